@@ -1,0 +1,139 @@
+"""Kernel configurations: one frozen record per kernel family, one named field per knob.
+
+``name`` is canonical (equal configs have equal names, names parse back), JSON goes both ways.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, Union
+
+from outblas.errors import ConfigError
+
+Schedule = Literal["coop", "pingpong"]
+Store = Literal["tma", "direct"]
+Raster = Literal["m", "n"]
+
+
+@dataclass(frozen=True, order=True)
+class Sm90WgmmaConfig:
+    """Knobs of ``sm90_wgmma_gemm``: TMA loads, mbarrier pipeline, warp-specialised wgmma.
+
+    Attributes:
+        bm, bn, bk: tile of C in elements and depth of one pipeline stage.
+        stages: pipeline depth.
+        consumers: warpgroups that issue wgmma.
+        schedule: ``coop``: consumers share one tile; ``pingpong``: they alternate tiles.
+        cluster_m, cluster_n: CTAs of a cluster along M and N; operand tiles are multicast in it.
+        split_k: CTAs of a cluster that share one tile's K, summed through distributed shared memory.
+        persistent: one CTA per SM walks over tiles; else one CTA per tile.
+        raster: extent that consecutive tiles walk along first; group: tiles of the other extent
+            walked together (L2 reuse).
+        store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
+        min_blocks: CTAs per SM that the register allocation must allow.
+        pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
+    """
+
+    family: ClassVar[str] = "sm90_wgmma_gemm"
+    bm: int
+    bn: int
+    bk: int = 64
+    stages: int = 4
+    consumers: int = 1
+    schedule: Schedule = "coop"
+    cluster_m: int = 1
+    cluster_n: int = 1
+    split_k: int = 1
+    persistent: bool = False
+    raster: Raster = "m"
+    group: int = 8
+    store: Store = "tma"
+    min_blocks: int = 1
+    pdl: bool = False
+
+
+@dataclass(frozen=True, order=True)
+class Sm80MmaConfig:
+    """Knobs of ``sm80_mma_gemm``: cp.async multistage, ldmatrix, mma.sync.
+
+    Attributes:
+        bm, bn, bk: tile of C and depth of one stage, elements.
+        stages: cp.async pipeline depth.
+        wm, wn, wk: warps along M, N and K; wk > 1 splits every stage's K inside the CTA.
+        split_k: CTAs of a cluster that share one tile's K (sm_90 only), summed through distributed
+            shared memory.
+        vec: elements per global load (8, 4, 2: cp.async of 16, 8, 4 bytes; 1: predicated scalar
+            loads, for rows of any alignment).
+        pdl: launch option, programmatic dependent launch (sm_90 only).
+    """
+
+    family: ClassVar[str] = "sm80_mma_gemm"
+    bm: int
+    bn: int
+    bk: int = 64
+    stages: int = 3
+    wm: int = 2
+    wn: int = 2
+    wk: int = 1
+    split_k: int = 1
+    vec: int = 8
+    pdl: bool = False
+
+
+KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig]
+FAMILIES: dict[str, type[KernelConfig]] = {c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig)}
+
+
+def config_name(config: KernelConfig) -> str:
+    """Canonical name: ``family:knob=value,...`` with every knob, in field order."""
+    knobs = ",".join(f"{f.name}={_text(getattr(config, f.name))}" for f in fields(config))
+    return f"{config.family}:{knobs}"
+
+
+def config_from_name(name: str) -> KernelConfig:
+    """Inverse of :func:`config_name`.
+
+    Raises:
+        ConfigError: for an unknown family, a missing or unknown knob or a value of the wrong type.
+    """
+    family, _, rest = name.partition(":")
+    pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
+    return config_from_json({"family": family, **{k: _value(v) for k, v in pairs.items()}})
+
+
+def config_to_json(config: KernelConfig) -> dict[str, Any]:
+    """``{"family": ..., knob: value, ...}``."""
+    return {"family": config.family, **asdict(config)}
+
+
+def config_from_json(data: dict[str, Any]) -> KernelConfig:
+    """Inverse of :func:`config_to_json`; raises :class:`ConfigError` as :func:`config_from_name`."""
+    cls = FAMILIES.get(str(data.get("family")))
+    if cls is None:
+        raise ConfigError(
+            f"unknown kernel family {data.get('family')!r}", " or ".join(FAMILIES), "use a config made by this version"
+        )
+    knobs = {k: v for k, v in data.items() if k != "family"}
+    known = {f.name: f for f in fields(cls)}
+    if set(knobs) != set(known):
+        odd = sorted(set(knobs) ^ set(known))
+        raise ConfigError(
+            f"{cls.family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "write every knob by name"
+        )
+    for key, value in knobs.items():
+        kind = str(known[key].type)
+        want = bool if kind == "bool" else int if kind == "int" else str
+        if type(value) is not want:
+            raise ConfigError(f"{cls.family}: {key}={value!r}", f"a value of type {want.__name__}", "correct the knob")
+    return cls(**knobs)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d+", text) else text

@@ -1,0 +1,50 @@
+"""Every error that a user can meet: what was wrong, what was expected, what to do.
+
+One line each; the command line prints the line and exits with 2, the library raises.
+"""
+
+from __future__ import annotations
+
+
+class OutblasError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+    def __init__(self, wrong: str, expected: str, do: str) -> None:
+        self.wrong, self.expected, self.do = wrong, expected, do
+        super().__init__(f"{wrong}; expected {expected}; {do}")
+
+
+class ProblemError(OutblasError, ValueError):
+    """A problem (M, N, K, layout, dtype, accumulator) that no kernel can be asked for."""
+
+
+class ConfigError(OutblasError, ValueError):
+    """A kernel configuration that cannot be read or is not legal for its problem."""
+
+
+class CompileError(OutblasError, RuntimeError):
+    """NVRTC or ptxas refused a source; ``log`` has the compiler's own words."""
+
+    def __init__(self, wrong: str, expected: str, do: str, log: str = "") -> None:
+        super().__init__(wrong, expected, do)
+        self.log = log
+
+
+class ToolchainMissing(OutblasError, ImportError):
+    """A wheel or tool that the requested step needs is not installed."""
+
+
+class DeviceError(OutblasError, RuntimeError):
+    """No such GPU, a GPU that is not supported, or a driver call that failed."""
+
+
+class RecordError(OutblasError, RuntimeError):
+    """A store, recording, library or result file that is missing, truncated or of another version."""
+
+
+class UsageError(OutblasError, ValueError):
+    """A command-line or API argument that makes no sense (unknown suite, agent, device, mode)."""
+
+
+class TensorError(OutblasError, ValueError):
+    """Tensors on the wrong device, misaligned, aliased or of mismatched shapes."""

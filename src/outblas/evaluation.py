@@ -1,0 +1,137 @@
+"""What is known of one (problem, config) after it was tried: status, proof, time.
+
+The records are plain and frozen; a figure exists only when the status is PASSED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from outblas.config import KernelConfig, config_from_json, config_to_json
+from outblas.problem import Problem
+
+
+class Status(str, Enum):
+    """How far a candidate came; ordered from worst to best for graded rewards."""
+
+    ILLEGAL = "illegal"  # the legality predicate refused it
+    COMPILE_ERROR = "compile_error"  # NVRTC or ptxas refused it
+    STATIC_REJECTED = "static_rejected"  # gate 1: accumulator type, spills, serialised wgmma
+    EXITED = "exited"  # the candidate ended its process
+    HANG = "hang"  # no answer within the time limit; worker killed
+    FAULT = "fault"  # illegal address or another sticky CUDA error; worker replaced
+    LAUNCH_ERROR = "launch_error"  # the driver refused the launch; context intact
+    MEMORY_VIOLATION = "memory_violation"  # gate 2: canary, input changed
+    WRONG = "wrong"  # gates 2-5: numbers
+    NOT_REPEATABLE = "not_repeatable"  # gate 5: two runs differ
+    RULE_BROKEN = "rule_broken"  # gate 6: stream, allocation, state
+    LEFT_OUT = "left_out"  # recording only: predicted over 3x the best, not measured
+    PASSED = "passed"
+
+
+#: Statuses of candidates that were really tried and failed, worst first (for graded rewards).
+FAILURES = tuple(s for s in Status if s not in (Status.PASSED, Status.LEFT_OUT))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """GPU or request time of one callable.
+
+    Attributes:
+        mode: ``offline`` (graph of back-to-back calls), ``offline_cold`` (L2 evicted before every
+            call) or ``server`` (Poisson arrivals).
+        samples_us: one figure per round (offline) or per request (server), microseconds per call.
+        median_us: their median. spread: (p75 - p25) / median.
+        repeats: calls per graph; operand_sets: buffers rotated over.
+    """
+
+    mode: str
+    samples_us: tuple[float, ...]
+    median_us: float
+    spread: float
+    repeats: int = 1
+    operand_sets: int = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of the proof: the gates that were passed, or the first that was not.
+
+    Attributes:
+        status: PASSED or the failure.
+        gates: names of the gates passed, in order.
+        detail: one line on the failure (empty when passed).
+        max_err_ratio: largest |error| / bound seen (<= 1 when passed), None if not reached.
+    """
+
+    status: Status
+    gates: tuple[str, ...] = ()
+    detail: str = ""
+    max_err_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Paired speed-up over the fastest baseline of the same interleaved rounds.
+
+    Attributes:
+        baseline: name of that baseline.
+        ratio: baseline time / candidate time (median over rounds of the paired ratio).
+        low, high: 95% bootstrap interval of it.
+    """
+
+    baseline: str
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One candidate tried on one problem; ``timing`` and ``speedup`` exist only when PASSED."""
+
+    problem: Problem
+    config: KernelConfig
+    status: Status
+    detail: str = ""
+    verdict: Verdict | None = None
+    timing: Timing | None = None
+    baselines_us: dict[str, float] = field(default_factory=dict)
+    speedup: Speedup | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.status is not Status.PASSED and (self.timing is not None or self.speedup is not None):
+            raise ValueError(f"a figure with status {self.status.value}: only PASSED may carry one")
+        if self.status is Status.PASSED and self.timing is None:
+            raise ValueError("status passed without a timing")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem.to_json(),
+            "config": config_to_json(self.config),
+            "status": self.status.value,
+            "detail": self.detail,
+            "verdict": None if self.verdict is None else {**vars(self.verdict), "status": self.verdict.status.value},
+            "timing": None if self.timing is None else dict(vars(self.timing)),
+            "baselines_us": self.baselines_us,
+            "speedup": None if self.speedup is None else dict(vars(self.speedup)),
+            "counters": self.counters,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Evaluation:
+        v, t, s = data["verdict"], data["timing"], data["speedup"]
+        return cls(
+            Problem.from_json(data["problem"]),
+            config_from_json(data["config"]),
+            Status(data["status"]),
+            data["detail"],
+            None if v is None else Verdict(Status(v["status"]), tuple(v["gates"]), v["detail"], v["max_err_ratio"]),
+            None if t is None else Timing(**{**t, "samples_us": tuple(t["samples_us"])}),
+            dict(data["baselines_us"]),
+            None if s is None else Speedup(**s),
+            dict(data["counters"]),
+        )

@@ -1,0 +1,56 @@
+"""Named sets of problems: ``grid1000`` and ``llm``."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from outblas.errors import UsageError
+from outblas.problem import Problem
+
+GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+
+#: (out features N, in features K) of every distinct linear layer, from the models' config.json
+#: (fused QKV and fused gate/up as the inference engines run them).
+LLM_LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
+    # hidden 4096, 32 heads, 8 KV heads of 128, intermediate 14336
+    "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+    # hidden 8192, 64 heads, 8 KV heads of 128, intermediate 28672
+    "llama3-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+    # hidden 3584, 28 heads, 4 KV heads of 128, intermediate 18944
+    "qwen2.5-7b": ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)),
+    # hidden 8192, 64 heads, 8 KV heads of 128, intermediate 29568
+    "qwen2.5-72b": ((10240, 8192), (8192, 8192), (59136, 8192), (8192, 29568)),
+    # hidden 7168, MLA (q_a 1536, kv_a 576, q_b 24576, kv_b 32768, o 7168x16384), dense
+    # intermediate 18432, expert intermediate 2048
+    "deepseek-v3": (
+        (2112, 7168),
+        (24576, 1536),
+        (32768, 512),
+        (7168, 16384),
+        (36864, 7168),
+        (7168, 18432),
+        (4096, 7168),
+        (7168, 2048),
+    ),
+}
+LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
+    """Problems of a named suite, in a fixed order.
+
+    ``grid1000``: M, N and K each from :data:`GRID`. ``llm``: every distinct (N, K) of
+    :data:`LLM_LAYERS` with M from :data:`LLM_M`.
+
+    Raises:
+        UsageError: for an unknown suite.
+        ProblemError: for a layout, dtype or accumulator that is not supported.
+    """
+    if name == "grid1000":
+        shapes = list(product(GRID, GRID, GRID))
+    elif name == "llm":
+        layers = dict.fromkeys(nk for model in LLM_LAYERS.values() for nk in model)
+        shapes = [(m, n, k) for (n, k) in layers for m in LLM_M]
+    else:
+        raise UsageError(f"unknown suite {name!r}", "grid1000 or llm", "pass one of them as --suite")
+    return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
