@@ -1,0 +1,61 @@
+# Everything runs in .venv, made on first use; stamp files in it say what is installed already.
+# Needs Python >= 3.10 with its venv module, a C++ compiler and the package registries.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+RUN    ?= runs/demo
+# The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
+TORCH_CPU ?= torch==2.13.0+cpu
+
+.PHONY: help demo test check lint format pre-commit build clean
+
+help:
+	@echo "make demo    tune grid1000 on the recorded H200 measurements and write a report (no GPU needed)"
+	@echo "make test    lint, types and all tests; those that need a GPU are skipped where there is none"
+	@echo "make check   lint and types only       make format   rewrite the code in the house style"
+	@echo "make build   wheel and sdist in dist/  make clean    remove .venv, caches and builds"
+
+demo: $(VENV)/.base
+	$(BIN)/outblas tune --suite grid1000 --agent heuristic --budget 16 --device replay:h200 --run $(RUN)
+	$(BIN)/outblas report $(RUN)
+	@echo "Report: $(abspath $(RUN))/report.html"
+
+test: check
+	$(BIN)/python -m pytest
+
+check: lint
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+pre-commit: $(VENV)/.dev
+	$(BIN)/pre-commit install
+
+build: $(VENV)/.dev
+	$(PIP) build
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %s found; 3.10 or newer needed; pass PYTHON=..." % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: pyproject.toml | $(VENV)/.made
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.made
+	$(PIP) --editable '.[dev]'
+	@$(PIP) '$(TORCH_CPU)' || echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"
+	@touch $@ $(VENV)/.base

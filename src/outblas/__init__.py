@@ -1,0 +1,29 @@
+"""OutBLAS: half-precision GEMM kernels for NVIDIA GPUs, searched, proven right and timed honestly.
+
+``import outblas`` loads neither torch nor CUDA; ``outblas.matmul`` does when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outblas.errors import OutblasError
+from outblas.problem import Problem
+
+if TYPE_CHECKING:
+    from outblas.dispatch import matmul
+
+__version__ = "0.1.0"
+__all__ = ["OutblasError", "Problem", "__version__", "matmul"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "matmul":
+        from outblas.dispatch import matmul
+
+        return matmul
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

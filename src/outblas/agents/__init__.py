@@ -1,0 +1,34 @@
+"""Search agents by name: one file and one line in :data:`AGENTS` each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from outblas.agents.base import Agent
+from outblas.errors import UsageError
+from outblas.roofline import H200, Gpu
+
+#: name -> "module:class"; imported when asked for, since some agents need heavy packages.
+AGENTS: dict[str, str] = {
+    "random": "random_search:RandomSearch",
+    "exhaustive": "random_search:Exhaustive",
+    "heuristic": "heuristic:Heuristic",
+    "evolution": "evolution:Evolution",
+}
+
+
+def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
+    """An agent by name.
+
+    Raises:
+        UsageError: there is no agent of that name.
+    """
+    if name not in AGENTS:
+        raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass one of them as --agent")
+    module, _, cls = AGENTS[name].partition(":")
+    agent = getattr(import_module(f"outblas.agents.{module}"), cls)(seed, gpu)
+    assert isinstance(agent, Agent)
+    return agent
+
+
+__all__ = ["AGENTS", "Agent", "make_agent"]

@@ -1,0 +1,55 @@
+"""The contract of a search: an :class:`Agent` proposes; :mod:`outblas.evaluator` answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from outblas.config import KernelConfig
+from outblas.evaluation import Evaluation
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+
+
+class Agent:
+    """Chooses which candidates to try: ask with :meth:`propose`, tell with :meth:`observe`.
+
+    To add an agent, write one file with a subclass and one line in ``agents/__init__.py``; the
+    conformance tests then run on it by themselves.
+
+    A run that was killed is resumed by asking again from the start, with the recorded answers in
+    place of new ones. So the proposals may depend only on the arguments, on the seed and on what was
+    observed: draw from :meth:`rng`, never from a generator kept between calls.
+    """
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        self.seed = seed
+        self.gpu = gpu
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        """Up to ``n`` different members of ``candidates`` that are not in ``history``.
+
+        Args:
+            candidates: every legal config of the problem, in a fixed order.
+            history: this problem's evaluations so far, in the order in which they were proposed.
+
+        Returns:
+            Configs to evaluate, most wanted first; fewer than ``n`` only when no others are left, or
+            when the agent has nothing more to try.
+        """
+        raise NotImplementedError
+
+    def observe(self, evaluations: Sequence[Evaluation]) -> None:
+        """Learn from a finished batch, over all its problems; the default learns nothing."""
+
+    def rng(self, problem: Problem, history: Sequence[Evaluation]) -> random.Random:
+        """A generator that depends on the seed, the problem and how many were tried, and on nothing else."""
+        return random.Random(f"{self.seed}/{problem.key}/{len(history)}")
+
+
+def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]) -> list[KernelConfig]:
+    """The candidates that were not tried yet, in their order."""
+    tried = {evaluation.config for evaluation in history}
+    return [config for config in candidates if config not in tried]

@@ -1,0 +1,53 @@
+"""The ``outblas`` command: arguments in, tables out; one file per command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outblas import __version__
+from outblas.cli.bench import bench
+from outblas.cli.common import OutblasGroup, out
+from outblas.cli.doctor import doctor
+from outblas.cli.eval import evaluate
+from outblas.cli.listing import listing
+from outblas.cli.record import record
+from outblas.cli.report import report
+from outblas.cli.results import results
+from outblas.cli.tune import tune
+
+app = typer.Typer(
+    name="outblas",
+    help="Half-precision GEMM kernels for NVIDIA GPUs: tune, prove, time, report.",
+    cls=OutblasGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"outblas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Half-precision GEMM kernels for NVIDIA GPUs: tune, prove, time, report."""
+
+
+app.command("eval")(evaluate)
+app.command("bench")(bench)
+app.command("record")(record)
+app.command("tune")(tune)
+app.command("report")(report)
+app.command("results")(results)
+app.command("doctor")(doctor)
+app.command("list")(listing)

@@ -1,0 +1,63 @@
+"""``outblas bench``: a whole suite on one or more GPUs, to a result file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import AccOption, DtypeOption, QpsOption, SuiteOption, out
+from outblas.device import require_gpus
+from outblas.errors import UsageError
+
+
+def bench(
+    suite: SuiteOption = "grid1000",
+    layout: Annotated[str, typer.Option(help="tn, nn, or both: each is a problem of its own.")] = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    mode: Annotated[str, typer.Option(help="offline, offline_cold (L2 evicted before every call) or server.")] = "offline",
+    target_qps: QpsOption = None,
+    library: Annotated[Path | None, typer.Option(help="Library file to time; without it, the packaged one.")] = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
+    gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Result file; by default ./results/<suite>_<layout>_....parquet.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on where an interrupted run of the same settings stopped.")] = True,
+) -> None:
+    """Time the library against every baseline over a suite, resumable, to a Parquet result file (GPU)."""
+    layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
+    problems = common.suite_problems(suite, layouts, dtype, acc)
+    common.check_mode(mode, target_qps)
+    common.at_least("--rounds", rounds, 7)
+    if library is not None and not library.is_file():
+        raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
+    indices = require_gpus(common.parse_indices("--gpus", gpus))
+    name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode))
+    path = out_file or Path("results") / f"{name}.parquet"
+
+    from outblas.bench import run_bench
+
+    with common.progress_bar(f"bench {suite}") as progress:
+        run_bench(
+            problems=problems,
+            suite=suite,
+            library=library,
+            out_path=path,
+            gpu_indices=indices,
+            mode=mode,
+            layouts=layouts,
+            rounds=rounds,
+            resume=resume,
+            progress=progress,
+            target_qps=target_qps,
+        )
+
+    from outblas.cli.results import summary_table
+    from outblas.results import summarise
+
+    out.print(summary_table(summarise(path)))
+    out.print(f"result: {path}\nreport: outblas report {path}", markup=False)

@@ -1,0 +1,187 @@
+"""What the commands share: errors as one line, Ctrl-C, argument checks, progress, small formats."""
+
+from __future__ import annotations
+
+import errno
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from outblas.errors import OutblasError, UsageError
+from outblas.problem import Problem
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+#: ``progress(done, total)`` or ``progress(done, total, text)``, as every long function of the package calls it.
+ProgressFn = Callable[..., None]
+
+MODES = ("offline", "offline_cold", "server")
+EXIT_ERROR = 2
+EXIT_INTERRUPT = 130
+
+#: typer's usage error, whether typer brings click along or depends on it.
+_BadUsage: Any = typer.BadParameter.__base__
+#: Failures of the machine rather than of the program: no space, quota, read-only, no permission.
+_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
+_EXTRAS = {
+    "torch": "gpu",
+    "pynvml": "gpu",
+    "nvMatmulHeuristics": "gpu",
+    "cuda": "compile",
+    "gymnasium": "rl",
+    "sb3_contrib": "rl",
+    "optuna": "rl",
+    "openai": "llm",
+}
+
+LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]
+DtypeOption = Annotated[str, typer.Option(help="fp16 or bf16: type of A, B and C.")]
+AccOption = Annotated[str, typer.Option(help="Accumulator: fp32, or fp16 (fp16 inputs only).")]
+SuiteOption = Annotated[str, typer.Option(help="Named set of problems: grid1000 or llm.")]
+QpsOption = Annotated[
+    float | None, typer.Option(help="Requests per second, Poisson arrivals; server mode only, required there.")
+]
+
+
+class OutblasGroup(TyperGroup):
+    """Runs a command; every error that we know is one line on stderr and exit 2, Ctrl-C is exit 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OutblasError as error:
+            _fail(str(error))
+        except _BadUsage as error:
+            where = error.ctx.command_path if error.ctx is not None else "outblas"
+            message = " ".join(error.format_message().split())
+            if error.ctx is not None and message == " ".join(error.ctx.get_help().split()):
+                raise  # no arguments: the help text is the answer
+            _fail(f"{message} See `{where} --help`.")
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRAS:
+                raise
+            _fail(f"{package} is not installed; expected it here; pip install 'outblas[{_EXTRAS[package]}]'")
+        except OSError as error:
+            if error.errno not in _MACHINE_ERRORS:
+                raise
+            where = f": {error.filename}" if error.filename else ""
+            _fail(f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path")
+        except KeyboardInterrupt:
+            again = shlex.join(["outblas", *sys.argv[1:]])
+            err.print(f"\ninterrupted; what was recorded is kept; resume with: {again}", markup=False)
+            raise typer.Exit(EXIT_INTERRUPT) from None
+
+
+def _fail(message: str) -> None:
+    err.print("error: " + " ".join(message.split()), markup=False)
+    raise typer.Exit(EXIT_ERROR)
+
+
+def command_line() -> str:
+    """The command as typed, for provenance."""
+    return shlex.join(["outblas", *sys.argv[1:]])
+
+
+def positive(option: str, value: float) -> float:
+    """A finite number above zero, or :class:`UsageError`."""
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{option} is {value:g}", "a number above 0", f"pass a larger {option}")
+    return value
+
+
+def not_negative(option: str, value: float) -> float:
+    """A finite number of zero or more, or :class:`UsageError`."""
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"{option} is {value:g}", "a number of 0 or more", f"pass a larger {option}")
+    return value
+
+
+def at_least(option: str, value: int, least: int) -> int:
+    if value < least:
+        raise UsageError(f"{option} is {value}", f"an integer of {least} or more", f"pass a larger {option}")
+    return value
+
+
+def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:
+    """A known mode, with a target rate exactly where it means something.
+
+    Raises:
+        UsageError: for an unknown mode, a missing or non-positive rate, or a rate outside server mode.
+    """
+    if mode not in modes:
+        raise UsageError(f"unknown mode {mode!r}", " or ".join(modes), "pass one of them as --mode")
+    if target_qps is not None:
+        positive("--target-qps", target_qps)
+        if mode != "server":
+            raise UsageError(f"--target-qps with --mode {mode}", "it with --mode server only", "leave it out")
+    elif mode == "server":
+        raise UsageError("--target-qps is missing", "requests per second in server mode", "e.g. --target-qps 100")
+    return mode
+
+
+def parse_indices(option: str, text: str) -> tuple[int, ...]:
+    """``0`` or ``0,1,3`` as integers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text!r}", "GPU indices separated by commas", "e.g. 0 or 0,1") from None
+
+
+def suite_problems(suite: str, layouts: Sequence[str], dtype: str, acc: str) -> list[Problem]:
+    """Problems of a suite in every layout given; dtype, layout and accumulator in any case of letters."""
+    from outblas.suites import suite as problems_of
+
+    return [p for layout in layouts for p in problems_of(suite, layout.upper(), dtype.lower(), acc.lower())]
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[ProgressFn]:
+    """A bar with ETA on stderr where that is a terminal, else a line every tenth of the work."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    if not err.is_terminal:
+        yield _plain_progress(what)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    with Progress(*columns, console=err) as bar:
+        task = bar.add_task(what, total=None, note="")
+
+        def update(done: int, total: int, note: str = "", *_: object) -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield update
+
+
+def _plain_progress(what: str) -> ProgressFn:
+    shown = -1
+
+    def update(done: int, total: int, note: str = "", *_: object) -> None:
+        nonlocal shown
+        tenth = 10 * done // max(1, total)
+        if tenth > shown:
+            shown = tenth
+            err.print(f"{what}: {done}/{total} {note}".rstrip(), markup=False)
+
+    return update
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Fixed-point text of a figure, ``-`` where there is none."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

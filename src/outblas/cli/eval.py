@@ -1,0 +1,89 @@
+"""``outblas eval``: prove and time one problem against every baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, QpsOption, number, out
+from outblas.device import require_gpus
+from outblas.problem import Problem
+
+
+def evaluate(
+    mnk: Annotated[str, typer.Option(help="Extents M_N_K in elements, e.g. 64_4096_64.")],
+    acc: AccOption = "fp32",
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    mode: Annotated[
+        str, typer.Option(help="offline (GPU time per call) or server (latency under Poisson arrivals).")
+    ] = "offline",
+    warmup_seconds: Annotated[float, typer.Option(help="Warm-up before timing, seconds.")] = 5.0,
+    benchmark_seconds: Annotated[float, typer.Option(help="Timing, seconds.")] = 10.0,
+    base_dir: Annotated[Path, typer.Option(help="Directory for the JSON result.")] = Path("./results"),
+    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    target_qps: QpsOption = None,
+) -> None:
+    """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
+    problem = Problem.from_mnk(mnk, layout, dtype, acc)
+    common.check_mode(mode, target_qps, ("offline", "server"))
+    common.not_negative("--warmup-seconds", warmup_seconds)
+    common.positive("--benchmark-seconds", benchmark_seconds)
+    (gpu,) = require_gpus((gpu_device_id,))
+
+    from outblas.eval_one import run_eval
+
+    with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
+        result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)
+    show(problem, result)
+
+
+def show(problem: Problem, result: Mapping[str, Any]) -> None:
+    """Print what ``run_eval`` returned: ``rows`` as a table, every other entry as a line.
+
+    A row is a mapping; columns are taken from :data:`COLUMNS` in that order where any row has them.
+    """
+    rows: Sequence[Mapping[str, Any]] = result.get("rows", ())
+    out.print(f"{problem.key}", markup=False)
+    if rows:
+        out.print(_table(rows))
+    for key, value in result.items():
+        if key != "rows" and not isinstance(value, (dict, list, tuple)) and value not in (None, ""):
+            out.print(f"{key}: {value}", markup=False)
+
+
+#: Row key -> (heading, digits; None for text).
+COLUMNS: dict[str, tuple[str, int | None]] = {
+    "name": ("callable", None),
+    "us": ("µs", 3),
+    "p50_us": ("p50 µs", 2),
+    "p99_us": ("p99 µs", 2),
+    "tflops": ("TFLOP/s", 1),
+    "floor_percent": ("% of floor", 1),
+    "speedup": ("ours is faster by", 3),
+    "low": ("95% from", 3),
+    "high": ("to", 3),
+    "spread": ("spread", 3),
+    "detail": ("detail", None),
+}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    shown = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
+    for key in shown:
+        heading, digits = COLUMNS[key]
+        table.add_column(heading, justify="left" if digits is None else "right", no_wrap=key == "name")
+    for row in rows:
+        cells = []
+        for key in shown:
+            digits, value = COLUMNS[key][1], row.get(key)
+            cells.append(number(value, digits) if digits is not None else str(value or ""))
+        table.add_row(*cells)
+    return table

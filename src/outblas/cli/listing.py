@@ -1,0 +1,47 @@
+"""``outblas list``: the names that other commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outblas.cli.common import out
+from outblas.errors import UsageError
+
+KINDS = ("suites", "agents", "kernels")
+
+
+def listing(
+    kind: Annotated[str, typer.Argument(help="suites, agents or kernels; all of them by default.")] = "",
+) -> None:
+    """List the suites, search agents and kernel families by name."""
+    if kind not in ("", *KINDS):
+        raise UsageError(f"nothing called {kind!r} to list", " or ".join(KINDS), "pass one of them or nothing")
+    for one in (kind,) if kind else KINDS:
+        out.print(f"{one}:")
+        for name, text in _LISTS[one]():
+            out.print(f"  {name:<18} {text}".rstrip(), markup=False)
+
+
+def _suites() -> list[tuple[str, str]]:
+    from outblas.suites import SUITES, suite
+
+    return [(name, f"{len(suite(name))} problems per layout, dtype and accumulator") for name in SUITES]
+
+
+def _agents() -> list[tuple[str, str]]:
+    from outblas.agents import AGENTS
+
+    return [(name, "") for name in AGENTS]
+
+
+def _kernels() -> list[tuple[str, str]]:
+    from dataclasses import fields
+
+    from outblas.config import FAMILIES
+
+    return [(name, ", ".join(f.name for f in fields(cls))) for name, cls in FAMILIES.items()]
+
+
+_LISTS = {"suites": _suites, "agents": _agents, "kernels": _kernels}

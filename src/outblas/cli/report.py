@@ -1,0 +1,24 @@
+"""``outblas report``: a self-contained HTML page from a run or a result file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli.common import out
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Run directory of `outblas tune`, or result file of `outblas bench`.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The page; by default report.html in the run, or beside the file.")
+    ] = None,
+) -> None:
+    """Write the HTML report of a run: speed-ups, heat maps, roofline, losses, provenance."""
+    from outblas.report import write_report
+
+    path = out_file or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
+    write_report(run, path)
+    out.print(f"report: {path}", markup=False)

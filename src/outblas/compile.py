@@ -1,0 +1,311 @@
+"""CUDA C++ to cubin: NVRTC in this process, from wheels, with no CUDA toolkit and no GPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import multiprocessing
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outblas.cubin import FORMAT, Cubin, CubinCache
+from outblas.errors import CompileError, ToolchainMissing
+from outblas.sass import sass_facts
+from outblas.source import Source
+
+__all__ = ["ARCHITECTURES", "DEFAULT_CACHE", "Cubin", "CubinCache", "compile_many", "compile_source", "nvrtc_version"]
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+#: ``-v`` puts registers and spills into the log. ptxas takes one option per ``--ptxas-options``.
+#: ``--no-source-include`` keeps files of the working directory out: headers are the Source's own.
+BASE_OPTIONS = (
+    "-std=c++17",
+    "-default-device",
+    "--no-source-include",
+    "--ptxas-options=-v",
+    "--ptxas-options=--warn-on-spills",
+)
+#: setmaxnreg ignored, wgmma serialised (for three reasons), registers of a role exceeded.
+FATAL_WARNINGS = ("C7508", "C7510", "C7511", "C7512", "C7600")
+#: The cache of every call that names none; its directory is read from the environment at use.
+DEFAULT_CACHE = CubinCache()
+
+_FATAL = re.compile(rf"\b({'|'.join(FATAL_WARNINGS)})\b")
+_OUTSIDE = re.compile(r'#\s*include\s*["<]\s*(?:/|\.\.)')
+
+
+def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | None = DEFAULT_CACHE) -> Cubin:
+    """Compile one source for one architecture, or take it from the cache.
+
+    Args:
+        cache: where compiled cubins are kept; None: compile afresh and keep nothing.
+
+    Raises:
+        CompileError: unknown architecture; NVRTC or ptxas refuses the source (``log`` has its words);
+            ptxas reports one of FATAL_WARNINGS; no function ``source.entry``.
+        ToolchainMissing: cuda.bindings or the NVRTC wheel is not installed.
+    """
+    _check_arch(arch)
+    if not _self_contained(source):
+        cache = None
+    key = "" if cache is None else cache_key(source, arch)
+    if cache is not None and (hit := cache.get(key)) is not None:
+        return hit
+    cubin = _compile(source, arch)
+    if cache is not None:
+        cache.put(key, cubin)
+    return cubin
+
+
+def compile_many(
+    sources: Sequence[Source],
+    arch: str = "sm_90a",
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    cache: CubinCache | None = DEFAULT_CACHE,
+) -> Iterator[tuple[int, Cubin | CompileError]]:
+    """Compile a batch in parallel processes; yields (index, result) in the order they finish.
+
+    A refused source yields its CompileError and the batch goes on, also where the compiler itself
+    dies. Cached sources come first and start no process.
+
+    Args:
+        jobs: processes; None: one per core that this process may use.
+        progress: called as ``progress(done, total)`` after each.
+
+    Raises:
+        CompileError: unknown architecture. ToolchainMissing: as :func:`compile_source`.
+    """
+    _check_arch(arch)
+    nvrtc_version()  # a missing wheel is the caller's error, once, not that of every source
+    jobs = jobs or _cores()
+    for done, (index, result) in enumerate(_results(sources, arch, jobs, cache), 1):
+        if progress is not None:
+            progress(done, len(sources))
+        yield index, result
+
+
+def cache_key(source: Source, arch: str) -> str:
+    """SHA-256 (hex) of all that the cubin depends on: NVRTC, architecture, options, source, headers."""
+    parts = [FORMAT, nvrtc_version(), arch, *_options(source, arch), source.sha()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def nvrtc_version() -> str:
+    """Version of NVRTC, with the wheel's own where there is one: ``13.0 (wheel 13.0.88)``.
+
+    Raises:
+        ToolchainMissing: cuda.bindings or NVRTC is not installed.
+    """
+    from importlib import metadata
+
+    nvrtc = _nvrtc()
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # cuda.bindings reports a missing libnvrtc with one of several types
+        raise _missing(str(error)) from error
+    for wheel in ("nvidia-cuda-nvrtc", f"nvidia-cuda-nvrtc-cu{major}"):
+        try:
+            return f"{major}.{minor} (wheel {metadata.version(wheel)})"
+        except metadata.PackageNotFoundError:
+            continue
+    return f"{major}.{minor}"
+
+
+def _results(
+    sources: Sequence[Source], arch: str, jobs: int, cache: CubinCache | None
+) -> Iterator[tuple[int, Cubin | CompileError]]:
+    misses: list[int] = []
+    for index, source in enumerate(sources):
+        hit = cache.get(cache_key(source, arch)) if cache is not None and _self_contained(source) else None
+        if hit is None:
+            misses.append(index)
+        else:
+            yield index, hit
+    if jobs == 1 or len(misses) < 2:
+        for index in misses:
+            yield index, _or_error(sources[index], arch, cache)
+    else:
+        yield from _in_processes(sources, misses, arch, jobs, cache)
+
+
+def _in_processes(
+    sources: Sequence[Source], todo: list[int], arch: str, jobs: int, cache: CubinCache | None
+) -> Iterator[tuple[int, Cubin | CompileError]]:
+    folder = None if cache is None else cache.directory
+    died: list[int] = []
+    pool = _pool(min(jobs, len(todo)))
+    try:
+        futures: dict[Future[Any], int] = {pool.submit(_work, sources[i], arch, folder): i for i in todo}
+        for future in as_completed(futures):
+            index = futures.pop(future)
+            try:
+                yield index, _unpack(future.result(), cache)
+            except BrokenProcessPool:
+                died.append(index)  # this one or a neighbour killed its process: find out alone
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    for index in died:
+        with _pool(1) as alone:
+            try:
+                result = _unpack(alone.submit(_work, sources[index], arch, folder).result(), cache)
+            except BrokenProcessPool:
+                result = CompileError(
+                    "the compiler's process died", "a source that NVRTC survives", "look at memory and the source"
+                )
+        yield index, result
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _work(source: Source, arch: str, folder: Path | None) -> tuple[Cubin | tuple[str, str, str, str], str]:
+    """In the worker: a cubin or the parts of a CompileError, and what ails the cache (or nothing)."""
+    cache = None if folder is None else CubinCache(folder, quiet=True)
+    result = _or_error(source, arch, cache)
+    trouble = "" if cache is None else cache.trouble
+    if isinstance(result, CompileError):
+        return (result.wrong, result.expected, result.do, result.log), trouble
+    return result, trouble
+
+
+def _unpack(answer: tuple[Cubin | tuple[str, str, str, str], str], cache: CubinCache | None) -> Cubin | CompileError:
+    result, trouble = answer
+    if trouble and cache is not None:
+        cache.degrade(trouble)
+    return CompileError(*result) if isinstance(result, tuple) else result
+
+
+def _or_error(source: Source, arch: str, cache: CubinCache | None) -> Cubin | CompileError:
+    try:
+        return compile_source(source, arch, cache)
+    except CompileError as error:
+        return error
+
+
+def _compile(source: Source, arch: str) -> Cubin:
+    nvrtc_version()
+    start = time.perf_counter()
+    image, log = _nvrtc_compile(source, _options(source, arch))
+    if fatal := sorted(set(_FATAL.findall(log))):
+        raise CompileError(
+            f"ptxas warns of {', '.join(fatal)} for {source.entry}: {_line_with(log, fatal[0])}",
+            "code without serialised wgmma or ignored setmaxnreg",
+            "use another configuration, or correct the kernel",
+            log,
+        )
+    registers, spill, stack, smem = parse_ptxas(log, source.entry)
+    cubin = Cubin(image, source.entry, arch, registers, spill, stack, smem, sass_facts(image), 0.0, False, log)
+    return replace(cubin, compile_seconds=time.perf_counter() - start)
+
+
+def parse_ptxas(log: str, entry: str) -> tuple[int, int, int, int]:
+    """(registers, spill bytes stored + loaded, stack bytes, static shared bytes) from ``ptxas -v``.
+
+    Registers and shared memory are the entry's; spills and stack add up over the entry and every
+    function that was not inlined.
+
+    Raises:
+        CompileError: the log tells of no such entry.
+    """
+    section = re.search(
+        rf"Compiling entry function '{re.escape(entry)}'(.*?)(?=Compiling entry function|\Z)", log, re.S
+    )
+    used = section and re.search(r"Used (\d+) registers([^\n]*)", section[1])
+    if not section or not used:
+        raise CompileError(
+            f"no kernel {entry!r} in the compiled code", f'extern "C" __global__ void {entry}', "name the entry", log
+        )
+    smem = re.search(r"(\d+) bytes smem", used[2])
+    spill = sum(
+        int(a) + int(b) for a, b in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads\n", section[1])
+    )
+    stack = sum(int(a) for a in re.findall(r"(\d+) bytes stack frame", section[1]))
+    return int(used[1]), spill, stack, int(smem[1]) if smem else 0
+
+
+def _nvrtc_compile(source: Source, options: list[str]) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+    names = [name.encode() for name, _ in source.headers]
+    texts = [text.encode() for _, text in source.headers]
+    status, program = nvrtc.nvrtcCreateProgram(
+        source.text.encode(), f"{source.family}.cu".encode(), len(names), texts, names
+    )
+    _require(nvrtc, status, "", source)
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        text = log.rstrip(b"\0 \n").decode(errors="replace") + "\n"
+        _require(nvrtc, status, text, source)
+        image = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    if not image.startswith(b"\x7fELF"):
+        raise CompileError("NVRTC gave no cubin", "an ELF image", "compile for a real architecture, sm_*", text)
+    return image, text
+
+
+def _fetch(size_of: Any, read: Any, program: Any) -> bytes:
+    _, size = size_of(program)
+    buffer = bytes(bytearray(size))  # a fresh object: NVRTC writes into it
+    read(program, buffer)
+    return buffer
+
+
+def _require(nvrtc: Any, status: Any, log: str, source: Source) -> None:
+    if status == nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        return
+    reason = _line_with(log, "error") or _line_with(log, "fatal") or status.name
+    raise CompileError(f"{source.entry} does not compile: {reason}", "CUDA C++17", "correct the source", log)
+
+
+def _line_with(log: str, word: str) -> str:
+    return next((line.strip() for line in log.splitlines() if word in line), "")
+
+
+def _options(source: Source, arch: str) -> list[str]:
+    return [f"--gpu-architecture={arch}", *BASE_OPTIONS, *source.options]
+
+
+def _self_contained(source: Source) -> bool:
+    """Whether the source depends on nothing that the cache key leaves out (files on disk)."""
+    if any(re.match(r"-I|--include-path|-include|--pre-include|-pch|--use-pch", option) for option in source.options):
+        return False
+    return not any(_OUTSIDE.search(text) for text in (source.text, *(text for _, text in source.headers)))
+
+
+def _check_arch(arch: str) -> None:
+    if arch not in ARCHITECTURES:
+        raise CompileError(
+            f"architecture {arch!r} is not supported", " or ".join(ARCHITECTURES), "pass one of them as arch"
+        )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise _missing(str(error)) from error
+    return nvrtc
+
+
+def _missing(why: str) -> ToolchainMissing:
+    first = (why.strip().splitlines() or ["not installed"])[0][:160]
+    return ToolchainMissing(
+        f"NVRTC cannot be loaded ({first})",
+        "the cuda-bindings and nvidia-cuda-nvrtc wheels",
+        "pip install 'outblas[gpu]'",
+    )

@@ -1,0 +1,150 @@
+"""A compiled kernel, and the directory that keeps compiled kernels between runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outblas.sass import SassFacts
+
+#: Leads every file and every key; a new number leaves files of the old format unread.
+FORMAT = "outblas-cubin-3"
+_MAGIC = FORMAT.encode() + b"\n"
+_DIGEST = 32
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code of one kernel and what the compiler said of it.
+
+    Attributes:
+        image: the ELF cubin. entry: its kernel. arch: e.g. ``sm_90a``.
+        registers: per thread. spill_bytes: spill stores + loads. stack_bytes: local stack.
+        static_smem: static shared memory, bytes.
+        facts: instruction counts of the SASS.
+        compile_seconds: what the compilation took when it was done. from_cache: not done now.
+        log: NVRTC's and ptxas' words.
+    """
+
+    image: bytes
+    entry: str
+    arch: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_smem: int
+    facts: SassFacts
+    compile_seconds: float
+    from_cache: bool
+    log: str
+
+
+class CubinCache:
+    """Cubins on disk, one checksummed file per key.
+
+    It is an accelerator only: a damaged file counts as absent, and a directory that cannot be
+    written or a full disk costs one warning, never a failure.
+
+    Args:
+        directory: where the files are; None: ``$OUTBLAS_CACHE_DIR``, else ``~/.cache/outblas``.
+        quiet: give no warning, only set :attr:`trouble`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, quiet: bool = False) -> None:
+        self._directory = None if directory is None else Path(directory)
+        self._quiet = quiet
+        #: What keeps the cache from being written (empty: nothing so far).
+        self.trouble = ""
+
+    @property
+    def directory(self) -> Path:
+        return default_directory() if self._directory is None else self._directory
+
+    def path(self, key: str) -> Path:
+        return self.directory / "cubin" / key[:2] / key
+
+    def get(self, key: str) -> Cubin | None:
+        """The cubin kept under ``key``; None where there is none or its file is damaged."""
+        try:
+            data = self.path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.degrade(f"cannot be read: {error}")
+            return None
+        return _decode(data, key)
+
+    def put(self, key: str, cubin: Cubin) -> None:
+        """Keep ``cubin``; other processes see the whole file or none."""
+        if self.trouble:
+            return
+        try:
+            _publish(self.path(key), _encode(cubin, key))
+        except OSError as error:
+            self.degrade(f"cannot be written: {error}")
+
+    def degrade(self, trouble: str) -> None:
+        """Go on without writing; the first time with a warning."""
+        if self.trouble:
+            return
+        self.trouble = trouble
+        if not self._quiet:
+            warnings.warn(
+                f"compile cache {self.directory} {trouble}; expected a writable directory with space; "
+                "set OUTBLAS_CACHE_DIR (kernels are compiled afresh meanwhile)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def default_directory() -> Path:
+    """``$OUTBLAS_CACHE_DIR``, else ``$XDG_CACHE_HOME/outblas``, else ``~/.cache/outblas``."""
+    if named := os.environ.get("OUTBLAS_CACHE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "outblas")
+
+
+def _encode(cubin: Cubin, key: str) -> bytes:
+    """magic, SHA-256 of the rest, JSON line, image."""
+    record = asdict(cubin)
+    image = record.pop("image")
+    record["key"] = key
+    body = json.dumps(record).encode() + b"\n" + image
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes, key: str) -> Cubin | None:
+    start = len(_MAGIC) + _DIGEST
+    body = data[start:]
+    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != hashlib.sha256(body).digest():
+        return None
+    text, _, image = body.partition(b"\n")
+    record = json.loads(text)
+    if record.pop("key") != key:  # a file moved to another's name
+        return None
+    facts = record.pop("facts")
+    facts["accumulators"] = tuple(facts["accumulators"])
+    return Cubin(image=image, facts=SassFacts(**facts), **{**record, "from_cache": True})
+
+
+def _publish(path: Path, data: bytes) -> None:
+    """Write beside, flush to the disk, rename: a crash or a full disk leaves no half file under ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

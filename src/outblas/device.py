@@ -1,0 +1,77 @@
+"""Where candidates run: a CUDA GPU (``cuda:0``) or a recording (``replay:h200``)."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from outblas.errors import DeviceError, UsageError
+
+DEFAULT_RECORDING = "h200"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU by its CUDA index, or a recording by its name or path; exactly one is set."""
+
+    gpu_index: int | None = None
+    recording: str | None = None
+
+    def __str__(self) -> str:
+        return f"cuda:{self.gpu_index}" if self.recording is None else f"replay:{self.recording}"
+
+
+@lru_cache(maxsize=1)
+def gpu_count() -> int:
+    """CUDA GPUs visible to this process; asks the driver, makes no context, needs no package."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """The same indices, checked.
+
+    Raises:
+        UsageError: for none, a negative one, or one given twice.
+        DeviceError: when there is no such GPU.
+    """
+    if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
+        raise UsageError(f"GPU indices {list(indices)}", "distinct integers of 0 or more", "e.g. 0 or 0,1")
+    count = gpu_count()
+    if count == 0:
+        raise DeviceError(
+            "no CUDA GPU was found",
+            "an NVIDIA GPU with its driver",
+            f"run on a machine with one, or use `outblas tune --device replay:{DEFAULT_RECORDING}`",
+        )
+    absent = [i for i in indices if i >= count]
+    if absent:
+        raise DeviceError(
+            f"GPU {', '.join(map(str, absent))} was not found", f"an index from 0 to {count - 1}", "see `nvidia-smi -L`"
+        )
+    return indices
+
+
+def parse_device(text: str | None) -> Device:
+    """``cuda``, ``cuda:N`` or ``replay:NAME``; None picks GPU 0 if there is one, else the packaged recording.
+
+    Raises:
+        UsageError: for anything else.
+        DeviceError: when the GPU named is not there.
+    """
+    if text is None:
+        return Device(gpu_index=0) if gpu_count() else Device(recording=DEFAULT_RECORDING)
+    gpu = re.fullmatch(r"cuda(?::(\d+))?", text)
+    if gpu:
+        return Device(gpu_index=require_gpus((int(gpu[1] or 0),))[0])
+    if re.fullmatch(r"replay:.+", text):
+        return Device(recording=text.removeprefix("replay:"))
+    raise UsageError(f"unknown device {text!r}", "cuda:N or replay:NAME", "e.g. --device cuda:0 or --device replay:h200")

@@ -1,0 +1,35 @@
+"""The contract of whoever answers (problem, config) pairs: the live GPU or a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from outblas.config import KernelConfig
+from outblas.evaluation import Evaluation
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+
+
+class Evaluator(Protocol):
+    """Answers (problem, config) pairs, live or from a recording."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that the figures are of."""
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, as ``--device`` names it: ``cuda:0`` or ``replay:h200``."""
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        """Every config that may be proposed for a problem, in a fixed order."""
+
+    def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterable[Evaluation]:
+        """One evaluation per pair, in any order; lazily, so that each is recorded when it is finished."""
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        """One line on a baseline (e.g. the algorithm chosen), empty if there is none."""

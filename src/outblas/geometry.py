@@ -1,0 +1,157 @@
+"""What follows from a (problem, config): constants of the kernel, threads, shared memory, grid.
+
+The device code computes the same figures from the same constants; tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.problem import ELEMENT_BYTES, Problem
+
+SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Launch geometry of a config, and the constants of its generated prelude.
+
+    Attributes:
+        threads: per CTA. smem_bytes: dynamic shared memory per CTA. cluster: CTAs of a cluster.
+        constants: name -> C++ literal, in the order of the prelude.
+        accumulators: accumulator registers per thread.
+    """
+
+    threads: int
+    smem_bytes: int
+    cluster: int
+    accumulators: int
+    constants: tuple[tuple[str, str], ...]
+
+
+def geometry(problem: Problem, config: KernelConfig) -> Geometry:
+    """Geometry of ``config`` for the problem's layout, dtype and accumulator (extents do not matter,
+    but for their alignment)."""
+    return _sm90(problem, config) if isinstance(config, Sm90WgmmaConfig) else _sm80(problem, config)
+
+
+def grid_ctas(problem: Problem, config: KernelConfig, sms: int) -> int:
+    """CTAs to launch."""
+    if isinstance(config, Sm80MmaConfig):
+        return _ceil(problem.m, config.bm) * _ceil(problem.n, config.bn) * config.split_k
+    tiles = _ceil(problem.m, config.bm * config.cluster_m) * _ceil(problem.n, config.bn * config.cluster_n)
+    cluster = config.cluster_m * config.cluster_n * config.split_k
+    if config.persistent:
+        tiles = min(tiles, max(1, sms * config.min_blocks // cluster))
+    return tiles * cluster
+
+
+def k_tiles(problem: Problem, config: KernelConfig) -> int:
+    """Stages' worth of K."""
+    return _ceil(problem.k, config.bk)
+
+
+def divisor_up_to(value: int, limit: int) -> int:
+    """Largest divisor of ``value`` that is at most ``limit``."""
+    return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
+
+
+def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
+    pingpong = c.schedule == "pingpong"
+    m_blocks = max(1, c.bm // (1 if pingpong else c.consumers) // 64)
+    k_major = problem.layout == "TN"
+    b_width = next((w for w in (64, 32, 16) if c.bn % w == 0), 8)
+    epi_w = next(w for w in (64, 32, 16, 8) if c.bn % w == 0)
+    units = max(1, m_blocks * (c.bn // 8))
+    owners = divisor_up_to(units, c.split_k)
+    inbox = (c.split_k - 1) * c.consumers * (units // owners) * 128 * 16
+    stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
+    barriers = 16 * c.stages + 8
+    store_tma = c.store == "tma"
+    # As many chunk buffers as fit: more of them let more stores drain at once.
+    chunks = m_blocks * (c.bn // epi_w)
+    chunk_bytes = c.consumers * 64 * epi_w * ELEMENT_BYTES
+    room = (SMEM_LIMIT // c.min_blocks - (1024 if c.min_blocks > 1 else 0)) - stages - inbox - barriers
+    epi_bufs = divisor_up_to(chunks, max(1, room // chunk_bytes)) if store_tma else 1
+    if c.persistent:
+        epi_bufs = divisor_up_to(chunks, min(epi_bufs, 4))
+    producer_regs, consumer_regs = {1: (0, 0), 2: (40, 232), 3: (32, 160)}[c.consumers]
+    constants = {
+        "BM": c.bm,
+        "BN": c.bn,
+        "BK": c.bk,
+        "STAGES": c.stages,
+        "CONSUMERS": c.consumers,
+        "PINGPONG": pingpong,
+        "CLUSTER_M": c.cluster_m,
+        "CLUSTER_N": c.cluster_n,
+        "SPLIT": c.split_k,
+        "OWNERS": owners,
+        "PERSISTENT": c.persistent,
+        "RASTER_M": c.raster == "m",
+        "GROUP": c.group,
+        "STORE_TMA": store_tma,
+        "EPI_W": epi_w,
+        "EPI_BUFS": epi_bufs,
+        "MIN_BLOCKS": c.min_blocks,
+        "PRODUCER_REGS": producer_regs,
+        "CONSUMER_REGS": consumer_regs,
+        "B_K_MAJOR": k_major,
+        "B_WIDTH": b_width,
+        "PDL": c.pdl,
+        "BF16": problem.dtype == "bf16",
+    }
+    accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
+    return Geometry(
+        threads=128 * c.consumers + (32 if c.consumers == 1 else 128),
+        smem_bytes=stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers,
+        cluster=c.cluster_m * c.cluster_n * c.split_k,
+        accumulators=accumulators,
+        constants=_literals(constants),
+    )
+
+
+def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
+    units = max(1, (c.bm // c.wm // 16) * (c.bn // c.wn // 8))
+    warp_owners = divisor_up_to(units, c.wk)
+    warp_owned = units // warp_owners
+    owners = divisor_up_to(warp_owned, c.split_k)
+    warps = c.wm * c.wn * c.wk
+    stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
+    exchange = c.bm * c.bn * 4 * (c.wk - 1)
+    inbox = (c.split_k - 1) * c.wm * c.wn * warp_owners * (warp_owned // owners) * 512
+    constants = {
+        "BM": c.bm,
+        "BN": c.bn,
+        "BK": c.bk,
+        "STAGES": c.stages,
+        "WM": c.wm,
+        "WN": c.wn,
+        "WK": c.wk,
+        "SPLIT": c.split_k,
+        "WARP_OWNERS": warp_owners,
+        "OWNERS": owners,
+        "GROUP": 8,
+        "VEC": c.vec,
+        "PAIR_STORES": problem.n % 2 == 0,
+        "B_K_MAJOR": problem.layout == "TN",
+        "PDL": c.pdl,
+        "BF16": problem.dtype == "bf16",
+    }
+    return Geometry(
+        threads=32 * warps,
+        smem_bytes=max(stages, exchange) + inbox + 8,
+        cluster=c.split_k,
+        accumulators=units * (2 if problem.acc == "fp16" else 4),
+        constants=_literals(constants),
+    )
+
+
+def _literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(v).lower() if isinstance(v, bool) else str(v)) for name, v in constants.items())
+
+
+def _ceil(a: int, b: int) -> int:
+    return math.ceil(a / b)

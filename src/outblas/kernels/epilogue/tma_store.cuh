@@ -1,0 +1,60 @@
+// Coalesced epilogue: accumulators -> stmatrix -> swizzled shared memory -> TMA store, in chunks of
+// 64 rows x EPI_W columns over EPI_BUFS rotating buffers per warpgroup, so that stores drain while
+// the next chunk, or the next tile, is at work.
+#pragma once
+#include "epilogue/fragment.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/tma.cuh"
+
+constexpr int EPI_ROW_BYTES = EPI_W * ELEM;
+constexpr int EPI_CHUNK_BYTES = 64 * EPI_ROW_BYTES;
+
+// 16-byte unit `u` of row `row` of a chunk, under the TMA swizzle whose span is the row's width.
+// PTX ISA: Tensors: Swizzling Modes.
+__device__ __forceinline__ u32 chunk_offset(int row, int u) {
+  constexpr int units = EPI_ROW_BYTES / 16;
+  if constexpr (units == 8) u ^= row & 7;
+  if constexpr (units == 4) u ^= (row >> 1) & 3;
+  if constexpr (units == 2) u ^= (row >> 2) & 1;
+  return row * EPI_ROW_BYTES + u * 16;
+}
+
+// One warpgroup stores its MI x 64 rows; (x0, y0) is the first column and row in C. Chunk i uses
+// buffer i % EPI_BUFS; `fresh` says that the buffers have not been used by an earlier tile.
+template <int MI>
+__device__ __forceinline__ void epilogue_tma(const AccReg (&acc)[MI][ACC_REGS], const TensorMap* map_c, u32 buffers,
+                                             int x0, int y0, int wg_thread, int barrier) {
+  constexpr int CHUNKS = BN / EPI_W;
+  const int lane = wg_thread % 32, warp = wg_thread / 32;
+  const int row = warp * 16 + lane % 16;  // lanes 0-15 address rows of unit j, lanes 16-31 of unit j + 1
+#pragma unroll
+  for (int mi = 0; mi < MI; ++mi) {
+#pragma unroll
+    for (int ch = 0; ch < CHUNKS; ++ch) {
+      const int i = mi * CHUNKS + ch;
+      const u32 buffer = buffers + (i % EPI_BUFS) * EPI_CHUNK_BYTES;
+      if (PERSISTENT || i >= EPI_BUFS) {
+        if (wg_thread == 0) tma_store_wait_read<EPI_BUFS - 1>();
+        named_sync(barrier, 128);
+      }
+      if constexpr (EPI_W == 8) {
+        stmatrix_x2(buffer + chunk_offset(row, 0), packed_pair(acc[mi], ch, 0), packed_pair(acc[mi], ch, 1));
+      } else {
+#pragma unroll
+        for (int j = 0; j < EPI_W / 8; j += 2) {
+          const int nb = ch * (EPI_W / 8) + j;
+          stmatrix_x4(buffer + chunk_offset(row, j + lane / 16), packed_pair(acc[mi], nb, 0),
+                      packed_pair(acc[mi], nb, 1), packed_pair(acc[mi], nb + 1, 0), packed_pair(acc[mi], nb + 1, 1));
+        }
+      }
+      fence_proxy_async();
+      named_sync(barrier, 128);
+      if (wg_thread == 0) {
+        tma_store(map_c, buffer, x0 + ch * EPI_W, y0 + mi * 64);
+        tma_store_commit();
+      }
+    }
+  }
+}

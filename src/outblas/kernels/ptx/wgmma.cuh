@@ -1,0 +1,24 @@
+// Warpgroup matrix multiply. PTX ISA: Asynchronous Warpgroup Level Matrix Instructions.
+// The m64nNk16 wrapper itself is generated per N (one PTX operand per accumulator register) by
+// source.py as "generated/wgmma_instance.cuh".
+#pragma once
+#include "ptx/types.cuh"
+
+// wgmma.fence: orders register and shared-memory accesses before the next wgmma.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// wgmma.commit_group: closes the group of wgmma issued so far.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// wgmma.wait_group: until at most N groups are in flight.
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// Shared-memory matrix descriptor. PTX ISA: wgmma: Matrix Descriptor Format: address, leading and
+// stride byte offsets in units of 16 bytes; bits 62-63: swizzle 1 = 128 B, 2 = 64 B, 3 = 32 B.
+__device__ __forceinline__ u64 smem_descriptor(u32 addr, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+  return static_cast<u64>((addr & 0x3FFFF) >> 4) | (static_cast<u64>((leading_bytes & 0x3FFFF) >> 4) << 16) |
+         (static_cast<u64>((stride_bytes & 0x3FFFF) >> 4) << 32) | (static_cast<u64>(swizzle) << 62);
+}

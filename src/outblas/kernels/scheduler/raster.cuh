@@ -1,0 +1,22 @@
+// The order in which tiles are walked: `GROUP` tiles of one extent at a time, so that concurrent
+// CTAs share rows and columns of the operands in L2.
+#pragma once
+
+struct TileCoord {
+  int m, n;
+};
+
+// Tile `index` of a tiles_m x tiles_n grid. RASTER_M: within a group of GROUP tile rows walk along
+// m first, then n; otherwise the same with m and n exchanged.
+template <bool RASTER_M, int GROUP>
+__device__ __forceinline__ TileCoord raster_tile(int index, int tiles_m, int tiles_n) {
+  const int inner = RASTER_M ? tiles_m : tiles_n;
+  const int outer = RASTER_M ? tiles_n : tiles_m;
+  const int band = index / (GROUP * outer);
+  const int in_band = index - band * GROUP * outer;
+  const int left = inner - band * GROUP;
+  const int width = left < GROUP ? left : GROUP;
+  const int o = in_band / width;
+  const int i = band * GROUP + (in_band - o * width);
+  return RASTER_M ? TileCoord{i, o} : TileCoord{o, i};
+}

@@ -1,0 +1,278 @@
+// sm90_wgmma_gemm: C[M, N] = A[M, K] B, warp-specialised TMA + wgmma for sm_90a.
+//
+// One producer thread feeds a ring of STAGES tiles by TMA; CONSUMERS warpgroups multiply out of it.
+//   coop      the consumers share a tile (each BM / CONSUMERS rows);
+//   pingpong  they alternate whole tiles, so one's epilogue hides behind the other's wgmma.
+// A cluster has SPLIT x CLUSTER_N x CLUSTER_M CTAs: along M and N operand tiles are multicast,
+// along SPLIT the CTAs share one tile's K and reduce through distributed shared memory.
+// M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of
+// 16 bytes. The knobs are constants that the generated prelude defines (source.py).
+#pragma once
+#include "epilogue/cluster_reduce.cuh"
+#include "epilogue/direct_store.cuh"
+#include "epilogue/tma_store.cuh"
+#include "generated/wgmma_instance.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "scheduler/raster.cuh"
+
+constexpr int MULTICAST = CLUSTER_M * CLUSTER_N;
+constexpr int CLUSTER = MULTICAST * SPLIT;
+constexpr int WG_ROWS = PINGPONG ? BM : BM / CONSUMERS;
+constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a warpgroup
+constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
+constexpr int THREADS = 128 * CONSUMERS + PRODUCER_THREADS;
+
+constexpr int A_BYTES = BM * BK * ELEM;
+constexpr int B_BYTES = BN * BK * ELEM;
+constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+
+// A, and B of TN: blocks of 64 elements of K (one 128-byte swizzle row). B of NN is N-major: blocks
+// of B_WIDTH elements of N, whose rows run along K.
+constexpr int K_BLOCKS = BK / 64;
+constexpr int B_SWIZZLE = B_WIDTH == 64 ? 1 : B_WIDTH == 32 ? 2 : 3;
+
+using Reduce = ClusterReduce<MI, CONSUMERS>;
+constexpr int INBOX_BYTES = SPLIT > 1 ? Reduce::EXPECTED_BYTES : 0;
+constexpr int EPI_BYTES = STORE_TMA ? CONSUMERS * EPI_BUFS * EPI_CHUNK_BYTES : 0;
+
+// Dynamic shared memory: stages | epilogue chunks | inbox of the reduction | barriers.
+constexpr int EPI_OFFSET = STAGES * STAGE_BYTES;
+constexpr int INBOX_OFFSET = EPI_OFFSET + EPI_BYTES;
+constexpr int FULL_OFFSET = INBOX_OFFSET + INBOX_BYTES;
+constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
+constexpr int REDUCE_BAR_OFFSET = EMPTY_OFFSET + 8 * STAGES;
+constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8;
+
+constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
+constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
+
+// What every role needs to walk the same tiles in the same order.
+struct Work {
+  int tiles_m, tiles_n, tiles;  // in units of one cluster's tiles
+  int first, step;
+  int k_begin, k_iters;
+  int rank_m, rank_n, rank_split;
+
+  __device__ __forceinline__ Work(int m, int n, int k) {
+    const int rank = CLUSTER > 1 ? static_cast<int>(cluster_rank()) : 0;
+    rank_m = rank % CLUSTER_M;
+    rank_n = rank / CLUSTER_M % CLUSTER_N;
+    rank_split = rank / MULTICAST;
+    tiles_m = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M);
+    tiles_n = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
+    tiles = tiles_m * tiles_n;
+    first = static_cast<int>(blockIdx.x) / CLUSTER;
+    step = static_cast<int>(gridDim.x) / CLUSTER;
+    const int all = (k + BK - 1) / BK;
+    const int share = all / SPLIT, extra = all % SPLIT;
+    k_begin = rank_split * share + (rank_split < extra ? rank_split : extra);
+    k_iters = share + (rank_split < extra ? 1 : 0);
+  }
+  // Row and column of this CTA's tile `index`, in elements.
+  __device__ __forceinline__ TileCoord origin(int index) const {
+    const TileCoord t = raster_tile<RASTER_M, GROUP>(index, tiles_m, tiles_n);
+    return {(t.m * CLUSTER_M + rank_m) * BM, (t.n * CLUSTER_N + rank_n) * BN};
+  }
+};
+
+// Position in the ring of stages.
+struct Ring {
+  u32 stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ void skip(u32 count) {
+    stage += count;
+    parity ^= (stage / STAGES) & 1;
+    stage %= STAGES;
+  }
+};
+
+// A TMA load that goes to this CTA alone or to the CTAs of `mask`.
+template <bool SHARED>
+__device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
+  if constexpr (SHARED)
+    tma_load_multicast(dst, map, bar, x, y, mask);
+  else
+    tma_load(dst, map, bar, x, y);
+}
+
+// One stage: the CLUSTER_N CTAs of a row each fetch a slice of A's rows for all of them, the
+// CLUSTER_M CTAs of a column a slice of B.
+__device__ __forceinline__ void load_stage(const Work& w, const TensorMap* map_a, const TensorMap* map_b, u32 stage_smem,
+                                           u32 bar, TileCoord at, int k0, u16 mask_a, u16 mask_b) {
+  constexpr int A_SLICE = BM / CLUSTER_N;
+#pragma unroll
+  for (int kb = 0; kb < K_BLOCKS; ++kb)
+    load<(CLUSTER_N > 1)>(stage_smem + kb * BM * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
+                          at.m + w.rank_n * A_SLICE, mask_a);
+  const u32 smem_b = stage_smem + A_BYTES;
+  if constexpr (B_K_MAJOR) {
+    constexpr int B_SLICE = BN / CLUSTER_M;
+#pragma unroll
+    for (int kb = 0; kb < K_BLOCKS; ++kb)
+      load<(CLUSTER_M > 1)>(smem_b + kb * BN * 128 + w.rank_m * B_SLICE * 128, map_b, bar, k0 + kb * 64,
+                            at.n + w.rank_m * B_SLICE, mask_b);
+  } else {
+    constexpr int K_SLICE = BK / CLUSTER_M;
+#pragma unroll
+    for (int nb = 0; nb < BN / B_WIDTH; ++nb)
+      load<(CLUSTER_M > 1)>(smem_b + (nb * BK + w.rank_m * K_SLICE) * B_WIDTH * ELEM, map_b, bar, at.n + nb * B_WIDTH,
+                            k0 + w.rank_m * K_SLICE, mask_b);
+  }
+}
+
+// The producer: one thread, all loads of all tiles of this CTA.
+__device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, const TensorMap* map_b, u32 smem) {
+  u16 mask_a = 0, mask_b = 0;
+  const int base = w.rank_split * MULTICAST;
+  for (int i = 0; i < CLUSTER_N; ++i) mask_a |= 1 << (base + i * CLUSTER_M + w.rank_m);
+  for (int i = 0; i < CLUSTER_M; ++i) mask_b |= 1 << (base + w.rank_n * CLUSTER_M + i);
+  pdl_wait();
+  Ring ring;
+  for (int tile = w.first; tile < w.tiles; tile += w.step) {
+    const TileCoord at = w.origin(tile);
+    for (int i = 0; i < w.k_iters; ++i) {
+      const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
+      mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
+      mbar_arrive_expect_tx(full, STAGE_BYTES);
+      load_stage(w, map_a, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, mask_b);
+      ring.next();
+    }
+  }
+}
+
+// Tells the producers that write this stage that one warp has finished reading it.
+__device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage, int lane) {
+  const u32 empty = smem + EMPTY_OFFSET + 8 * stage;
+  if constexpr (MULTICAST == 1) {
+    if (lane == 0) mbar_arrive(empty);
+  } else if (lane < MULTICAST && (lane % CLUSTER_M == w.rank_m || lane / CLUSTER_M == w.rank_n)) {
+    mbar_arrive_remote(empty, w.rank_split * MULTICAST + lane);
+  }
+}
+
+// All wgmma of one stage for this warpgroup.
+__device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], u32 stage_smem, int wg_row, bool first) {
+#pragma unroll
+  for (int kk = 0; kk < BK / 16; ++kk) {
+    const u32 b = stage_smem + A_BYTES;
+    // K-major: 8 rows of 128 bytes are 1024 apart; 16 of K are 32 bytes inside the swizzle row.
+    // N-major: B_WIDTH columns are BK rows apart (leading), 8 of K are 8 rows apart (stride).
+    const u64 desc_b = B_K_MAJOR ? smem_descriptor(b + (kk / 4) * BN * 128 + (kk % 4) * 32, 16, 1024, 1)
+                                 : smem_descriptor(b + kk * 16 * B_WIDTH * ELEM, BK * B_WIDTH * ELEM,
+                                                   8 * B_WIDTH * ELEM, B_SWIZZLE);
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+      const u32 a = stage_smem + (kk / 4) * BM * 128 + (wg_row + mi * 64) * 128 + (kk % 4) * 32;
+      wgmma_instance(acc[mi], smem_descriptor(a, 16, 1024, 1), desc_b, !(first && kk == 0));
+    }
+  }
+}
+
+// One tile's K loop, one wgmma group kept in flight.
+__device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][ACC_REGS], u32 smem, Ring& ring,
+                                              int wg_row, int lane) {
+  u32 previous = 0;
+  for (int i = 0; i < w.k_iters; ++i) {
+    mbar_wait(smem + FULL_OFFSET + 8 * ring.stage, ring.parity);
+    wgmma_fence();
+    multiply_stage(acc, smem + ring.stage * STAGE_BYTES, wg_row, i == 0);
+    wgmma_commit();
+    if (i > 0) {
+      wgmma_wait<1>();
+      release_stage(w, smem, previous, lane);
+    }
+    previous = ring.stage;
+    ring.next();
+  }
+  wgmma_wait<0>();
+  release_stage(w, smem, previous, lane);
+}
+
+// A consumer warpgroup: every tile (coop) or every other tile (pingpong) of this CTA.
+__device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u32 smem, u16* c, int m, int n,
+                                        int warpgroup, int wg_thread) {
+  AccReg acc[MI][ACC_REGS];
+  Ring ring;
+  const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
+  int turn = 0;
+  for (int tile = w.first; tile < w.tiles; tile += w.step, ++turn) {
+    if (PINGPONG && turn % CONSUMERS != warpgroup) {
+      ring.skip(w.k_iters);
+      continue;
+    }
+    multiply_tile(w, acc, smem, ring, wg_row, wg_thread % 32);
+    const TileCoord at = w.origin(tile);
+    const int y0 = at.m + wg_row;
+    if constexpr (SPLIT > 1) {
+      if constexpr (MULTICAST == 1) cluster_wait();  // the peers' inboxes exist
+      Reduce::run(acc, smem + INBOX_OFFSET, smem + REDUCE_BAR_OFFSET, w.rank_split, w.rank_n * CLUSTER_M + w.rank_m,
+                  MULTICAST, c, at.n, y0, m, n, warpgroup, wg_thread);
+    } else if constexpr (STORE_TMA) {
+      epilogue_tma<MI>(acc, map_c, smem + EPI_OFFSET + warpgroup * EPI_BUFS * EPI_CHUNK_BYTES, at.n, y0, wg_thread,
+                       EPILOGUE_BARRIER + warpgroup);
+    } else {
+      epilogue_direct<MI>(acc, c, at.n, y0, m, n, wg_thread);
+    }
+  }
+  if (STORE_TMA && wg_thread == 0) tma_store_wait_read<0>();
+}
+
+__device__ __forceinline__ void init_barriers(u32 smem) {
+  // A stage is free once every warp that reads it, here and in the CTAs it was multicast to, said so.
+  constexpr int READERS = 4 * (PINGPONG ? 1 : CONSUMERS) * (CLUSTER_M + CLUSTER_N - 1);
+  for (int s = 0; s < STAGES; ++s) {
+    mbar_init(smem + FULL_OFFSET + 8 * s, 1);
+    mbar_init(smem + EMPTY_OFFSET + 8 * s, READERS);
+  }
+  if constexpr (SPLIT > 1) mbar_init(smem + REDUCE_BAR_OFFSET, 1);
+  fence_mbar_init();
+  fence_proxy_async();
+  if (SPLIT > 1 && cluster_rank() / MULTICAST < OWNERS) mbar_arrive_expect_tx(smem + REDUCE_BAR_OFFSET, Reduce::EXPECTED_BYTES);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+    sm90_wgmma_gemm(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+                    const __grid_constant__ TensorMap map_c, u16* __restrict__ c, int m, int n, int k) {
+  extern __shared__ __align__(1024) unsigned char smem_base[];
+  const u32 smem = smem_u32(smem_base);
+  const int warpgroup = threadIdx.x / 128, wg_thread = threadIdx.x % 128;
+  const bool producer_warp = threadIdx.x / 32 == 4 * CONSUMERS;
+
+  if (PDL) pdl_launch_dependents();
+  if (threadIdx.x == 128 * CONSUMERS) {
+    init_barriers(smem);
+    tma_prefetch(&map_a);
+    tma_prefetch(&map_b);
+    if (STORE_TMA) tma_prefetch(&map_c);
+  }
+  __syncwarp();
+  if constexpr (CLUSTER > 1) cluster_arrive();
+  // Multicast writes into peers: they must be ready before the first load. Split-K writes into them
+  // only at the end, so its wait is left to the consumers.
+  if constexpr (MULTICAST > 1) cluster_wait();
+
+  if (warpgroup == CONSUMERS) {
+    if constexpr (CONSUMERS > 1) setmaxnreg_dec<PRODUCER_REGS>();
+    if (producer_warp) {
+      if constexpr (MULTICAST == 1) named_arrive(START_BARRIER, 128 * CONSUMERS + 32);
+      if (threadIdx.x % 32 == 0) produce(Work(m, n, k), &map_a, &map_b, smem);
+      __syncwarp();
+    }
+    if constexpr (SPLIT > 1 && MULTICAST == 1) cluster_wait();
+  } else {
+    if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGS>();
+    if constexpr (MULTICAST == 1) named_sync(START_BARRIER, 128 * CONSUMERS + 32);
+    consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread);
+  }
+  // A CTA must outlive the multicasts and arrivals that its peers send it.
+  if constexpr (MULTICAST > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+}

@@ -1,0 +1,244 @@
+"""Load a cubin and launch it: TMA descriptors, launch attributes, the current stream.
+
+A bound call does one thing, enqueue one GEMM; everything that can be computed before is computed
+when it is bound, so that a call costs a few microseconds of host time and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any
+
+from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.cubin import Cubin
+from outblas.errors import ConfigError, DeviceError, TensorError, ToolchainMissing
+from outblas.geometry import geometry, grid_ctas
+from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.roofline import Gpu
+from outblas.space import gpu_of_device, why_illegal
+
+if TYPE_CHECKING:
+    import torch
+
+#: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
+PORTABLE_CLUSTER = 8
+
+
+class Call:
+    """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there."""
+
+    def __init__(self, function: Any, config: Any, params: list[Any], keep: tuple[Any, ...]) -> None:
+        self._driver = driver()
+        self._function, self._config = function, config
+        self._keep = (params, keep)  # the driver reads the parameters at every launch
+        addresses = [p if isinstance(p, int) else ctypes.addressof(p) for p in params]
+        self._array = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._params = ctypes.addressof(self._array)
+
+    def __call__(self, stream: int) -> None:
+        self._config.hStream = stream
+        (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._params, 0)
+        if status != 0:
+            raise_for(status, "cuLaunchKernelEx")
+
+
+class LoadedKernel:
+    """A cubin loaded into the current context, ready to be bound to operands.
+
+    Args:
+        cubin: compiled from ``make_source(problem, config)`` for a problem of the same layout,
+            dtype and accumulator.
+        config: the knobs it was compiled with.
+
+    Raises:
+        DeviceError: the driver cannot load the cubin (other architecture, driver too old).
+    """
+
+    def __init__(self, cubin: Cubin, config: KernelConfig) -> None:
+        self.config, self.name = config, config_name(config)
+        cu = driver()
+        ensure_context()
+        status, self._module = cu.cuModuleLoadData(cubin.image)
+        raise_for(status, "cuModuleLoadData")
+        status, self._function = cu.cuModuleGetFunction(self._module, cubin.entry.encode())
+        raise_for(status, "cuModuleGetFunction")
+        self._attributes_set = False
+
+    def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
+        cu = driver()
+        attribute = cu.CUfunction_attribute
+        (status,) = cu.cuFuncSetAttribute(
+            self._function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
+        )
+        raise_for(status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
+        if cluster > PORTABLE_CLUSTER:
+            (status,) = cu.cuFuncSetAttribute(
+                self._function, attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
+            )
+            raise_for(status, "cuFuncSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)")
+        self._attributes_set = True
+
+    def bind(self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Call:
+        """A call computing ``c = a @ b``.
+
+        Args:
+            a: (M, K); b: (N, K) for TN, (K, N) for NN; c: (M, N), overwritten. Row-major and
+                contiguous, of the problem's dtype, on one CUDA device.
+
+        Raises:
+            TensorError: wrong shape, dtype, device or strides, misaligned, or c overlaps a or b.
+            ConfigError: the config is not legal for this problem.
+        """
+        check_operands(problem, a, b, c)
+        gpu = gpu_of_device(a.device.index or 0)
+        reason = why_illegal(problem, self.config, gpu)
+        if reason is not None:
+            raise ConfigError(f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first")
+        self._check_alignment(a, b, c)
+        shape = geometry(problem, self.config)
+        if not self._attributes_set:
+            self._set_attributes(shape.smem_bytes, shape.cluster)
+        launch = launch_config(grid_ctas(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
+        extents = [ctypes.c_int(x) for x in (problem.m, problem.n, problem.k)]
+        if isinstance(self.config, Sm90WgmmaConfig):
+            maps = tensor_maps(problem, self.config, a.data_ptr(), b.data_ptr(), c.data_ptr())
+            params: list[Any] = [m.getPtr() for m in maps] + [ctypes.c_void_p(c.data_ptr()), *extents]
+            return Call(self._function, launch, params, (maps, a, b, c, self))
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
+        return Call(self._function, launch, pointers + extents, (a, b, c, self))
+
+    def _check_alignment(self, *tensors: torch.Tensor) -> None:
+        need = ROW_ALIGN_BYTES if isinstance(self.config, Sm90WgmmaConfig) else self.config.vec * ELEMENT_BYTES
+        for name, tensor in zip("abc", tensors, strict=True):
+            if tensor.data_ptr() % need:
+                raise TensorError(
+                    f"{name} starts at an address that is {tensor.data_ptr() % need} past a multiple of {need} bytes",
+                    f"{need}-byte alignment for {self.config.family}",
+                    "use a config of sm80_mma_gemm with vec=1, or copy the tensor",
+                )
+
+
+def load(cubin: Cubin, config: KernelConfig) -> LoadedKernel:
+    """Load ``cubin`` into the current CUDA context; see :class:`LoadedKernel`."""
+    return LoadedKernel(cubin, config)
+
+
+def check_operands(problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    """Raise :class:`TensorError` unless a, b, c are what ``bind`` documents."""
+    shapes = {"a": (problem.m, problem.k), "b": problem.b_shape, "c": (problem.m, problem.n)}
+    dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[problem.dtype]
+    for (name, shape), tensor in zip(shapes.items(), (a, b, c), strict=True):
+        if tuple(tensor.shape) != shape:
+            raise TensorError(f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass that shape")
+        if str(tensor.dtype) != dtype:
+            raise TensorError(f"{name} is {tensor.dtype}", dtype, "convert it, or ask for a problem of its dtype")
+        if tensor.device.type != "cuda" or tensor.device != a.device:
+            raise TensorError(f"{name} is on {tensor.device}", "one CUDA device for a, b and c", "move it there")
+        if not tensor.is_contiguous():
+            raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous row-major tensor", "make it so")
+    for name, tensor in (("a", a), ("b", b)):
+        if _overlap(tensor, c):
+            raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
+
+
+def launch_config(ctas: int, shape: Any, pdl: bool, gpu: Gpu) -> Any:
+    """A CUlaunchConfig for a one-dimensional grid, with cluster and programmatic launch attributes."""
+    cu = driver()
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
+    config.sharedMemBytes = shape.smem_bytes
+    attributes = []
+    if shape.cluster > 1:
+        cluster = cu.CUlaunchAttribute()
+        cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = shape.cluster, 1, 1
+        attributes.append(cluster)
+    if pdl and gpu.arch >= 90:
+        dependent = cu.CUlaunchAttribute()
+        dependent.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        dependent.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(dependent)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
+def tensor_maps(problem: Problem, config: Sm90WgmmaConfig, a: int, b: int, c: int) -> tuple[Any, Any, Any]:
+    """TMA descriptors of A, B and C for operands at these device addresses."""
+    constants = dict(geometry(problem, config).constants)
+    map_a = encode_map(a, problem.m, problem.k, config.bm // config.cluster_n, 64, problem.dtype)
+    if problem.layout == "TN":
+        map_b = encode_map(b, problem.n, problem.k, config.bn // config.cluster_m, 64, problem.dtype)
+    else:
+        width = int(constants["B_WIDTH"])
+        map_b = encode_map(b, problem.k, problem.n, config.bk // config.cluster_m, width, problem.dtype)
+    map_c = encode_map(c, problem.m, problem.n, 64, int(constants["EPI_W"]), problem.dtype)
+    return map_a, map_b, map_c
+
+
+@functools.lru_cache(maxsize=8192)
+def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
+    """Descriptor of a row-major matrix read or written in boxes whose row is one swizzle span.
+
+    A descriptor depends on nothing but these arguments, so it may be kept.
+
+    Raises:
+        DeviceError: the driver refused it.
+    """
+    cu = driver()
+    span = box_cols * ELEMENT_BYTES
+    swizzle = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[span]
+    kind = "FLOAT16" if dtype == "fp16" else "BFLOAT16"
+    status, tensor_map = cu.cuTensorMapEncodeTiled(
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
+        2,
+        address,
+        [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
+        [cu.cuuint64_t(cols * ELEMENT_BYTES)],
+        [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
+        [cu.cuuint32_t(1), cu.cuuint32_t(1)],
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    raise_for(status, f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})")
+    return tensor_map
+
+
+@functools.cache
+def driver() -> Any:
+    """The CUDA driver bindings.
+
+    Raises:
+        ToolchainMissing: cuda-bindings is not installed.
+    """
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise ToolchainMissing("cuda-bindings is not installed", "it", "pip install 'outblas[gpu]'") from error
+    return bindings
+
+
+def ensure_context() -> None:
+    """Make sure that a CUDA context is current (torch's, once torch has touched the device)."""
+    cu = driver()
+    status, context = cu.cuCtxGetCurrent()
+    if status != 0 or not int(context):
+        import torch
+
+        torch.cuda.current_blas_handle()
+        status, context = cu.cuCtxGetCurrent()
+        raise_for(status, "cuCtxGetCurrent")
+
+
+def raise_for(status: Any, call: str) -> None:
+    """Raise :class:`DeviceError` unless the driver call succeeded."""
+    if status != 0:
+        raise DeviceError(f"{call} failed: {status!r}", "CUDA_SUCCESS", "see outblas doctor for driver and GPU")
+
+
+def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    first, second = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (x, y))
+    return second[0] < first[1]

@@ -1,0 +1,241 @@
+"""The tuned winners of one GPU: for every problem the kernel to use, or that the baseline is to be used.
+
+Rule of install: a kernel whose speed-up has a lower confidence bound not above 1 is not installed; its
+row then says so and names the baseline. A row has two winners, one without programmatic dependent
+launch and one where it is allowed (which may be the same kernel).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.errors import OutblasError, RecordError, ToolchainMissing
+from outblas.evaluation import Evaluation, Status
+from outblas.problem import Problem
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An installed kernel and its paired speed-up over the row's baseline (95% interval low..high)."""
+
+    config: KernelConfig
+    speedup: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """The decision for one problem.
+
+    Attributes:
+        baseline: name of the fastest baseline ("" if none was timed). baseline_detail: its algorithm.
+        source: where the figures come from (``cuda:0``, ``replay:h200``).
+        plain: winner without PDL, None: use the baseline.
+        pdl: winner where PDL is allowed, None: use the baseline.
+    """
+
+    problem: Problem
+    baseline: str = ""
+    baseline_detail: str = ""
+    source: str = ""
+    plain: Choice | None = None
+    pdl: Choice | None = None
+
+    def choice(self, pdl: bool) -> Choice | None:
+        """The winner with or without PDL allowed, None: use the baseline."""
+        return self.pdl if pdl else self.plain
+
+
+def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:
+    """The kernel to install: of the proven ones the highest lower bound, if that is above 1."""
+    best: Choice | None = None
+    for e in evaluations:
+        if e.status is not Status.PASSED or e.speedup is None or (e.config.pdl and not pdl):
+            continue
+        found = Choice(e.config, e.speedup.ratio, e.speedup.low, e.speedup.high)
+        if found.low > 1 and (best is None or _rank(found) > _rank(best)):
+            best = found
+    return best
+
+
+def _rank(choice: Choice) -> tuple[float, float, str]:
+    return choice.low, choice.speedup, config_name(choice.config)
+
+
+@dataclass(frozen=True)
+class Library:
+    """Rows of one GPU (short name, e.g. ``h200``), at most one per problem."""
+
+    gpu: str
+    rows: Sequence[Row]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _by_problem(self) -> dict[Problem, Row]:
+        return {row.problem: row for row in self.rows}
+
+    def lookup(self, problem: Problem) -> Row | None:
+        """The row of a problem, None if it was not tuned."""
+        return self._by_problem.get(problem)
+
+    def geomean(self, pdl: bool) -> float:
+        """Geometric mean of the speed-ups, where a row that uses the baseline counts as 1."""
+        if not self.rows:
+            return 1.0
+        choices = (row.choice(pdl) for row in self.rows)
+        return math.exp(sum(math.log(c.speedup) for c in choices if c) / len(self.rows))
+
+    def fallbacks(self, pdl: bool) -> int:
+        """How many rows use the baseline."""
+        return sum(row.choice(pdl) is None for row in self.rows)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON file; by atomic rename, so that readers see the old file or the new one.
+
+        Raises:
+            RecordError: it could not be written; a file of that name is then as it was.
+        """
+        target = Path(path)
+        data = {
+            "format": FORMAT,
+            "gpu": self.gpu,
+            "rows": [_row_to_json(row) for row in self.rows],
+            "provenance": dict(self.provenance),
+        }
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(data, file, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RecordError(
+                f"library {target} could not be written ({error.strerror or error})",
+                "a writable path and free disk space",
+                "free some space or choose another path",
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Library:
+        """Read a library file.
+
+        Raises:
+            RecordError: the file is missing, truncated, of another version or holds what no release writes.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = (error.strerror or error) if isinstance(error, OSError) else "not UTF-8 text"
+            raise RecordError(
+                f"library {path} cannot be read ({reason})", "a library file", "make one with: outblas tune"
+            ) from error
+        return _parse(text, str(path))
+
+    @classmethod
+    def packaged(cls, gpu: str, missing_ok: bool = False) -> Library:
+        """The library that comes with the package for a GPU (short name); empty if ``missing_ok``.
+
+        Raises:
+            RecordError: there is none for this GPU and ``missing_ok`` is false.
+        """
+        file = resources.files("outblas").joinpath("data", "libraries", f"{gpu}.json")
+        if file.is_file():
+            return _parse(file.read_text(encoding="utf-8"), str(file))
+        if missing_ok:
+            return cls(gpu, ())
+        raise RecordError(
+            f"no packaged library for GPU {gpu!r}", "a GPU that this release was tuned on", "make one with: outblas tune"
+        )
+
+
+def _row_to_json(row: Row) -> dict[str, Any]:
+    data: dict[str, Any] = {"problem": row.problem.key}
+    for suffix, choice in (("", row.plain), ("_pdl", row.pdl)):
+        data[f"config{suffix}"] = None if choice is None else config_name(choice.config)
+        for figure in ("speedup", "low", "high"):
+            data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
+    return {**data, "baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
+
+
+def _parse(text: str, where: str) -> Library:
+    try:
+        import pydantic
+    except ImportError as error:
+        raise ToolchainMissing("pydantic is not installed", "pydantic", "pip install pydantic") from error
+    wrong = f"library {where} cannot be used"
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise RecordError(wrong, "a whole JSON file", f"it is truncated or damaged ({error}); make it again") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        raise RecordError(
+            f"library {where} is of format {found!r}", f"format {FORMAT}", "use the release that wrote it, or tune again"
+        )
+    try:
+        file: Any = _file_model().model_validate(data)
+        configs: dict[str, KernelConfig] = {}
+        rows = tuple(_row_from_file(row, configs) for row in file.rows)
+    except (pydantic.ValidationError, OutblasError) as error:
+        reason = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RecordError(f"{wrong} ({reason})", f"a library of format {FORMAT}", "tune again") from error
+    library = Library(file.gpu, rows, file.provenance)
+    if len(library._by_problem) != len(rows):
+        raise RecordError(f"{wrong} (a problem has two rows)", "one row per problem", "tune again")
+    return library
+
+
+def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
+    def choice(suffix: str) -> Choice | None:
+        name = getattr(row, f"config{suffix}")
+        if name is None:
+            return None
+        figures = [getattr(row, f"{figure}{suffix}") for figure in ("speedup", "low", "high")]
+        if None in figures:
+            raise RecordError(f"{row.problem} has a kernel without figures", "speedup, low and high", "tune again")
+        if name not in configs:
+            configs[name] = config_from_name(name)
+        return Choice(configs[name], *figures)
+
+    return Row(
+        Problem.from_key(row.problem), row.baseline, row.baseline_detail, row.source, choice(""), choice("_pdl")
+    )
+
+
+@lru_cache(maxsize=1)
+def _file_model() -> type[BaseModel]:
+    """The schema of the file; pydantic is met at this boundary only."""
+    from pydantic import Field, create_model
+
+    figure = (float | None, Field(gt=0))
+    fields: dict[str, Any] = {"problem": (str, ...), "baseline": (str, ...), "baseline_detail": (str, ...)}
+    fields["source"] = (str, ...)
+    for suffix in ("", "_pdl"):
+        fields[f"config{suffix}"] = (str | None, ...)
+        fields.update({f"{name}{suffix}": figure for name in ("speedup", "low", "high")})
+    row = create_model("LibraryRow", **fields)
+    return create_model(
+        "LibraryFile", format=(int, ...), gpu=(str, ...), rows=(list[row], ...), provenance=(dict[str, Any], ...)
+    )

@@ -1,0 +1,154 @@
+"""Where a figure comes from: GPU, driver, toolchain, date, commit, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+#: Longest wait for nvidia-smi or git, seconds; a stuck driver must not hang a run.
+_PATIENCE_S = 20
+
+
+def collect(command: str, gpu_index: int = 0) -> dict[str, Any]:
+    """Provenance of a run, ready for JSON.
+
+    Returns:
+        ``gpu`` (name) and ``driver`` (version), both None without a GPU; ``toolchain``: see
+        :func:`toolchain`; ``date``: UTC, ISO 8601, whole seconds; ``commit``: see :func:`commit`;
+        ``command``: as given.
+    """
+    gpu, driver = gpu_and_driver(gpu_index)
+    date = datetime.now(timezone.utc).replace(microsecond=0).isoformat()
+    return {
+        "gpu": gpu,
+        "driver": driver,
+        "toolchain": toolchain(),
+        "date": date,
+        "commit": commit(),
+        "command": command,
+    }
+
+
+def toolchain() -> dict[str, str | None]:
+    """Versions of outblas, python, nvrtc, torch, cublas, cuda_bindings; None: not installed or unknown."""
+    return {
+        "outblas": _wheel("outblas"),
+        "python": platform.python_version(),
+        "nvrtc": _nvrtc(),
+        "torch": _wheel("torch"),  # its suffix tells of CUDA: 2.11.0+cu130
+        "cublas": _wheel("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"),
+        "cuda_bindings": _wheel("cuda-bindings"),
+    }
+
+
+def gpu_and_driver(index: int = 0) -> tuple[str | None, str | None]:
+    """Name of GPU ``index`` and the driver's version, from pynvml or nvidia-smi; (None, None) without.
+
+    The index counts every GPU of the host as nvidia-smi does.
+    """
+
+    def ask(nvml: Any, handle: Any) -> tuple[str | None, str | None]:
+        return _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlSystemGetDriverVersion())
+
+    found = _from_nvml(index, ask)
+    if found is not None:
+        return found
+    fields = _from_smi(index, "name,driver_version")
+    return (fields[0], fields[1]) if fields is not None else (None, None)
+
+
+def gpu_state(index: int = 0) -> dict[str, int | None]:
+    """``sm_clock_mhz`` (MHz) and ``temperature_c`` (degrees Celsius) now; None where unknown."""
+
+    def ask(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
+        return (
+            int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        )
+
+    found = _from_nvml(index, ask)
+    if found is None:
+        fields = _from_smi(index, "clocks.sm,temperature.gpu")
+        found = (_int(fields[0]), _int(fields[1])) if fields is not None else (None, None)
+    return {"sm_clock_mhz": found[0], "temperature_c": found[1]}
+
+
+def commit() -> str:
+    """``$OUTBLAS_COMMIT``, else the checkout's commit (with ``-dirty`` for changed files), else ``unknown``."""
+    if named := os.environ.get("OUTBLAS_COMMIT"):
+        return named
+    here = Path(__file__).resolve().parent
+    # Installed inside someone else's checkout, git would tell of theirs: this file must be tracked.
+    if _run(["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]) is None:
+        return "unknown"
+    head = _run(["git", "-C", str(here), "rev-parse", "HEAD"])
+    changed = _run(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
+    return f"{head}{'-dirty' if changed else ''}" if head else "unknown"
+
+
+def _from_nvml(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
+    """What ``ask(nvml, handle)`` says; None where NVML, its driver or the GPU is not there."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _from_smi(index: int, query: str) -> list[str] | None:
+    out = _run(["nvidia-smi", f"--id={index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"])
+    fields = [field.strip() for field in out.splitlines()[0].split(",")] if out else []
+    return fields if len(fields) == query.count(",") + 1 else None
+
+
+def _run(command: list[str]) -> str | None:
+    """Output of a command; None where it is not there, fails or does not answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _nvrtc() -> str | None:
+    from outblas.compile import nvrtc_version
+    from outblas.errors import ToolchainMissing
+
+    try:
+        return nvrtc_version()
+    except ToolchainMissing:
+        return None
+
+
+def _wheel(*names: str) -> str | None:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _int(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d+", text) else None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,439 @@
+"""A recording: the measured matrix problems x catalogue of one GPU, with the baselines of the same run.
+
+On disk a recording is two Parquet files in one folder, ``<stem>_cells.parquet`` and
+``<stem>_baselines.parquet``; their schema metadata (key ``outblas``, JSON) names the problems, the
+catalogue and the provenance, and must agree, so that files of two runs are never mixed. The matrix is
+dense: every cell is there, with a verdict, or marked as illegal or left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.errors import OutblasError, RecordError, UsageError
+from outblas.evaluation import Status
+from outblas.problem import Problem
+from outblas.roofline import GPUS, Gpu
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    if sys.version_info >= (3, 11):
+        from importlib.resources.abc import Traversable
+    else:
+        from importlib.abc import Traversable
+
+FORMAT = 1
+#: ``Recording.status`` holds indices into this tuple.
+STATUSES = tuple(Status)
+CODE = {status: np.int8(i) for i, status in enumerate(STATUSES)}
+_NOT_OFFERED = (CODE[Status.LEFT_OUT], CODE[Status.ILLEGAL])
+_CELLS, _BASELINES = "_cells.parquet", "_baselines.parquet"
+_KINDS = {_CELLS: "recording-cells", _BASELINES: "recording-baselines"}
+_COLUMNS = {
+    _CELLS: ("problem", "candidate", "status", "median_us", "spread", "rounds"),
+    _BASELINES: ("problem", "name", "median_us", "spread", "detail"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The matrix in memory; P problems x C candidates.
+
+    Attributes:
+        suite: name of the suite of problems.
+        problems, catalogue: what the rows and columns are.
+        status: int8[P, C], indices into :data:`STATUSES`.
+        median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.
+        spread: float32[P, C], (p75 - p25) / median; NaN unless passed.
+        rounds: int16[P, C], interleaved rounds that the median is over; 0 unless passed.
+        baselines, baseline_spread: name -> float32[P], as above; NaN where it was not measured.
+        baseline_detail: name -> one line per problem (the algorithm chosen).
+        provenance: gpu, driver, toolchain, date, commit, command.
+    """
+
+    suite: str
+    problems: tuple[Problem, ...]
+    catalogue: tuple[KernelConfig, ...]
+    status: NDArray[np.int8]
+    median_us: NDArray[np.float32]
+    spread: NDArray[np.float32]
+    rounds: NDArray[np.int16]
+    baselines: dict[str, NDArray[np.float32]]
+    baseline_spread: dict[str, NDArray[np.float32]]
+    baseline_detail: dict[str, tuple[str, ...]]
+    provenance: dict[str, Any]
+    _row: dict[Problem, int] = field(init=False, repr=False)
+    _column: dict[KernelConfig, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_row", {p: i for i, p in enumerate(self.problems)})
+        object.__setattr__(self, "_column", {c: i for i, c in enumerate(self.catalogue)})
+        self._validate()
+
+    @classmethod
+    def load(cls, path_or_name: str | os.PathLike[str]) -> Recording:
+        """Read every recording of a folder (or one ``_cells.parquet`` file) as one matrix.
+
+        Args:
+            path_or_name: a path, or the name of a packaged recording, e.g. ``h200``.
+
+        Raises:
+            UsageError: there is no such recording.
+            RecordError: a file is truncated, of another version, incomplete or from another run.
+        """
+        parts = [_load_part(folder, stem) for folder, stem in _find(path_or_name)]
+        return parts[0] if len(parts) == 1 else _merge(parts)
+
+    def write(self, directory: str | os.PathLike[str]) -> Path:
+        """Write both files (each by atomic rename, the cells last); return the path of the cells.
+
+        Raises:
+            RecordError: they could not be written; files of the same name are then as they were.
+        """
+        import pyarrow as pa
+
+        folder = Path(directory)
+        first = self.problems[0]
+        stem = "_".join((self.suite, first.layout, first.dtype, first.acc))
+        rows, columns = (a.ravel() for a in np.indices(self.status.shape))
+        passed = (self.status == CODE[Status.PASSED]).ravel()
+        words = pa.array([s.value for s in STATUSES])
+        cells: list[pa.Array] = [
+            pa.array(rows.astype(np.int32)),
+            pa.array(columns.astype(np.int16)),
+            pa.DictionaryArray.from_arrays(pa.array(self.status.ravel()), words),
+            pa.array(self.median_us.ravel(), mask=~passed),
+            pa.array(self.spread.ravel(), mask=~passed),
+            pa.array(self.rounds.ravel()),
+        ]
+        measured = [(i, name) for name in self.baselines for i in np.flatnonzero(np.isfinite(self.baselines[name]))]
+        baselines: list[pa.Array] = [
+            pa.array([i for i, _ in measured], pa.int32()),
+            pa.array([name for _, name in measured], pa.string()).dictionary_encode(),
+            pa.array([self.baselines[name][i] for i, name in measured], pa.float32()),
+            pa.array([self.baseline_spread[name][i] for i, name in measured], pa.float32()),
+            pa.array([self.baseline_detail[name][i] for i, name in measured], pa.string()).dictionary_encode(),
+        ]
+        self._write_table(folder / (stem + _BASELINES), _BASELINES, baselines)
+        self._write_table(folder / (stem + _CELLS), _CELLS, cells)
+        return folder / (stem + _CELLS)
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that was measured.
+
+        Raises:
+            RecordError: the provenance names a GPU that this version does not know.
+        """
+        name = str(self.provenance.get("gpu", ""))
+        for gpu in GPUS.values():
+            if gpu.name in name.lower():
+                return gpu
+        raise RecordError(f"the recording is of GPU {name!r}", " or ".join(GPUS), "use a newer release")
+
+    def row(self, problem: Problem) -> int:
+        """Index of a problem.
+
+        Raises:
+            UsageError: the problem was not recorded.
+        """
+        index = self._row.get(problem)
+        if index is None:
+            kinds = sorted({"_".join((p.layout, p.dtype, p.acc)) for p in self.problems})
+            raise UsageError(
+                f"problem {problem.key} is not in the recording",
+                f"one of its {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
+                "choose a recorded problem or a live GPU (--device cuda:0)",
+            )
+        return index
+
+    def column(self, config: KernelConfig) -> int | None:
+        """Index of a config in the catalogue, None if it is not there."""
+        return self._column.get(config)
+
+    def recorded(self, problem: Problem) -> NDArray[np.bool_]:
+        """bool[C]: cells that were measured or failed, not those that are illegal or were left out."""
+        return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
+
+    def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
+        """Fastest recorded cell and its microseconds, None if no cell passed; ``pdl=False`` leaves PDL out."""
+        row = self.row(problem)
+        allowed = self.status[row] == CODE[Status.PASSED]
+        if not pdl:
+            allowed &= np.array([not c.pdl for c in self.catalogue], dtype=bool)
+        if not allowed.any():
+            return None
+        index = int(np.argmin(np.where(allowed, self.median_us[row], np.inf)))
+        return self.catalogue[index], float(self.median_us[row, index])
+
+    def baselines_of(self, problem: Problem) -> dict[str, float]:
+        """Name -> microseconds of every baseline measured for a problem."""
+        row = self.row(problem)
+        return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
+
+    def best_baseline(self, problem: Problem) -> tuple[str, float]:
+        """Name and microseconds of the fastest baseline."""
+        found = self.baselines_of(problem)
+        name = min(found, key=lambda n: found[n])
+        return name, found[name]
+
+    def _validate(self) -> None:
+        shape = (len(self.problems), len(self.catalogue))
+        faults = {
+            "no problem or no candidate": 0 in shape,
+            "a problem or candidate listed twice": (len(self._row), len(self._column)) != shape,
+            "arrays of another shape than problems x catalogue": any(
+                a.shape != shape for a in (self.status, self.median_us, self.spread, self.rounds)
+            )
+            or any(a.shape != shape[:1] for a in (*self.baselines.values(), *self.baseline_spread.values())),
+            "baselines whose names disagree": not self.baselines.keys()
+            == self.baseline_spread.keys()
+            == self.baseline_detail.keys(),
+        }
+        if not any(faults.values()):
+            passed = self.status == CODE[Status.PASSED]
+            positive = np.isfinite(self.median_us) & (self.median_us > 0)
+            known = np.array([np.isfinite(us) & (us > 0) for us in self.baselines.values()]).reshape(-1, shape[0])
+            faults = {
+                "a status that does not exist": bool(((self.status < 0) | (self.status >= len(STATUSES))).any()),
+                "a passed cell without a positive time": not positive[passed].all(),
+                "a passed cell without spread or rounds": not (
+                    (np.isfinite(self.spread) & (self.spread >= 0) & (self.rounds > 0))[passed].all()
+                ),
+                "a baseline without spread": any(
+                    not np.isfinite(self.baseline_spread[name][np.isfinite(us)]).all()
+                    for name, us in self.baselines.items()
+                ),
+                "a time in a cell that did not pass": bool(np.isfinite(self.median_us[~passed]).any()),
+                "a problem without a baseline": not known.any(axis=0).all(),
+            }
+        for fault, found in faults.items():
+            if found:
+                raise RecordError(f"the recording has {fault}", "a dense matrix", "record it again")
+
+    def _write_table(self, path: Path, suffix: str, columns: list[Any]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        metadata = {
+            "format": FORMAT,
+            "kind": _KINDS[suffix],
+            "suite": self.suite,
+            "problems": [p.key for p in self.problems],
+            "catalogue": [config_name(c) for c in self.catalogue],
+            "provenance": self.provenance,
+        }
+        table = pa.Table.from_arrays(columns, names=list(_COLUMNS[suffix]))
+        table = table.replace_schema_metadata({b"outblas": json.dumps(metadata).encode()})
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                pq.write_table(table, file, compression="zstd")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RecordError(
+                f"recording {path} could not be written ({error.strerror or error})",
+                "a writable folder and free disk space",
+                "free some space or choose another folder; nothing recorded before was changed",
+            ) from error
+
+
+def packaged() -> list[str]:
+    """Names of the recordings that come with the package."""
+    root = _package_root()
+    return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
+
+
+def _package_root() -> Traversable:
+    return resources.files("outblas").joinpath("data", "recordings")
+
+
+def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:
+    """(folder, stem) of each recording; a packaged name comes before a folder of the same name."""
+    text = os.fspath(path_or_name)
+    folder: Traversable
+    if text in packaged():
+        folder = _package_root().joinpath(text)
+    else:
+        path = Path(text)
+        if path.is_file() and path.name.endswith(_CELLS):
+            return [(cast("Traversable", path.parent), path.name.removesuffix(_CELLS))]
+        folder = cast("Traversable", path)
+    names = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
+    # A name that starts with a dot is a write that never finished.
+    stems = [n.removesuffix(_CELLS) for n in names if n.endswith(_CELLS) and not n.startswith(".")]
+    if not stems:
+        raise UsageError(
+            f"no recording {text!r}",
+            f"a packaged name ({', '.join(packaged()) or 'none in this installation'}) or a folder of *{_CELLS}",
+            "check the name, or make one with: outblas record",
+        )
+    return [(folder, stem) for stem in stems]
+
+
+def _load_part(folder: Traversable, stem: str) -> Recording:
+    cells, metadata = _read_table(folder.joinpath(stem + _CELLS), _CELLS)
+    baselines, other = _read_table(folder.joinpath(stem + _BASELINES), _BASELINES)
+    if {**metadata, "kind": ""} != {**other, "kind": ""}:
+        raise RecordError(
+            f"recording {stem}: cells and baselines are not of the same run",
+            "two files written together",
+            "write or copy both again",
+        )
+    try:
+        problems = tuple(Problem.from_key(key) for key in metadata["problems"])
+        catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
+        arrays = _cells_to_arrays(cells, len(problems), len(catalogue))
+        return Recording(
+            str(metadata["suite"]),
+            problems,
+            catalogue,
+            *arrays,
+            *_baselines_to_arrays(baselines, len(problems)),
+            dict(metadata["provenance"]),
+        )
+    except (OutblasError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise RecordError(
+            f"recording {stem} cannot be used ({error})", f"a whole recording of format {FORMAT}", "record it again"
+        ) from error
+
+
+def _read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(pa.BufferReader(path.read_bytes()))
+        metadata = json.loads((table.schema.metadata or {}).get(b"outblas", b"{}"))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
+        raise RecordError(
+            f"recording file {path} cannot be read ({reason})",
+            "a whole Parquet file",
+            "the file is missing or truncated: copy it again or record it again",
+        ) from error
+    found = (metadata.get("format"), metadata.get("kind")) if isinstance(metadata, dict) else (None, None)
+    if found != (FORMAT, _KINDS[suffix]):
+        raise RecordError(
+            f"recording file {path} is of format {found[0]}, kind {found[1]}",
+            f"format {FORMAT}, kind {_KINDS[suffix]}",
+            "use the release that wrote it, or record it again",
+        )
+    missing = [name for name in _COLUMNS[suffix] if name not in table.column_names]
+    if missing:
+        raise RecordError(
+            f"recording file {path} has no column {', '.join(missing)}", ", ".join(_COLUMNS[suffix]), "record it again"
+        )
+    return table, metadata
+
+
+def _cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
+    row, column = _integers(table["problem"]), _integers(table["candidate"])
+    _inside(row, rows, "problem")
+    _inside(column, columns, "candidate")
+    flat = row * columns + column
+    if len(flat) != rows * columns or len(np.unique(flat)) != len(flat):
+        raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
+    words = table["status"].combine_chunks().dictionary_encode()
+    words = words.combine_chunks() if hasattr(words, "combine_chunks") else words
+    codes = np.array([CODE[Status(word)] for word in words.dictionary.to_pylist()], dtype=np.int8)
+    status = np.empty(rows * columns, np.int8)
+    status[flat] = codes[_integers(words.indices)]
+    median, spread = np.empty(rows * columns, np.float32), np.empty(rows * columns, np.float32)
+    median[flat], spread[flat] = _floats(table["median_us"]), _floats(table["spread"])
+    rounds = np.empty(rows * columns, np.int16)
+    rounds[flat] = _integers(table["rounds"])
+    shape = (rows, columns)
+    return status.reshape(shape), median.reshape(shape), spread.reshape(shape), rounds.reshape(shape)
+
+
+def _baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
+    row = _integers(table["problem"])
+    _inside(row, rows, "problem")
+    names = table["name"].to_pylist()
+    if len(set(zip(row.tolist(), names, strict=True))) != len(names):
+        raise ValueError("a baseline is given twice for a problem")
+    medians, spreads, details = _floats(table["median_us"]), _floats(table["spread"]), table["detail"].to_pylist()
+    us: dict[str, NDArray[np.float32]] = {}
+    spread: dict[str, NDArray[np.float32]] = {}
+    detail: dict[str, list[str]] = {}
+    for i, name in enumerate(names):
+        if name not in us:
+            us[name], spread[name] = (np.full(rows, np.nan, np.float32) for _ in range(2))
+            detail[name] = [""] * rows
+        us[name][row[i]], spread[name][row[i]], detail[name][row[i]] = medians[i], spreads[i], details[i] or ""
+    return us, spread, {name: tuple(lines) for name, lines in detail.items()}
+
+
+def _integers(column: Any) -> NDArray[np.int64]:
+    if column.null_count:
+        raise ValueError("a null where a whole number is needed")
+    return cast("NDArray[np.int64]", column.to_numpy().astype(np.int64))
+
+
+def _floats(column: Any) -> NDArray[np.float32]:
+    """float32, null as NaN."""
+    import pyarrow as pa
+
+    return cast("NDArray[np.float32]", column.cast(pa.float32()).to_numpy(zero_copy_only=False))
+
+
+def _inside(indices: NDArray[np.int64], count: int, what: str) -> None:
+    if len(indices) and not (0 <= indices.min() and indices.max() < count):
+        raise ValueError(f"a {what} index outside 0..{count - 1}")
+
+
+def _merge(parts: list[Recording]) -> Recording:
+    """One matrix over all problems and candidates; a cell that no part has was left out."""
+    if len({part.gpu.name for part in parts}) > 1:
+        raise RecordError("the folder holds recordings of several GPUs", "one GPU", "keep one folder per GPU")
+    catalogue = tuple(dict.fromkeys(c for part in parts for c in part.catalogue))
+    column = {c: i for i, c in enumerate(catalogue)}
+    problems = tuple(p for part in parts for p in part.problems)
+    shape = (len(problems), len(catalogue))
+    status = np.full(shape, CODE[Status.LEFT_OUT], np.int8)
+    median, spread = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    rounds = np.zeros(shape, np.int16)
+    top = 0
+    for part in parts:
+        at = np.ix_(range(top, top + len(part.problems)), [column[c] for c in part.catalogue])
+        status[at], median[at], spread[at], rounds[at] = part.status, part.median_us, part.spread, part.rounds
+        top += len(part.problems)
+    names = tuple(dict.fromkeys(name for part in parts for name in part.baselines))
+
+    def stacked(arrays: Iterable[dict[str, Any]], name: str) -> NDArray[np.float32]:
+        empty = [np.full(len(part.problems), np.nan, np.float32) for part in parts]
+        return np.concatenate([a.get(name, e) for a, e in zip(arrays, empty, strict=True)])
+
+    return Recording(
+        "+".join(dict.fromkeys(part.suite for part in parts)),
+        problems,
+        catalogue,
+        status,
+        median,
+        spread,
+        rounds,
+        {name: stacked((p.baselines for p in parts), name) for name in names},
+        {name: stacked((p.baseline_spread for p in parts), name) for name in names},
+        {
+            name: tuple(d for p in parts for d in p.baseline_detail.get(name, ("",) * len(p.problems)))
+            for name in names
+        },
+        {"gpu": parts[0].provenance.get("gpu"), "parts": [part.provenance for part in parts]},
+    )

@@ -1,0 +1,278 @@
+"""The report page: one HTML file with everything in it, Plotly included; it asks the network for nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from outblas.errors import ToolchainMissing
+from outblas.report.assets import CSS, JS
+from outblas.report.data import EMBEDDED, Group, Run, load_run, published_us, regime_rows, shape, tflops
+from outblas.report.figures import NAMES, figures
+from outblas.results import PROVENANCE, Row, figures_of, write_atomic
+
+#: Only what is inline may load: the browser itself refuses every request.
+_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+
+def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
+    """Write the report of a bench result file or a tune run directory.
+
+    Raises:
+        RecordError: when the run cannot be read or the page cannot be written.
+        ToolchainMissing: without plotly.
+    """
+    return write_atomic(Path(out_html), render(load_run(run_path)).encode())
+
+
+def render(run: Run) -> str:
+    """The whole page as text; the same for the same run."""
+    groups = run.groups
+    gpu = str(run.measured.get("gpu", "unknown"))
+    data = {
+        "suite": run.result.suite,
+        "provenance": run.result.provenance,
+        "run": run.run,
+        "groups": [_payload(group, gpu) for group in groups],
+    }
+    title = f"OutBLAS report: {run.result.suite} on {gpu}"
+    body = "\n".join(
+        [
+            f"<header><h1>{escape(title)}</h1>{_origin(run)}</header>",
+            "<main>",
+            *(_section(group, index) for index, group in enumerate(groups)),
+            _method(groups),
+            _provenance(run),
+            "</main>",
+            "<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>",
+        ]
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_CSP}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{CSS}</style>
+</head>
+<body>
+{body}
+<script type="application/json" id="outblas-data">{_json(data)}</script>
+<script>{_plotly()}</script>
+<script>{JS}</script>
+</body>
+</html>
+"""
+
+
+def _payload(group: Group, gpu: str) -> dict[str, Any]:
+    return {
+        "title": group.title,
+        "figures": figures(group, gpu),
+        "summary": [{"pdl": pdl, **figures_of(group.of_pdl(pdl))} for pdl in group.pdls],
+        "columns": EMBEDDED,
+        "rows": [[row[c] for c in EMBEDDED] for row in group.rows],
+    }
+
+
+def _section(group: Group, index: int) -> str:
+    charts = [
+        ("curve", "Sorted speed-ups", "Every problem's speed-up, worst to best. The line at 1 is the baseline."),
+        ("histogram", "How many problems gain how much", "Problems per bin of the speed-up, logarithmic."),
+    ]
+    parts = [
+        f"<section aria-labelledby='g{index}'><h2 id='g{index}'>{escape(group.title)}</h2>",
+        _cards(group),
+        "<h3>Speed-up distribution</h3><div class='pair'>",
+        *(_chart(index, *chart) for chart in charts),
+        "</div><h3>Heat maps over M and N</h3>",
+        _heat(group, index),
+    ]
+    if group.mode != "server":
+        note = "What the library runs, the best baseline, and the fastest that the hardware model allows."
+        parts += ["<h3>Roofline</h3>", _chart(index, "roofline", "Roofline", note)]
+    parts += ["<h3>By regime</h3>", _regimes(group)]
+    parts += ["<h3>Losses and fall-backs</h3>", _losses(group), _fallbacks(group)]
+    return "\n".join([*parts, "</section>"])
+
+
+def _cards(group: Group) -> str:
+    cards = []
+    for pdl in group.pdls:
+        rows = group.of_pdl(pdl)
+        f, flag = figures_of(rows), "on" if pdl else "off"
+        sure = sum(1 for r in rows if not r["fallback"] and r["low"] is not None and r["low"] > 1)
+        for name, value, label in (
+            ("geomean", f"{f['geomean']:.3f}×", "geometric mean"),
+            ("flop_weighted", f"{f['flop_weighted']:.3f}×", "FLOP-weighted mean"),
+            ("losses", f"{f['losses']} of {f['n']}", "losses (below 0.99×)"),
+            ("fallbacks", f"{f['fallbacks']} of {f['n']}", "fall back to the baseline"),
+            ("min", f"{f['min']:.3f}×", "worst"),
+            ("sure", f"{sure} of {f['n']}", "certain wins (interval above 1)"),
+        ):
+            cards.append(
+                f"<li class='card {name}' data-figure='{name}' data-pdl='{flag}'>"
+                f"<strong>{escape(value)}</strong><span>{escape(label)} {NAMES[pdl]}</span></li>"
+            )
+    return f"<ul class='cards'>{''.join(cards)}</ul>"
+
+
+def _chart(index: int, name: str, title: str, note: str) -> str:
+    return (
+        f"<figure><div class='plot {name}' id='{name}-{index}' data-group='{index}' data-figure-name='{name}' "
+        f"role='img' aria-label='{escape(title)}'></div><figcaption><b>{escape(title)}.</b> {escape(note)}</figcaption></figure>"
+    )
+
+
+def _heat(group: Group, index: int) -> str:
+    ks = sorted({r["k"] for r in group.rows})
+    slider = (
+        f"<label>K = <output id='heat-k-{index}'>{ks[0]}</output> "
+        f"<input type='range' min='0' max='{len(ks) - 1}' step='1' value='0' data-k='{index}' aria-label='K'></label>"
+    )
+    toggle = f"<label><input type='checkbox' data-pdl-toggle='{index}'> with PDL</label>"
+    controls = (slider if len(ks) > 1 else f"<span>K = {ks[0]}</span>") + (
+        toggle if len(group.pdls) > 1 else f"<span>{NAMES[group.pdls[0]]}</span>"
+    )
+    note = "Blue is faster than the best baseline, orange slower; the scale is logarithmic and centred at 1."
+    return f"<div class='controls'>{controls}</div>" + _chart(index, "heat", "Speed-up over M and N for one K", note)
+
+
+def _regimes(group: Group) -> str:
+    head = ("Regime", "PDL", "Problems", "Geometric mean", "Worst", "Losses", "Fall-backs")
+    head_floor = ("Ours, % of floor", "Baseline, % of floor")
+    lines = [
+        (
+            r["regime"],
+            "on" if r["pdl"] else "off",
+            r["n"],
+            f"{r['geomean']:.3f}×",
+            f"{r['min']:.3f}×",
+            r["losses"],
+            r["fallbacks"],
+            f"{r['ours_floor']:.1f}",
+            f"{r['baseline_floor']:.1f}",
+        )
+        for r in regime_rows(group)
+    ]
+    caption = "Published speed-up by regime; % of floor is the median of floor / time"
+    return _table(caption, (*head, *head_floor), lines, text_columns=2)
+
+
+def _losses(group: Group) -> str:
+    rows = group.losses
+    if not rows:
+        return f"<p class='note'>Losses: none of {len(group.rows)} rows is below 0.99×.</p>"
+    times = ("Ours µs", "Baseline µs", "Ours TFLOP/s")
+    head = ("Problem", "PDL", "Speed-up", "Interval", *times, "Baseline", "Regime", "Config")
+    lines = [
+        (
+            shape(r),
+            "on" if r["pdl"] else "off",
+            f"{r['published']:.3f}×",
+            "none" if r["low"] is None or r["high"] is None else f"{r['low']:.3f} to {r['high']:.3f}",
+            f"{published_us(r):.2f}",
+            f"{r['baseline_us']:.2f}",
+            f"{tflops(r, published_us(r)):.1f}",
+            r["baseline"],
+            r["regime"],
+            r["config"],
+        )
+        for r in rows
+    ]
+    caption = f"Losses: {len(rows)} of {len(group.rows)} rows are below 0.99×, worst first"
+    return _table(caption, head, lines, text_columns=2)
+
+
+def _fallbacks(group: Group) -> str:
+    rows = group.fallbacks
+    if not rows:
+        return f"<p class='note'>Fall-backs: none of {len(group.rows)} rows.</p>"
+    head = ("Problem", "PDL", "Baseline", "Baseline µs", "Baseline TFLOP/s", "% of floor", "Regime", "Status of ours")
+    lines = [_fallback_line(r) for r in rows]
+    caption = f"Fall-backs: {len(rows)} of {len(group.rows)} rows run the baseline and count as 1.000×"
+    return _table(caption, head, lines, text_columns=2)
+
+
+def _fallback_line(r: Row) -> tuple[Any, ...]:
+    us = r["baseline_us"]
+    on = "on" if r["pdl"] else "off"
+    part = f"{100 * r['floor_us'] / us:.1f}"
+    return (shape(r), on, r["baseline"], f"{us:.2f}", f"{tflops(r, us):.1f}", part, r["regime"], r["status"])
+
+
+def _origin(run: Run) -> str:
+    """Where the figures come from, in words; a replay says so before anything else."""
+    m = run.measured
+    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(str(m.get("date", "unknown")))
+    if run.replayed:
+        return (
+            f"<p class='origin replay'>This run <strong>replayed recorded measurements of {gpu}, {date}</strong>. "
+            "Nothing was timed on the machine that made this report.</p>"
+        )
+    return f"<p class='origin'>Measured on {gpu}, {date}.</p>"
+
+
+def _method(groups: Sequence[Group]) -> str:
+    points = [
+        "Speed-up: median over interleaved rounds of time of the fastest baseline / our time, for the same problem.",
+        "Where the library falls back to the baseline the row counts as exactly 1. A loss is a speed-up below 0.99.",
+        "FLOP-weighted mean: exp(Σ FLOP·ln s / Σ FLOP), the gain of a random FLOP rather than of a random problem.",
+        "Interval: 95% bootstrap of the median paired ratio. PDL: programmatic dependent launch.",
+    ]
+    if any(g.mode == "server" for g in groups):
+        points.append("Server mode: latency of one call per request, from call to completion; not GPU time.")
+    items = "".join(f"<li>{escape(p)}</li>" for p in points)
+    head = "<h2 id='method'>How to read this</h2>"
+    return f"<section aria-labelledby='method'>{head}<ul class='note'>{items}</ul></section>"
+
+
+def _provenance(run: Run) -> str:
+    facts: dict[str, Any] = {"suite": run.result.suite, "result file": run.result.path.name}
+    facts |= {f: run.result.provenance.get(f) for f in PROVENANCE}
+    facts |= {f"run: {key}": value for key, value in sorted(run.run.items())}
+    clock = [r["sm_clock_mhz"] for r in run.result.rows if r["sm_clock_mhz"] is not None]
+    heat = [r["temperature_c"] for r in run.result.rows if r["temperature_c"] is not None]
+    if clock:
+        facts["SM clock"] = f"{min(clock):g} to {max(clock):g} MHz"
+    if heat:
+        facts["temperature"] = f"{min(heat):g} to {max(heat):g} °C"
+    lines = [(name, v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for name, v in facts.items()]
+    table = _table("Where these figures come from", ("Fact", "Value"), lines, text_columns=2)
+    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{table}</section>"
+
+
+def _table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], text_columns: int) -> str:
+    """A table in its own scroll box; the first cell of a line is its header, text columns align left."""
+    cls = [" class='text'" if i < text_columns else "" for i in range(len(head))]
+    top = "".join(f"<th scope='col'{c}>{escape(h)}</th>" for h, c in zip(head, cls, strict=True))
+    body = "".join(
+        f"<tr><th scope='row'>{escape(str(line[0]))}</th>"
+        + "".join(f"<td{c}>{escape(str(v))}</td>" for v, c in zip(line[1:], cls[1:], strict=True))
+        + "</tr>"
+        for line in lines
+    )
+    return (
+        f"<div class='scroll' tabindex='0' role='region' aria-label='{escape(caption)}'><table>"
+        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _json(data: Any) -> str:
+    """JSON that no content can end early: ``<``, ``>`` and ``&`` are escaped."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ToolchainMissing("plotly is not installed", "plotly 5.18 or later", "pip install plotly") from error
+    return str(get_plotlyjs())

@@ -1,0 +1,102 @@
+"""CUDA C++ text of one candidate, with all that its compilation depends on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.geometry import geometry
+from outblas.problem import Problem
+
+
+@dataclass(frozen=True)
+class Source:
+    """One translation unit.
+
+    Attributes:
+        text: CUDA C++; defines ``extern "C" __global__`` the function ``entry``.
+        headers: (name as included, text) pairs; nothing else may be included.
+        options: NVRTC options beyond those that every kernel gets, e.g. ``-DBM=128``.
+        acc: the accumulator that the kernel claims, ``fp32`` or ``fp16``; checked in its SASS.
+        family: kernel family, e.g. ``sm90_wgmma_gemm``.
+    """
+
+    text: str
+    entry: str
+    headers: tuple[tuple[str, str], ...]
+    options: tuple[str, ...]
+    acc: str
+    family: str
+
+    def sha(self) -> str:
+        """SHA-256 (hex) over every field."""
+        fields = [self.text, self.entry, self.headers, self.options, self.acc, self.family]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+
+def make_source(problem: Problem, config: KernelConfig) -> Source:
+    """The source of one template candidate: a prelude of constants and the family's kernel file.
+
+    Only the problem's layout, dtype, accumulator and the parity of N enter: one cubin serves every
+    M, N, K of the same kind.
+    """
+    lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
+    lines += [
+        f"constexpr {'bool' if value in ('true', 'false') else 'int'} {name} = {value};"
+        for name, value in geometry(problem, config).constants
+    ]
+    lines += [f'#include "{config.family}.cuh"', ""]
+    headers = _kernel_headers()
+    if isinstance(config, Sm90WgmmaConfig):
+        headers += (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)
+    return Source("\n".join(lines), config.family, headers, (), problem.acc, config.family)
+
+
+def wgmma_instance(n: int, problem: Problem) -> str:
+    """Device function ``wgmma_instance``: one wgmma m64nNk16 of the problem's dtype, accumulator and layout.
+
+    PTX wants one operand per accumulator register, so the text depends on N; both operands come
+    from shared memory, A K-major, B K-major (TN) or N-major (NN).
+    Source: PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.
+    """
+    half = problem.acc == "fp16"
+    registers = n // (4 if half else 2)
+    dtype = "bf16" if problem.dtype == "bf16" else "f16"
+    accumulators = ", ".join(f"%{i}" for i in range(registers))
+    outputs = ", ".join(f'"+{"r" if half else "f"}"(d[{i}])' for i in range(registers))
+    a, b, scale = registers, registers + 1, registers + 2
+    transpose_b = int(problem.layout == "NN")
+    return f"""#pragma once
+#include "ptx/types.cuh"
+
+// D (+)= A B, m64n{n}k16; `accumulate` false overwrites D.
+__device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)[{registers}], u64 a, u64 b, int accumulate) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.{"f16" if half else "f32"}.{dtype}.{dtype} "
+      "{{{accumulators}}}, "
+      "%{a}, %{b}, p, 1, 1, 0, {transpose_b};\\n}}"
+      : {outputs}
+      : "l"(a), "l"(b), "r"(accumulate));
+}}
+"""
+
+
+@functools.cache
+def _kernel_headers() -> tuple[tuple[str, str], ...]:
+    root = resources.files("outblas") / "kernels"
+    return tuple(sorted(_walk(root, "")))
+
+
+def _walk(directory: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            yield from _walk(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".cuh"):
+            yield prefix + entry.name, entry.read_text()

@@ -1,0 +1,231 @@
+"""The search space: the one legality predicate, the pool of configs, the shipped catalogue.
+
+Sampler, mask, pruner and launcher all ask :func:`why_illegal`; nothing else decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from importlib import resources
+
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
+from outblas.errors import DeviceError, UsageError
+from outblas.geometry import geometry, k_tiles
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+
+#: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
+EXTRA_REGISTERS = 40
+#: Registers per thread of a consumer warpgroup after setmaxnreg, by number of consumers.
+CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 160}
+MAX_CLUSTER = 16
+
+
+def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:
+    """Why ``config`` cannot run ``problem`` on ``gpu``; None if it can."""
+    reason = (
+        _sm90_reason(problem, config, gpu)
+        if isinstance(config, Sm90WgmmaConfig)
+        else _sm80_reason(problem, config, gpu)
+    )
+    if reason:
+        return reason
+    shape = geometry(problem, config)
+    if config.split_k > k_tiles(problem, config):
+        return f"split_k {config.split_k} exceeds the {k_tiles(problem, config)} K tiles"
+    blocks = getattr(config, "min_blocks", 1)
+    limit = gpu.smem_optin if blocks == 1 else (gpu.smem_optin + 1024) // blocks - 1024
+    if shape.smem_bytes > limit:
+        return f"{shape.smem_bytes} bytes of shared memory exceed {limit}"
+    return None
+
+
+def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
+    pingpong = c.schedule == "pingpong"
+    m_blocks = c.bm // 64 if pingpong else c.bm // 64 // c.consumers if c.consumers in (1, 2, 3) else 0
+    accumulators = m_blocks * c.bn // 2 // (2 if p.acc == "fp16" else 1)
+    multicast = c.cluster_m * c.cluster_n
+    rules = (
+        (gpu.arch != 90, f"wgmma needs sm_90, not sm_{gpu.arch}"),
+        (not p.rows_aligned, "rows are not multiples of 16 bytes (TMA)"),
+        (c.consumers not in (1, 2, 3), "consumers must be 1, 2 or 3"),
+        (c.bm % 64 != 0 or not 64 <= c.bm <= 256, "bm must be 64, 128, 192 or 256"),
+        (c.bn % 8 != 0 or not 8 <= c.bn <= 256, "bn must be a multiple of 8 up to 256"),
+        (c.bk not in (64, 128), "bk must be 64 or 128"),
+        (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
+        (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
+        (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
+        (c.split_k < 1 or min(c.cluster_m, c.cluster_n, c.group) < 1, "extents must be positive"),
+        (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+        (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
+        (c.split_k > 1 and multicast > 1, "split_k and multicast do not combine"),
+        (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
+        (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
+        (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
+        (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),
+        (not 1 <= c.min_blocks <= 4, "min_blocks must be 1 to 4"),
+        (c.min_blocks > 1 and c.consumers > 1, "min_blocks above 1 needs one consumer"),
+    )
+    for broken, reason in rules:
+        if broken:
+            return reason
+    budget = CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8
+    if accumulators + EXTRA_REGISTERS > min(budget, 255):
+        return f"{accumulators} accumulator registers exceed the budget of {budget} with {EXTRA_REGISTERS} others"
+    return None
+
+
+def _sm80_reason(p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:
+    if min(c.bm, c.bn, c.bk, c.wm, c.wn, c.wk, c.stages, c.split_k) < 1:
+        return "extents must be positive"
+    rules = (
+        (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
+        (c.bm % (16 * c.wm) != 0, "wm does not divide bm / 16"),
+        (c.bn % (16 * c.wn) != 0, "wn does not divide bn / 16"),
+        (c.bk % (16 * c.wk) != 0, "wk does not divide bk / 16"),
+        (c.bk not in (32, 64, 128, 256), "bk must be 32, 64, 128 or 256"),
+        (c.wm * c.wn * c.wk > 16, "at most 16 warps"),
+        (not 1 <= c.stages <= 8, "stages must be 1 to 8"),
+        (c.vec not in (1, 2, 4, 8), "vec must be 1, 2, 4 or 8"),
+        (p.k % c.vec != 0 or p.b_shape[1] % c.vec != 0, f"rows are not multiples of vec = {c.vec} elements"),
+        (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+        (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
+        (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
+        (p.layout == "NN" and c.bn not in (16, 32, 64, 128, 256), "NN needs bn a power of two"),
+    )
+    for broken, reason in rules:
+        if broken:
+            return reason
+    accumulators = (c.bm // c.wm) * (c.bn // c.wn) // 32
+    threads = 32 * c.wm * c.wn * c.wk
+    # Operand fragments and addresses take about 70 more than the accumulators.
+    if accumulators + 70 > min(255, 65536 // threads):
+        return f"{accumulators} accumulator registers are too many for {threads} threads"
+    return None
+
+
+def pool(gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
+    """A broad set of configs (launch options off) from which a catalogue is chosen by measurement."""
+    return tuple(dict.fromkeys((*_pool_tiny(), *_pool_split(), *_pool_tiles(), *_pool_persistent())))
+
+
+def _pool_tiny() -> Iterator[KernelConfig]:
+    """mma tiles with the K split over warps, and over clusters."""
+    for bm, bn, wm, wn, wk, bk, stages in (
+        (16, 16, 1, 1, 4, 64, 4),
+        (16, 16, 1, 1, 8, 128, 4),
+        (16, 32, 1, 1, 4, 64, 4),
+        (32, 16, 1, 1, 4, 64, 4),
+        (32, 32, 1, 1, 4, 64, 4),
+        (32, 32, 1, 1, 8, 128, 3),
+        (32, 32, 2, 2, 2, 64, 6),
+        (64, 32, 2, 1, 4, 64, 4),
+        (64, 32, 2, 1, 4, 128, 3),
+        (32, 64, 1, 2, 4, 64, 4),
+        (64, 64, 2, 2, 2, 64, 4),
+        (64, 64, 2, 2, 4, 64, 4),
+        (64, 64, 2, 2, 1, 64, 4),
+        (128, 64, 2, 2, 1, 64, 4),
+        (128, 128, 2, 4, 1, 64, 3),
+    ):
+        for split in (1, 2, 4, 8, 16):
+            if split == 1 or bm * bn <= 64 * 32:
+                yield Sm80MmaConfig(bm, bn, bk, stages, wm, wn, wk, split)
+
+
+def _pool_split() -> Iterator[KernelConfig]:
+    """Small wgmma tiles, one consumer, K split over a cluster."""
+    for bn in (8, 16, 32, 64, 96, 128, 192, 256):
+        for split in (1, 2, 3, 4, 6, 8, 16):
+            for bk in (64, 128):
+                per_stage = 2 * bk * (64 + bn)
+                inbox = (split - 1) * 64 * bn * 4
+                room = 220_000 - (inbox if split > 1 else 64 * bn * 2)
+                stages = max(2, min(8 if bk == 64 else 6, room // per_stage))
+                yield Sm90WgmmaConfig(64, bn, bk, stages, split_k=split, store="direct")
+    for bn in (64, 96, 128):
+        for split in (2, 3, 4):
+            yield Sm90WgmmaConfig(128, bn, 64, 4, consumers=2, split_k=split, store="direct")
+    for bn in (192, 256):
+        for split in (2, 3, 4):
+            yield Sm90WgmmaConfig(128, bn, 64, 3, consumers=2, split_k=split, store="direct")
+
+
+def _pool_tiles() -> Iterator[KernelConfig]:
+    """One tile per CTA."""
+    for bn in (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
+        yield Sm90WgmmaConfig(64, bn, 64, min(8, 200_000 // (128 * (64 + bn))))
+        yield Sm90WgmmaConfig(128, bn, 64, min(6, 190_000 // (128 * (128 + bn))), consumers=2)
+        if bn <= 128:
+            yield Sm90WgmmaConfig(64, bn, 64, min(5, 90_000 // (128 * (64 + bn))), min_blocks=2)
+            yield Sm90WgmmaConfig(128, bn, 64, min(5, 80_000 // (128 * (128 + bn))), min_blocks=2 if bn <= 64 else 1)
+    for bn in (64, 96, 128):
+        yield Sm90WgmmaConfig(192, bn, 64, 4, consumers=3)
+        yield Sm90WgmmaConfig(256, bn, 64, 3, consumers=2)
+    for bn in (128, 192, 256):
+        for cm, cn in ((2, 1), (1, 2)):
+            stages = 4 if bn < 256 else 3
+            yield Sm90WgmmaConfig(128, bn, 64, stages, consumers=2, cluster_m=cm, cluster_n=cn)
+
+
+def _pool_persistent() -> Iterator[KernelConfig]:
+    """One CTA per SM: large outputs."""
+    for cm, cn in ((1, 1), (2, 1), (1, 2)):
+        for raster in ("m", "n"):
+            for bm, bn, consumers, stages in (
+                (128, 256, 2, 4),
+                (256, 128, 2, 4),
+                (192, 192, 3, 4),
+                (128, 192, 2, 5),
+                (256, 160, 2, 3),
+                (256, 192, 2, 3),
+            ):
+                yield Sm90WgmmaConfig(
+                    bm, bn, 64, stages, consumers, "coop", cm, cn, 1, True, raster, 8  # type: ignore[arg-type]
+                )
+            for bm, bn, stages in ((64, 256, 4), (128, 128, 6), (64, 128, 8), (64, 192, 6), (128, 96, 6), (128, 160, 5), (64, 64, 10)):
+                yield Sm90WgmmaConfig(bm, bn, 64, stages, 2, "pingpong", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
+
+
+@functools.cache
+def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
+    """The ordered candidates that a release compiles and records: kernels x launch options.
+
+    Raises:
+        UsageError: no catalogue of that name is shipped.
+    """
+    path = resources.files("outblas") / "data" / "catalogues" / f"{name}.json"
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"no catalogue named {name!r}", "h200", "use a shipped catalogue") from None
+    return tuple(config_from_name(text) for text in data["candidates"])
+
+
+def gpu_of_device(index: int) -> Gpu:
+    """The :class:`Gpu` record of a CUDA device; its roofline figures are the H200's where it is unknown.
+
+    Raises:
+        DeviceError: no such device, or one older than sm_80.
+    """
+    return _gpu_of_device(index)
+
+
+@functools.cache
+def _gpu_of_device(index: int) -> Gpu:
+    import torch
+
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise DeviceError(f"no CUDA device {index}", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")
+    found = torch.cuda.get_device_properties(index)
+    arch = found.major * 10 + found.minor
+    if arch < 80:
+        raise DeviceError(f"{found.name} is sm_{arch}", "sm_80 or newer", "use torch on this GPU")
+    if "H200" in found.name:
+        return H200
+    smem = getattr(found, "shared_memory_per_block_optin", 101376)
+    return Gpu(
+        found.name, arch, found.multi_processor_count, smem, found.L2_cache_size, H200.tflops, H200.hbm_tbs, H200.l2_tbs
+    )

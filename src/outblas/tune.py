@@ -1,0 +1,176 @@
+"""The main job: an agent searches many problems within a budget, every answer is recorded, winners are kept.
+
+Resuming is asking again: the agent proposes from the start and pairs that the store already holds are
+answered from it. So the result of a run that was killed and resumed equals that of an uninterrupted one,
+wherever the kill fell, for every agent that keeps its contract.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from outblas.agents.base import Agent
+from outblas.config import KernelConfig, config_name
+from outblas.errors import UsageError
+from outblas.evaluation import Evaluation, Status
+from outblas.evaluator import Evaluator
+from outblas.library import Library, Row, choose
+from outblas.problem import Problem
+from outblas.store import Store
+
+#: Problems searched side by side, and candidates asked of the agent at once for each: a batch of
+#: their product keeps several GPUs and compilers busy, and an agent still learns between batches.
+PROBLEMS_AT_ONCE = 64
+PER_ROUND = 4
+
+#: Called as (measurements done, of how many, geometric mean of the best speed-ups so far).
+Progress = Callable[[int, int, float], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a run; the message says what is safe and how to go on."""
+
+
+def tune(
+    problems: Sequence[Problem],
+    agent: Agent,
+    budget: int,
+    evaluator: Evaluator,
+    store: Store,
+    run_id: str,
+    progress: Progress | None = None,
+) -> Library:
+    """Search every problem and return the winners.
+
+    Args:
+        problems: what to tune; each once.
+        budget: measurements per problem at most (of all candidates, where there are fewer).
+        evaluator: answers the proposals; must be the same when a run is resumed.
+        store, run_id: where every evaluation is recorded before the next is asked for; a run that is
+            in the store already is resumed, and nothing that it holds is measured again.
+        progress: called after every measurement.
+
+    Raises:
+        UsageError: the budget is below 1, a problem is given twice, the run was started with other
+            settings, or the agent breaks its contract.
+        RecordError: the store cannot be written; what was recorded before is intact.
+        Interrupted: Ctrl-C.
+    """
+    if budget < 1:
+        raise UsageError(f"budget is {budget}", "1 or more measurements per problem", "pass it as --budget")
+    if len(set(problems)) != len(problems):
+        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+    store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
+    offered = {problem: list(evaluator.candidates(problem)) for problem in problems}
+    score = _Score(sum(min(budget, len(c)) for c in offered.values()), len(problems), progress)
+    rows: list[Row] = []
+    try:
+        for start in range(0, len(problems), PROBLEMS_AT_ONCE):
+            group = [_Search(p, offered[p], store.recorded(run_id, p)) for p in problems[start:][:PROBLEMS_AT_ONCE]]
+            _search(group, agent, budget, evaluator, store, run_id, score)
+            rows += [_row(search, evaluator) for search in group]
+            store.sync()
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"interrupted after {score.done} of {score.total} measurements; all of them are recorded in "
+            f"{store.path}; repeat the command with run id {run_id} to resume"
+        ) from error
+    provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
+    return Library(evaluator.gpu.name, tuple(rows), provenance)
+
+
+class _Search:
+    """One problem on its way: what may be tried, what was, and what the store knew before."""
+
+    def __init__(
+        self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation]
+    ) -> None:
+        self.problem, self.candidates, self.known = problem, candidates, known
+        self.allowed = set(candidates)
+        self.history: list[Evaluation] = []
+        self.finished = False
+
+    def ask(self, agent: Agent, budget: int) -> list[KernelConfig]:
+        """The agent's next proposals, held to its contract."""
+        n = min(PER_ROUND, min(budget, len(self.candidates)) - len(self.history))
+        if self.finished or n < 1:
+            return []
+        proposed = agent.propose(self.problem, self.candidates, self.history, n)
+        fresh = set(proposed) - {e.config for e in self.history}
+        if len(proposed) > n or len(fresh) != len(proposed) or not fresh <= self.allowed:
+            raise UsageError(
+                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {self.problem.key}",
+                f"at most {n} different candidates that are legal and not tried yet",
+                "correct the agent",
+            )
+        self.finished = not proposed
+        return proposed
+
+
+class _Score:
+    """Counts measurements and keeps the running geometric mean; a problem without a win counts as 1."""
+
+    def __init__(self, total: int, problems: int, progress: Progress | None) -> None:
+        self.done, self.total, self._problems, self._progress = 0, total, problems, progress
+        self._best: dict[Problem, float] = {}
+        self._sum = 0.0
+
+    def add(self, e: Evaluation) -> None:
+        self.done += 1
+        if e.status is Status.PASSED and e.speedup is not None and e.speedup.low > 1:
+            gain, was = math.log(e.speedup.ratio), self._best.get(e.problem, 0.0)
+            if gain > was:
+                self._best[e.problem] = gain
+                self._sum += gain - was
+        if self._progress is not None:
+            self._progress(self.done, self.total, math.exp(self._sum / self._problems))
+
+
+def _search(
+    group: list[_Search],
+    agent: Agent,
+    budget: int,
+    evaluator: Evaluator,
+    store: Store,
+    run_id: str,
+    score: _Score,
+) -> None:
+    """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left."""
+    while True:
+        asked = [(search, search.ask(agent, budget)) for search in group]
+        if not any(configs for _, configs in asked):
+            return
+        answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
+        pending: list[tuple[Problem, KernelConfig]] = []
+        for search, configs in asked:
+            for config in configs:
+                if config in search.known:
+                    answers[search.problem, config] = search.known[config]
+                    score.add(search.known[config])
+                else:
+                    pending.append((search.problem, config))
+        for evaluation in evaluator.evaluate(pending) if pending else ():
+            store.append(run_id, evaluation)
+            answers[evaluation.problem, evaluation.config] = evaluation
+            score.add(evaluation)
+        batch: list[Evaluation] = []
+        for search, configs in asked:
+            new = [answers[search.problem, config] for config in configs]
+            search.history += new
+            batch += new
+        agent.observe(batch)
+
+
+def _row(search: _Search, evaluator: Evaluator) -> Row:
+    """The decision, from the baselines timed in the run itself where there are any."""
+    baselines = next((e.baselines_us for e in search.history if e.baselines_us), None)
+    times = evaluator.baselines(search.problem) if baselines is None else baselines
+    plain, pdl = choose(search.history, pdl=False), choose(search.history, pdl=True)
+    winner = next((e for c in (plain, pdl) if c for e in search.history if e.config == c.config), None)
+    if winner is not None and winner.speedup is not None:
+        name = winner.speedup.baseline
+    else:
+        name = min(times, key=lambda n: times[n]) if times else ""
+    detail = evaluator.baseline_detail(search.problem, name) if name else ""
+    return Row(search.problem, name, detail, evaluator.source, plain, pdl)

@@ -1,0 +1,40 @@
+"""Tests marked ``gpu`` are skipped, with the reason, where there is no usable CUDA GPU."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+
+import pytest
+
+
+@lru_cache(maxsize=1)
+def why_no_gpu() -> str:
+    """Empty when GPU tests can run, else one line that says what is missing."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a CPU build"
+    if not torch.cuda.is_available():
+        return "no CUDA GPU on this machine"
+    return ""
+
+
+def pytest_report_header() -> str:
+    gpu = why_no_gpu()
+    if not gpu:
+        import torch
+
+        gpu = f"{torch.cuda.get_device_name(0)} (torch {torch.__version__})"
+    return f"outblas: Python {platform.python_version()}; gpu: {gpu}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = why_no_gpu()
+    if reason:
+        skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
