@@ -33,7 +33,12 @@ def make_rows(
     """Rows of every M, N, K of ``sizes``: mostly wins, some fall-backs, a few losses below 0.99."""
     problems = [p for p in suite("grid1000") if {p.m, p.n, p.k} <= set(sizes)]
     rng = random.Random(seed)
-    return [make_row(problem, pdl, rng) for problem in problems for pdl in pdls]
+    made = [make_row(problem, pdl, rng) for problem in problems for pdl in pdls]
+    for row in made[11::200]:  # whatever the seed: some losses
+        us = row["baseline_us"]
+        row |= {"config": "sm90_wgmma_gemm:", "status": "passed", "fallback": False, "ours_us": us / 0.97}
+        row |= {"speedup": 0.97, "low": 0.96, "high": 0.98, "published": 0.97}
+    return made
 
 
 def make_row(problem: Problem, pdl: bool, rng: random.Random) -> dict[str, Any]:

@@ -7,6 +7,14 @@ from functools import lru_cache
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:  # the tests that use it skip themselves
+    pass
+else:
+    settings.register_profile("outblas", deadline=None, derandomize=True, database=None)
+    settings.load_profile("outblas")
+
 
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
-    from outblas.cli import app
+    try:
+        from outblas.cli import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # while still importing; a running command answers Ctrl-C itself
+        sys.exit(130)
 
 
 if __name__ == "__main__":

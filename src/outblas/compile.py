@@ -8,12 +8,13 @@ import multiprocessing
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from outblas.cubin import FORMAT, Cubin, CubinCache
 from outblas.errors import CompileError, ToolchainMissing
@@ -37,6 +38,8 @@ FATAL_WARNINGS = ("C7508", "C7510", "C7511", "C7512", "C7600")
 #: The cache of every call that names none; its directory is read from the environment at use.
 DEFAULT_CACHE = CubinCache()
 
+#: What a worker sends back: a cubin or the parts of a CompileError, and what ails the cache (or nothing).
+_Answer = tuple[Union[Cubin, tuple[str, str, str, str]], str]
 _FATAL = re.compile(rf"\b({'|'.join(FATAL_WARNINGS)})\b")
 _OUTSIDE = re.compile(r'#\s*include\s*["<]\s*(?:/|\.\.)')
 
@@ -140,36 +143,53 @@ def _results(
 def _in_processes(
     sources: Sequence[Source], todo: list[int], arch: str, jobs: int, cache: CubinCache | None
 ) -> Iterator[tuple[int, Cubin | CompileError]]:
+    """Few are in flight at a time, so that a process that dies leaves few suspects; those run alone."""
     folder = None if cache is None else cache.directory
-    died: list[int] = []
-    pool = _pool(min(jobs, len(todo)))
-    try:
-        futures: dict[Future[Any], int] = {pool.submit(_work, sources[i], arch, folder): i for i in todo}
-        for future in as_completed(futures):
-            index = futures.pop(future)
-            try:
-                yield index, _unpack(future.result(), cache)
-            except BrokenProcessPool:
-                died.append(index)  # this one or a neighbour killed its process: find out alone
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    for index in died:
-        with _pool(1) as alone:
-            try:
-                result = _unpack(alone.submit(_work, sources[index], arch, folder).result(), cache)
-            except BrokenProcessPool:
-                result = CompileError(
-                    "the compiler's process died", "a source that NVRTC survives", "look at memory and the source"
-                )
-        yield index, result
+    waiting = deque(todo)
+    while waiting:
+        flying: dict[Future[_Answer], int] = {}
+        suspects: list[int] = []
+        pool = _pool(min(jobs, len(waiting)))
+        try:
+            while (waiting or flying) and not suspects:
+                while waiting and len(flying) < 2 * jobs:
+                    index = waiting.popleft()
+                    flying[pool.submit(_work, sources[index], arch, folder)] = index
+                for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                    index = flying.pop(future)
+                    try:
+                        answer = future.result()
+                    except BrokenProcessPool:
+                        suspects.append(index)
+                        continue
+                    yield index, _unpack(answer, cache)
+        except BrokenProcessPool:  # from submit: the pool broke between two looks at it
+            suspects.append(index)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for index in sorted([*suspects, *flying.values()]):
+            yield index, _alone(sources[index], arch, cache)
+
+
+def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | CompileError:
+    """Compiled in a process of its own; an error where that dies too."""
+    with _pool(1) as pool:
+        try:
+            return _unpack(pool.submit(_work, source, arch, None if cache is None else cache.directory).result(), cache)
+        except BrokenProcessPool:
+            return CompileError(
+                f"the compiler's process died on {source.entry}",
+                "a source that NVRTC survives, and memory for it",
+                "look at the source and at free memory",
+            )
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _work(source: Source, arch: str, folder: Path | None) -> tuple[Cubin | tuple[str, str, str, str], str]:
-    """In the worker: a cubin or the parts of a CompileError, and what ails the cache (or nothing)."""
+def _work(source: Source, arch: str, folder: Path | None) -> _Answer:
+    """One compilation in a worker process."""
     cache = None if folder is None else CubinCache(folder, quiet=True)
     result = _or_error(source, arch, cache)
     trouble = "" if cache is None else cache.trouble
@@ -178,7 +198,7 @@ def _work(source: Source, arch: str, folder: Path | None) -> tuple[Cubin | tuple
     return result, trouble
 
 
-def _unpack(answer: tuple[Cubin | tuple[str, str, str, str], str], cache: CubinCache | None) -> Cubin | CompileError:
+def _unpack(answer: _Answer, cache: CubinCache | None) -> Cubin | CompileError:
     result, trouble = answer
     if trouble and cache is not None:
         cache.degrade(trouble)

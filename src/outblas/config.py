@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Literal, Union, get_args
 
 from outblas.errors import ConfigError
 
@@ -82,6 +82,7 @@ class Sm80MmaConfig:
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig]
+_WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster)}
 FAMILIES: dict[str, type[KernelConfig]] = {c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig)}
 
 
@@ -95,11 +96,15 @@ def config_from_name(name: str) -> KernelConfig:
     """Inverse of :func:`config_name`.
 
     Raises:
-        ConfigError: for an unknown family, a missing or unknown knob or a value of the wrong type.
+        ConfigError: for an unknown family, a missing or unknown knob, a value that the knob cannot
+            have, or a name that is not the canonical one.
     """
     family, _, rest = name.partition(":")
     pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
-    return config_from_json({"family": family, **{k: _value(v) for k, v in pairs.items()}})
+    config = config_from_json({**{k: _value(v) for k, v in pairs.items()}, "family": family})
+    if config_name(config) != name:
+        raise ConfigError(f"config name {name!r}", config_name(config), "use the canonical name")
+    return config
 
 
 def config_to_json(config: KernelConfig) -> dict[str, Any]:
@@ -126,6 +131,8 @@ def config_from_json(data: dict[str, Any]) -> KernelConfig:
         want = bool if kind == "bool" else int if kind == "int" else str
         if type(value) is not want:
             raise ConfigError(f"{cls.family}: {key}={value!r}", f"a value of type {want.__name__}", "correct the knob")
+        if kind in _WORDS and value not in _WORDS[kind]:
+            raise ConfigError(f"{cls.family}: {key}={value!r}", " or ".join(_WORDS[kind]), "correct the knob")
     return cls(**knobs)
 
 
@@ -136,4 +143,4 @@ def _text(value: object) -> str:
 def _value(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text

@@ -74,4 +74,6 @@ def parse_device(text: str | None) -> Device:
         return Device(gpu_index=require_gpus((int(gpu[1] or 0),))[0])
     if re.fullmatch(r"replay:.+", text):
         return Device(recording=text.removeprefix("replay:"))
-    raise UsageError(f"unknown device {text!r}", "cuda:N or replay:NAME", "e.g. --device cuda:0 or --device replay:h200")
+    raise UsageError(
+        f"unknown device {text!r}", "cuda:N or replay:NAME", "e.g. --device cuda:0 or --device replay:h200"
+    )

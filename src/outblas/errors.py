@@ -13,6 +13,9 @@ class OutblasError(Exception):
         self.wrong, self.expected, self.do = wrong, expected, do
         super().__init__(f"{wrong}; expected {expected}; {do}")
 
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.wrong, self.expected, self.do)  # errors cross process borders
+
 
 class ProblemError(OutblasError, ValueError):
     """A problem (M, N, K, layout, dtype, accumulator) that no kernel can be asked for."""
@@ -28,6 +31,9 @@ class CompileError(OutblasError, RuntimeError):
     def __init__(self, wrong: str, expected: str, do: str, log: str = "") -> None:
         super().__init__(wrong, expected, do)
         self.log = log
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.wrong, self.expected, self.do, self.log)
 
 
 class ToolchainMissing(OutblasError, ImportError):

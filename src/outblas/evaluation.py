@@ -116,9 +116,9 @@ class Evaluation:
             "detail": self.detail,
             "verdict": None if self.verdict is None else {**vars(self.verdict), "status": self.verdict.status.value},
             "timing": None if self.timing is None else dict(vars(self.timing)),
-            "baselines_us": self.baselines_us,
+            "baselines_us": dict(self.baselines_us),
             "speedup": None if self.speedup is None else dict(vars(self.speedup)),
-            "counters": self.counters,
+            "counters": dict(self.counters),
         }
 
     @classmethod

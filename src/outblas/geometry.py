@@ -13,6 +13,11 @@ from outblas.problem import ELEMENT_BYTES, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
 
+#: Tile rows walked together by sm80_mma_gemm.
+SM80_GROUP = 8
+#: Largest grid extent along y and z.
+MAX_GRID_YZ = 65535
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -37,15 +42,22 @@ def geometry(problem: Problem, config: KernelConfig) -> Geometry:
     return _sm90(problem, config) if isinstance(config, Sm90WgmmaConfig) else _sm80(problem, config)
 
 
-def grid_ctas(problem: Problem, config: KernelConfig, sms: int) -> int:
-    """CTAs to launch."""
+def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, int]:
+    """CTAs to launch along x, y and z (scheduler/raster.cuh has what they mean)."""
     if isinstance(config, Sm80MmaConfig):
-        return _ceil(problem.m, config.bm) * _ceil(problem.n, config.bn) * config.split_k
-    tiles = _ceil(problem.m, config.bm * config.cluster_m) * _ceil(problem.n, config.bn * config.cluster_n)
+        tiles_m, tiles_n = _ceil(problem.m, config.bm), _ceil(problem.n, config.bn)
+        return _bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
     cluster = config.cluster_m * config.cluster_n * config.split_k
+    tiles_m = _ceil(problem.m, config.bm * config.cluster_m)
+    tiles_n = _ceil(problem.n, config.bn * config.cluster_n)
     if config.persistent:
-        tiles = min(tiles, max(1, sms * config.min_blocks // cluster))
-    return tiles * cluster
+        return min(tiles_m * tiles_n, max(1, sms * config.min_blocks // cluster)) * cluster, 1, 1
+    inner, outer = (tiles_m, tiles_n) if config.raster == "m" else (tiles_n, tiles_m)
+    return _bands(inner, outer, config.group, cluster)
+
+
+def _bands(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
+    return cluster * min(group, inner), outer, _ceil(inner, group)
 
 
 def k_tiles(problem: Problem, config: KernelConfig) -> int:
@@ -77,7 +89,7 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     epi_bufs = divisor_up_to(chunks, max(1, room // chunk_bytes)) if store_tma else 1
     if c.persistent:
         epi_bufs = divisor_up_to(chunks, min(epi_bufs, 4))
-    producer_regs, consumer_regs = {1: (0, 0), 2: (40, 232), 3: (32, 160)}[c.consumers]
+    producer_regs, consumer_regs = {1: (0, 0), 2: (40, 232), 3: (40, 152)}[c.consumers]
     constants = {
         "BM": c.bm,
         "BN": c.bn,
@@ -133,7 +145,7 @@ def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
         "SPLIT": c.split_k,
         "WARP_OWNERS": warp_owners,
         "OWNERS": owners,
-        "GROUP": 8,
+        "GROUP": SM80_GROUP,
         "VEC": c.vec,
         "PAIR_STORES": problem.n % 2 == 0,
         "B_K_MAJOR": problem.layout == "TN",

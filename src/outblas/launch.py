@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.cubin import Cubin
 from outblas.errors import ConfigError, DeviceError, TensorError, ToolchainMissing
-from outblas.geometry import geometry, grid_ctas
+from outblas.geometry import geometry, grid
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
 from outblas.space import gpu_of_device, why_illegal
@@ -99,7 +99,7 @@ class LoadedKernel:
         shape = geometry(problem, self.config)
         if not self._attributes_set:
             self._set_attributes(shape.smem_bytes, shape.cluster)
-        launch = launch_config(grid_ctas(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
+        launch = launch_config(grid(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
         extents = [ctypes.c_int(x) for x in (problem.m, problem.n, problem.k)]
         if isinstance(self.config, Sm90WgmmaConfig):
             maps = tensor_maps(problem, self.config, a.data_ptr(), b.data_ptr(), c.data_ptr())
@@ -142,11 +142,11 @@ def check_operands(problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.
             raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
 
 
-def launch_config(ctas: int, shape: Any, pdl: bool, gpu: Gpu) -> Any:
-    """A CUlaunchConfig for a one-dimensional grid, with cluster and programmatic launch attributes."""
+def launch_config(ctas: tuple[int, int, int], shape: Any, pdl: bool, gpu: Gpu) -> Any:
+    """A CUlaunchConfig for a grid of ``ctas``, with cluster and programmatic launch attributes."""
     cu = driver()
     config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
     config.sharedMemBytes = shape.smem_bytes
     attributes = []

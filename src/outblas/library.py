@@ -163,7 +163,9 @@ class Library:
         if missing_ok:
             return cls(gpu, ())
         raise RecordError(
-            f"no packaged library for GPU {gpu!r}", "a GPU that this release was tuned on", "make one with: outblas tune"
+            f"no packaged library for GPU {gpu!r}",
+            "a GPU that this release was tuned on",
+            "make one with: outblas tune",
         )
 
 
@@ -189,7 +191,9 @@ def _parse(text: str, where: str) -> Library:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None
         raise RecordError(
-            f"library {where} is of format {found!r}", f"format {FORMAT}", "use the release that wrote it, or tune again"
+            f"library {where} is of format {found!r}",
+            f"format {FORMAT}",
+            "use the release that wrote it, or tune again",
         )
     try:
         file: Any = _file_model().model_validate(data)
@@ -219,23 +223,32 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
             configs[name] = config_from_name(name)
         return Choice(configs[name], *figures)
 
-    return Row(
-        Problem.from_key(row.problem), row.baseline, row.baseline_detail, row.source, choice(""), choice("_pdl")
-    )
+    return Row(Problem.from_key(row.problem), row.baseline, row.baseline_detail, row.source, choice(""), choice("_pdl"))
 
 
 @lru_cache(maxsize=1)
 def _file_model() -> type[BaseModel]:
     """The schema of the file; pydantic is met at this boundary only."""
-    from pydantic import Field, create_model
+    from pydantic import BaseModel, PositiveFloat
 
-    figure = (float | None, Field(gt=0))
-    fields: dict[str, Any] = {"problem": (str, ...), "baseline": (str, ...), "baseline_detail": (str, ...)}
-    fields["source"] = (str, ...)
-    for suffix in ("", "_pdl"):
-        fields[f"config{suffix}"] = (str | None, ...)
-        fields.update({f"{name}{suffix}": figure for name in ("speedup", "low", "high")})
-    row = create_model("LibraryRow", **fields)
-    return create_model(
-        "LibraryFile", format=(int, ...), gpu=(str, ...), rows=(list[row], ...), provenance=(dict[str, Any], ...)
-    )
+    class LibraryRow(BaseModel):
+        problem: str
+        config: str | None
+        speedup: PositiveFloat | None
+        low: PositiveFloat | None
+        high: PositiveFloat | None
+        config_pdl: str | None
+        speedup_pdl: PositiveFloat | None
+        low_pdl: PositiveFloat | None
+        high_pdl: PositiveFloat | None
+        baseline: str
+        baseline_detail: str
+        source: str
+
+    class LibraryFile(BaseModel):
+        format: int
+        gpu: str
+        rows: list[LibraryRow]
+        provenance: dict[str, Any]
+
+    return LibraryFile

@@ -120,7 +120,7 @@ class Problem:
     @classmethod
     def from_mnk(cls, mnk: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> Problem:
         """Parse ``M_N_K`` (also ``MxNxK``); layout, dtype and accumulator in any case of letters."""
-        match = re.fullmatch(r"(-?\d+)[_x](-?\d+)[_x](-?\d+)", mnk.strip())
+        match = re.fullmatch(r"(-?\d{1,18})[_x](-?\d{1,18})[_x](-?\d{1,18})", mnk.strip())
         if not match:
             raise ProblemError(f"--mnk {mnk!r}", "three integers M_N_K", "e.g. --mnk 64_4096_64")
         m, n, k = (int(x) for x in match.groups())

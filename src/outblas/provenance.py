@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from outblas import __version__
+
 _T = TypeVar("_T")
 #: Longest wait for nvidia-smi or git, seconds; a stuck driver must not hang a run.
 _PATIENCE_S = 20
@@ -40,7 +42,7 @@ def collect(command: str, gpu_index: int = 0) -> dict[str, Any]:
 def toolchain() -> dict[str, str | None]:
     """Versions of outblas, python, nvrtc, torch, cublas, cuda_bindings; None: not installed or unknown."""
     return {
-        "outblas": _wheel("outblas"),
+        "outblas": __version__,
         "python": platform.python_version(),
         "nvrtc": _nvrtc(),
         "torch": _wheel("torch"),  # its suffix tells of CUDA: 2.11.0+cu130

@@ -308,7 +308,7 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
             *_baselines_to_arrays(baselines, len(problems)),
             dict(metadata["provenance"]),
         )
-    except (OutblasError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (OutblasError, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise RecordError(
             f"recording {stem} cannot be used ({error})", f"a whole recording of format {FORMAT}", "record it again"
         ) from error
@@ -395,7 +395,7 @@ def _floats(column: Any) -> NDArray[np.float32]:
 
 
 def _inside(indices: NDArray[np.int64], count: int, what: str) -> None:
-    if len(indices) and not (0 <= indices.min() and indices.max() < count):
+    if ((indices < 0) | (indices >= count)).any():
         raise ValueError(f"a {what} index outside 0..{count - 1}")
 
 
@@ -431,9 +431,6 @@ def _merge(parts: list[Recording]) -> Recording:
         rounds,
         {name: stacked((p.baselines for p in parts), name) for name in names},
         {name: stacked((p.baseline_spread for p in parts), name) for name in names},
-        {
-            name: tuple(d for p in parts for d in p.baseline_detail.get(name, ("",) * len(p.problems)))
-            for name in names
-        },
+        {name: tuple(d for p in parts for d in p.baseline_detail.get(name, ("",) * len(p.problems))) for name in names},
         {"gpu": parts[0].provenance.get("gpu"), "parts": [part.provenance for part in parts]},
     )

@@ -90,11 +90,7 @@ def read_result(path: str | os.PathLike[str]) -> Result:
             "pass what `outblas bench` wrote",
         )
     _check_meta(meta, str(path))
-    table = _read_table(path)
-    absent = [c for c in COLUMNS if c not in table.column_names]
-    if absent:
-        raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
-    rows = _typed(table, path).to_pylist()
+    rows = _read_rows(path)
     _check_rows(rows, str(path))
     return Result(path, meta, rows)
 
@@ -277,7 +273,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise RecordError(f"no file {path}", "a result file (Parquet)", "run `outblas bench` or correct the path")
     try:
         text = (pq.read_schema(path).metadata or {}).get(b"outblas")
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "a whole Parquet file", _AGAIN) from error
     if text is None:
         raise RecordError(f"{path} has no outblas metadata", "a Parquet file written by outblas", "pass another file")
@@ -296,16 +292,24 @@ def read_meta(path: Path) -> dict[str, Any]:
 _AGAIN = "restore the file or run `outblas bench` again"
 
 
-def _read_table(path: Path) -> pa.Table:
+def _read_rows(path: Path) -> list[Row]:
+    """The known columns in the known order, cast where the cast loses nothing, as rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise RecordError(
-            f"{path} cannot be read: {_first_line(error)}", "an undamaged Parquet file", _AGAIN
-        ) from error
+        table = pq.read_table(path, page_checksum_verification=True)
+        absent = [c for c in COLUMNS if c not in table.column_names]
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8 any more
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
+    if absent:
+        raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
+    try:
+        known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
+        return list(known.to_pylist())
+    except (pa.ArrowException, ValueError) as error:
+        wrong = f"{path} has a column of a wrong type: {_first_line(error)}"
+        raise RecordError(wrong, "the bench schema", _AGAIN) from error
 
 
 def _schema() -> pa.Schema:
@@ -313,18 +317,6 @@ def _schema() -> pa.Schema:
 
     kinds = {"int32": pa.int32(), "double": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
     return pa.schema([pa.field(name, kinds[kind], nullable) for name, (kind, nullable) in COLUMNS.items()])
-
-
-def _typed(table: pa.Table, path: Path) -> pa.Table:
-    """The known columns in the known order, cast where the cast loses nothing."""
-    import pyarrow as pa
-
-    try:
-        return table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
-    except (pa.ArrowException, ValueError) as error:
-        raise RecordError(
-            f"{path} has a column of a wrong type: {_first_line(error)}", "the bench schema", _AGAIN
-        ) from error
 
 
 def _check_meta(meta: Mapping[str, Any], what: str) -> None:

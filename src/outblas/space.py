@@ -9,17 +9,18 @@ import functools
 import json
 from collections.abc import Iterator
 from importlib import resources
+from itertools import product
 
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
 from outblas.errors import DeviceError, UsageError
-from outblas.geometry import geometry, k_tiles
+from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, geometry, grid, k_tiles
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
 #: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
 EXTRA_REGISTERS = 40
 #: Registers per thread of a consumer warpgroup after setmaxnreg, by number of consumers.
-CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 160}
+CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 MAX_CLUSTER = 16
 
 
@@ -35,6 +36,9 @@ def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str 
     shape = geometry(problem, config)
     if config.split_k > k_tiles(problem, config):
         return f"split_k {config.split_k} exceeds the {k_tiles(problem, config)} K tiles"
+    ctas = grid(problem, config, gpu.sms)
+    if max(ctas[1:]) > MAX_GRID_YZ:
+        return f"a grid of {ctas} CTAs exceeds {MAX_GRID_YZ} along y or z"
     blocks = getattr(config, "min_blocks", 1)
     limit = gpu.smem_optin if blocks == 1 else (gpu.smem_optin + 1024) // blocks - 1024
     if shape.smem_bytes > limit:
@@ -60,7 +64,6 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (c.split_k < 1 or min(c.cluster_m, c.cluster_n, c.group) < 1, "extents must be positive"),
         (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
-        (c.split_k > 1 and multicast > 1, "split_k and multicast do not combine"),
         (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
@@ -71,9 +74,11 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     for broken, reason in rules:
         if broken:
             return reason
+    if c.split_k > 1:  # the owner's sums live beside the accumulators
+        accumulators += accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + EXTRA_REGISTERS // 2
     budget = CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8
     if accumulators + EXTRA_REGISTERS > min(budget, 255):
-        return f"{accumulators} accumulator registers exceed the budget of {budget} with {EXTRA_REGISTERS} others"
+        return f"{accumulators} accumulator and sum registers exceed the budget of {budget} with {EXTRA_REGISTERS} others"
     return None
 
 
@@ -136,56 +141,69 @@ def _pool_tiny() -> Iterator[KernelConfig]:
 
 
 def _pool_split() -> Iterator[KernelConfig]:
-    """Small wgmma tiles, one consumer, K split over a cluster."""
-    for bn in (8, 16, 32, 64, 96, 128, 192, 256):
-        for split in (1, 2, 3, 4, 6, 8, 16):
+    """K split over a cluster, sums through distributed shared memory."""
+    for bm, bn, consumers, splits in (
+        (64, 8, 1, (2, 4, 8, 16)),
+        (64, 16, 1, (2, 3, 4, 8, 16)),
+        (64, 32, 1, (2, 3, 4, 6, 8, 16)),
+        (64, 64, 1, (2, 3, 4, 6, 8, 16)),
+        (64, 96, 1, (2, 4)),
+        (64, 128, 1, (2, 3, 4, 6, 8)),
+        (64, 256, 1, (2, 4)),
+        (128, 32, 2, (2, 4, 8)),
+        (128, 64, 2, (2, 3, 4, 8)),
+        (128, 96, 2, (2, 3)),
+        (128, 128, 2, (2, 3, 4)),
+        (128, 192, 2, (2, 3)),
+        (128, 256, 2, (2,)),
+    ):
+        for split in splits:
             for bk in (64, 128):
-                per_stage = 2 * bk * (64 + bn)
-                inbox = (split - 1) * 64 * bn * 4
-                room = 220_000 - (inbox if split > 1 else 64 * bn * 2)
-                stages = max(2, min(8 if bk == 64 else 6, room // per_stage))
-                yield Sm90WgmmaConfig(64, bn, bk, stages, split_k=split, store="direct")
-    for bn in (64, 96, 128):
-        for split in (2, 3, 4):
-            yield Sm90WgmmaConfig(128, bn, 64, 4, consumers=2, split_k=split, store="direct")
-    for bn in (192, 256):
-        for split in (2, 3, 4):
-            yield Sm90WgmmaConfig(128, bn, 64, 3, consumers=2, split_k=split, store="direct")
+                stages = _stages(bm, bn, bk, (split - 1) * bm * bn * 4)
+                if stages >= 2:
+                    yield Sm90WgmmaConfig(bm, bn, bk, stages, consumers, split_k=split, store="direct")
+            if split <= 4 and bn >= 64:
+                for cm, cn in ((2, 1), (1, 2)):
+                    stages = _stages(bm, bn, 64, (split - 1) * bm * bn * 4)
+                    if stages >= 3:
+                        yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, split, store="direct")
 
 
 def _pool_tiles() -> Iterator[KernelConfig]:
     """One tile per CTA."""
-    for bn in (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
-        yield Sm90WgmmaConfig(64, bn, 64, min(8, 200_000 // (128 * (64 + bn))))
-        yield Sm90WgmmaConfig(128, bn, 64, min(6, 190_000 // (128 * (128 + bn))), consumers=2)
-        if bn <= 128:
-            yield Sm90WgmmaConfig(64, bn, 64, min(5, 90_000 // (128 * (64 + bn))), min_blocks=2)
-            yield Sm90WgmmaConfig(128, bn, 64, min(5, 80_000 // (128 * (128 + bn))), min_blocks=2 if bn <= 64 else 1)
-    for bn in (64, 96, 128):
-        yield Sm90WgmmaConfig(192, bn, 64, 4, consumers=3)
-        yield Sm90WgmmaConfig(256, bn, 64, 3, consumers=2)
-    for bn in (128, 192, 256):
-        for cm, cn in ((2, 1), (1, 2)):
-            stages = 4 if bn < 256 else 3
-            yield Sm90WgmmaConfig(128, bn, 64, stages, consumers=2, cluster_m=cm, cluster_n=cn)
+    for bn in (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
+        for bk in (64, 128):
+            yield Sm90WgmmaConfig(64, bn, bk, _stages(64, bn, bk, 64 * bn * 2))
+        if bn >= 32:
+            yield Sm90WgmmaConfig(128, bn, 64, _stages(128, bn, 64, 128 * bn * 2), consumers=2)
+        if 32 <= bn <= 128:
+            yield Sm90WgmmaConfig(64, bn, 64, min(6, 90_000 // (128 * (64 + bn))), min_blocks=2)
+    for bn in (8, 16, 32, 64):
+        yield Sm90WgmmaConfig(64, bn, 128, _stages(64, bn, 128, 0), store="direct")
+    for bm, bn, consumers in ((64, 64, 1), (64, 128, 1), (128, 64, 2), (128, 128, 2), (128, 192, 2), (128, 256, 2), (256, 128, 2)):
+        for cm, cn in ((2, 1), (1, 2), (4, 1), (2, 2)):
+            stages = _stages(bm, bn, 64, bm * bn * 2 // (2 if bm * bn > 128 * 192 else 1))
+            yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn)
+    for bm, bn, consumers in ((192, 128, 3), (192, 96, 3), (192, 64, 3), (256, 96, 2), (256, 64, 2)):
+        yield Sm90WgmmaConfig(bm, bn, 64, _stages(bm, bn, 64, bm * bn), consumers)
+
+
+def _stages(bm: int, bn: int, bk: int, other_bytes: int) -> int:
+    """As many stages as fit beside ``other_bytes``: bytes in flight are what hides memory latency."""
+    return min(12 if bk == 64 else 6, (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
 
 
 def _pool_persistent() -> Iterator[KernelConfig]:
-    """One CTA per SM: large outputs."""
-    for cm, cn in ((1, 1), (2, 1), (1, 2)):
-        for raster in ("m", "n"):
-            for bm, bn, consumers, stages in (
-                (128, 256, 2, 4),
-                (256, 128, 2, 4),
-                (192, 192, 3, 4),
-                (128, 192, 2, 5),
-                (256, 160, 2, 3),
-                (256, 192, 2, 3),
-            ):
-                yield Sm90WgmmaConfig(
-                    bm, bn, 64, stages, consumers, "coop", cm, cn, 1, True, raster, 8  # type: ignore[arg-type]
-                )
-            for bm, bn, stages in ((64, 256, 4), (128, 128, 6), (64, 128, 8), (64, 192, 6), (128, 96, 6), (128, 160, 5), (64, 64, 10)):
+    """One CTA per SM walks over tiles: large outputs."""
+    clusters = ((1, 1), (2, 1), (1, 2))
+    for bm, bn, consumers in ((128, 256, 2), (256, 128, 2), (192, 192, 3), (128, 192, 2), (256, 160, 2), (192, 128, 3)):
+        for (cm, cn), raster in product(clusters, ("m", "n")):
+            stages = _stages(bm, bn, 64, 2 * consumers * 64 * 64 * 2)
+            yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
+    for bm, bn in ((64, 256), (128, 128), (64, 128), (64, 192), (128, 96), (128, 160), (64, 64), (128, 64)):
+        for (cm, cn), raster in product(clusters, ("m", "n")):
+            if (cm, cn) == (1, 1) or bn >= 128:
+                stages = _stages(bm, bn, 64, min(4, bm // 64 * (bn // 32)) * 2 * 64 * 64 * 2)
                 yield Sm90WgmmaConfig(bm, bn, 64, stages, 2, "pingpong", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
 
 

@@ -170,7 +170,7 @@ class Store:
             for (body,) in self._db.execute(query, arguments):
                 try:
                     evaluation = Evaluation.from_json(json.loads(body))
-                except (KeyError, TypeError, ValueError, OutblasError) as error:
+                except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
                     raise RecordError(
                         f"store {self.path} holds an evaluation that cannot be read ({error})",
                         f"evaluations written by schema version {VERSION}",
@@ -223,9 +223,10 @@ def _check(path: Path) -> None:
         raise _failure(path, "opened", error) from error
     # https://www.sqlite.org/fileformat.html: page size at 16, page count at 28, user_version at 60,
     # application_id at 68, all big-endian.
-    if header[:16] != _MAGIC or len(header) < _HEADER_BYTES or _u32(header, 68) != APPLICATION_ID:
-        kind = "is empty" if size == 0 else "is truncated" if _MAGIC.startswith(header[:16]) else "is not a store"
-        raise _refused(path, kind)
+    if len(header) < _HEADER_BYTES and _MAGIC.startswith(header[:16]):
+        raise _refused(path, "is truncated" if header else "is empty")
+    if header[:16] != _MAGIC or _u32(header, 68) != APPLICATION_ID:
+        raise _refused(path, "is not a store")
     if _u32(header, 60) != VERSION:
         raise RecordError(
             f"store {path} is of version {_u32(header, 60)}",

@@ -7,6 +7,8 @@ from itertools import product
 from outblas.errors import UsageError
 from outblas.problem import Problem
 
+#: Names that :func:`suite` knows.
+SUITES = ("grid1000", "llm")
 GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 
 #: (out features N, in features K) of every distinct linear layer, from the models' config.json
@@ -52,5 +54,5 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
         layers = dict.fromkeys(nk for model in LLM_LAYERS.values() for nk in model)
         shapes = [(m, n, k) for (n, k) in layers for m in LLM_M]
     else:
-        raise UsageError(f"unknown suite {name!r}", "grid1000 or llm", "pass one of them as --suite")
+        raise UsageError(f"unknown suite {name!r}", " or ".join(SUITES), "pass one of them as --suite")
     return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]

@@ -73,8 +73,8 @@ def tune(
             store.sync()
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"interrupted after {score.done} of {score.total} measurements; all of them are recorded in "
-            f"{store.path}; repeat the command with run id {run_id} to resume"
+            f"interrupted with {len(store.done(run_id))} of {score.total} measurements recorded in {store.path}; "
+            f"repeat the command with run id {run_id} to resume"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)
@@ -83,9 +83,7 @@ def tune(
 class _Search:
     """One problem on its way: what may be tried, what was, and what the store knew before."""
 
-    def __init__(
-        self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation]
-    ) -> None:
+    def __init__(self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation]) -> None:
         self.problem, self.candidates, self.known = problem, candidates, known
         self.allowed = set(candidates)
         self.history: list[Evaluation] = []

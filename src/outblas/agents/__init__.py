@@ -28,6 +28,7 @@ def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
     module, _, cls = AGENTS[name].partition(":")
     agent = getattr(import_module(f"outblas.agents.{module}"), cls)(seed, gpu)
     assert isinstance(agent, Agent)
+    agent.name = name
     return agent
 
 

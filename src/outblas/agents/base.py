@@ -20,7 +20,13 @@ class Agent:
     A run that was killed is resumed by asking again from the start, with the recorded answers in
     place of new ones. So the proposals may depend only on the arguments, on the seed and on what was
     observed: draw from :meth:`rng`, never from a generator kept between calls.
+
+    Attributes:
+        name: its name in the registry.
+        gpu: what the candidates will run on.
     """
+
+    name = "unnamed"
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         self.seed = seed

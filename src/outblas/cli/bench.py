@@ -18,7 +18,9 @@ def bench(
     layout: Annotated[str, typer.Option(help="tn, nn, or both: each is a problem of its own.")] = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    mode: Annotated[str, typer.Option(help="offline, offline_cold (L2 evicted before every call) or server.")] = "offline",
+    mode: Annotated[
+        str, typer.Option(help="offline, offline_cold (L2 evicted before every call) or server.")
+    ] = "offline",
     target_qps: QpsOption = None,
     library: Annotated[Path | None, typer.Option(help="Library file to time; without it, the packaged one.")] = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,

@@ -20,7 +20,7 @@ from outblas.problem import Problem
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-#: ``progress(done, total)`` or ``progress(done, total, text)``, as every long function of the package calls it.
+#: ``progress(done, total)`` or ``progress(done, total, note)``; the note is text, or the mean speed-up so far.
 ProgressFn = Callable[..., None]
 
 MODES = ("offline", "offline_cold", "server")
@@ -74,10 +74,12 @@ class OutblasGroup(TyperGroup):
             if error.errno not in _MACHINE_ERRORS:
                 raise
             where = f": {error.filename}" if error.filename else ""
-            _fail(f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path")
-        except KeyboardInterrupt:
-            again = shlex.join(["outblas", *sys.argv[1:]])
-            err.print(f"\ninterrupted; what was recorded is kept; resume with: {again}", markup=False)
+            _fail(
+                f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path"
+            )
+        except KeyboardInterrupt as error:
+            said = str(error) or "interrupted; what was recorded is kept"
+            err.print(f"\n{said}\nresume with: {command_line()}", markup=False)
             raise typer.Exit(EXIT_INTERRUPT) from None
 
 
@@ -146,7 +148,14 @@ def suite_problems(suite: str, layouts: Sequence[str], dtype: str, acc: str) -> 
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressFn]:
     """A bar with ETA on stderr where that is a terminal, else a line every tenth of the work."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     if not err.is_terminal:
         yield _plain_progress(what)
@@ -163,8 +172,8 @@ def progress_bar(what: str) -> Iterator[ProgressFn]:
     with Progress(*columns, console=err) as bar:
         task = bar.add_task(what, total=None, note="")
 
-        def update(done: int, total: int, note: str = "", *_: object) -> None:
-            bar.update(task, completed=done, total=total, note=note)
+        def update(done: int, total: int, note: object = "") -> None:
+            bar.update(task, completed=done, total=total, note=_note(note))
 
         yield update
 
@@ -172,14 +181,19 @@ def progress_bar(what: str) -> Iterator[ProgressFn]:
 def _plain_progress(what: str) -> ProgressFn:
     shown = -1
 
-    def update(done: int, total: int, note: str = "", *_: object) -> None:
+    def update(done: int, total: int, note: object = "") -> None:
         nonlocal shown
         tenth = 10 * done // max(1, total)
         if tenth > shown:
             shown = tenth
-            err.print(f"{what}: {done}/{total} {note}".rstrip(), markup=False)
+            err.print(f"{what}: {done}/{total} {_note(note)}".rstrip(), markup=False)
 
     return update
+
+
+def _note(note: object) -> str:
+    """A number beside a bar is a geometric mean of speed-ups so far."""
+    return f"geomean {note:.3f}x" if isinstance(note, float) else str(note)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
-from outblas.cli.common import out
+from outblas.cli.common import EXIT_ERROR, out
+
+#: Check.ok -> word at the start of its line.
+_WORDS = {True: "ok", False: "WRONG", None: "absent"}
 
 
 def doctor() -> None:
-    """Say what is installed, what is missing and what to do; exit 1 when the base package cannot work."""
+    """Say what is installed, what is missing and what to do; exit 2 when nothing can work."""
     from outblas.doctor import diagnose
 
     checks = diagnose()
+    width = max(len(check.name) for check in checks)
     for check in checks:
-        _show(check)
-    if any(_required(check) and not check.ok for check in checks):
-        raise typer.Exit(1)
+        do = f"; {check.do}" if check.do else ""
+        out.print(f"{_WORDS[check.ok]:<6} {check.name:<{width}}  {check.found}{do}", markup=False)
+    if any(check.required and check.ok is False for check in checks):
+        raise typer.Exit(EXIT_ERROR)

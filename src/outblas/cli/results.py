@@ -26,3 +26,26 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
         counts = [str(row["losses"]), str(row["fallbacks"])]
         table.add_row(*words, "on" if row["pdl"] else "off", str(row["n"]), *figures, *counts)
     return table
+
+
+def results(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write summary.json, the README's table and its picture.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit 2 if one of them is not what the files say.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
+) -> None:
+    """Summarise committed result files; every published figure is a row of this table."""
+    from outblas.report import check_published, publish
+    from outblas.results import bench_files, summarise
+
+    out.print(summary_table([row for path in bench_files(directory) for row in summarise(path)]))
+    if write:
+        for path in publish(directory):
+            out.print(f"written: {path}", markup=False)
+    if check:
+        stale = check_published(directory)
+        for line in stale:
+            err.print(f"error: {line}", markup=False)
+        if stale:
+            raise typer.Exit(EXIT_ERROR)

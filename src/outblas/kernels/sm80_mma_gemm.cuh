@@ -226,7 +226,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int warp_k = warp % WK, position = warp / WK;
   const int warp_m = position / WN, warp_n = position % WN;
   const int rank = blockIdx.x % SPLIT;
-  const TileCoord tile = raster_tile<true, GROUP>(blockIdx.x / SPLIT, (m + BM - 1) / BM, (n + BN - 1) / BN);
+  bool inside;
+  const TileCoord tile = grid_tile<true, GROUP, SPLIT>((m + BM - 1) / BM, (n + BN - 1) / BN, inside);
+  if (!inside) return;
   const TileCoord at{tile.m * BM, tile.n * BN};
 
   if (PDL) pdl_launch_dependents();

@@ -49,11 +49,13 @@ constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8;
 
 constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
+constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
 
 // What every role needs to walk the same tiles in the same order.
 struct Work {
-  int tiles_m, tiles_n, tiles;  // in units of one cluster's tiles
-  int first, step;
+  int tiles_m, tiles_n;  // in units of one cluster's tiles
+  int first, step, tiles;
+  TileCoord only;  // the one tile of a CTA that is not persistent
   int k_begin, k_iters;
   int rank_m, rank_n, rank_split;
 
@@ -64,9 +66,15 @@ struct Work {
     rank_split = rank / MULTICAST;
     tiles_m = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M);
     tiles_n = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
-    tiles = tiles_m * tiles_n;
-    first = static_cast<int>(blockIdx.x) / CLUSTER;
-    step = static_cast<int>(gridDim.x) / CLUSTER;
+    if constexpr (PERSISTENT) {
+      tiles = tiles_m * tiles_n;
+      first = static_cast<int>(blockIdx.x) / CLUSTER;
+      step = static_cast<int>(gridDim.x) / CLUSTER;
+    } else {
+      bool inside;
+      only = grid_tile<RASTER_M, GROUP, CLUSTER>(tiles_m, tiles_n, inside);
+      first = 0, step = 1, tiles = inside ? 1 : 0;
+    }
     const int all = (k + BK - 1) / BK;
     const int share = all / SPLIT, extra = all % SPLIT;
     k_begin = rank_split * share + (rank_split < extra ? rank_split : extra);
@@ -74,7 +82,7 @@ struct Work {
   }
   // Row and column of this CTA's tile `index`, in elements.
   __device__ __forceinline__ TileCoord origin(int index) const {
-    const TileCoord t = raster_tile<RASTER_M, GROUP>(index, tiles_m, tiles_n);
+    const TileCoord t = PERSISTENT ? raster_tile<RASTER_M, GROUP>(index, tiles_m, tiles_n) : only;
     return {(t.m * CLUSTER_M + rank_m) * BM, (t.n * CLUSTER_N + rank_n) * BN};
   }
 };
@@ -136,6 +144,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   Ring ring;
   for (int tile = w.first; tile < w.tiles; tile += w.step) {
     const TileCoord at = w.origin(tile);
+#pragma unroll 1  // short code: at these run times instruction fetches are felt
     for (int i = 0; i < w.k_iters; ++i) {
       const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
       mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
@@ -178,6 +187,7 @@ __device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], u32 
 __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][ACC_REGS], u32 smem, Ring& ring,
                                               int wg_row, int lane) {
   u32 previous = 0;
+#pragma unroll 1
   for (int i = 0; i < w.k_iters; ++i) {
     mbar_wait(smem + FULL_OFFSET + 8 * ring.stage, ring.parity);
     wgmma_fence();
@@ -190,8 +200,12 @@ __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][A
     previous = ring.stage;
     ring.next();
   }
+}
+
+// The last group's end: only now may the accumulators be read.
+__device__ __forceinline__ void finish_tile(const Work& w, u32 smem, const Ring& ring, int lane) {
   wgmma_wait<0>();
-  release_stage(w, smem, previous, lane);
+  release_stage(w, smem, ring.stage == 0 ? STAGES - 1 : ring.stage - 1, lane);
 }
 
 // A consumer warpgroup: every tile (coop) or every other tile (pingpong) of this CTA.
@@ -201,12 +215,18 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
   Ring ring;
   const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
   int turn = 0;
+  // Pingpong: the K loops take turns. A warpgroup that ran ahead would see the parity of an older
+  // fill and take it for its own.
+  if (PINGPONG && warpgroup == 1) named_arrive(ORDER_BARRIER, 256);
   for (int tile = w.first; tile < w.tiles; tile += w.step, ++turn) {
     if (PINGPONG && turn % CONSUMERS != warpgroup) {
       ring.skip(w.k_iters);
       continue;
     }
+    if constexpr (PINGPONG) named_sync(ORDER_BARRIER + warpgroup, 256);
     multiply_tile(w, acc, smem, ring, wg_row, wg_thread % 32);
+    if (PINGPONG && tile + w.step < w.tiles) named_arrive(ORDER_BARRIER + 1 - warpgroup, 256);
+    finish_tile(w, smem, ring, wg_thread % 32);
     const TileCoord at = w.origin(tile);
     const int y0 = at.m + wg_row;
     if constexpr (SPLIT > 1) {
@@ -246,11 +266,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
   if (PDL) pdl_launch_dependents();
   if (threadIdx.x == 128 * CONSUMERS) {
-    init_barriers(smem);
     tma_prefetch(&map_a);
     tma_prefetch(&map_b);
-    if (STORE_TMA) tma_prefetch(&map_c);
+    init_barriers(smem);
   }
+  if (STORE_TMA && threadIdx.x == 0) tma_prefetch(&map_c);
   __syncwarp();
   if constexpr (CLUSTER > 1) cluster_arrive();
   // Multicast writes into peers: they must be ready before the first load. Split-K writes into them

@@ -23,6 +23,7 @@ h3 { font-size: 1.08rem; margin: 1.75rem 0 .5rem; }
 .card.geomean { border-color: var(--blue); box-shadow: inset 0 3px 0 var(--blue); }
 .pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.25rem; }
 figure { margin: 0; min-width: 0; }
+figcaption { margin-top: .4rem; }
 figcaption, .note { color: var(--soft); font-size: .88rem; }
 .plot { width: 100%; height: 380px; }
 .plot.roofline { height: 480px; }
@@ -31,19 +32,23 @@ figcaption, .note { color: var(--soft); font-size: .88rem; }
 .controls label { display: inline-flex; align-items: center; gap: .5rem; }
 .controls output { display: inline-block; min-width: 3.2em; font-weight: 600; font-variant-numeric: tabular-nums; }
 .controls input[type=range] { width: 14rem; accent-color: var(--blue); }
-.scroll { overflow: auto; max-height: 30rem; border: 1px solid var(--line); border-radius: 8px; margin: .5rem 0 1rem; }
+.scroll { overflow: auto; border: 1px solid var(--line); border-radius: 8px; margin: .5rem 0 1rem; }
+.scroll.limited { max-height: 30rem; }
 .scroll:focus-visible, input:focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: .5rem .7rem; color: var(--soft); }
+caption { text-align: left; padding: .5rem 0; color: var(--soft); }
+caption span { display: inline-block; position: sticky; left: .7rem; padding-right: .7rem; margin-left: .7rem;
+  max-width: min(1150px, calc(100vw - 3.5rem)); }
 th, td { padding: .3rem .7rem; text-align: right; border-top: 1px solid var(--line); white-space: nowrap; }
 tbody th, .text { text-align: left; font-weight: 500; }
-thead th { background: var(--card); position: sticky; top: 0; font-weight: 600; }
+thead th, thead th.text { background: var(--card); position: sticky; top: 0; font-weight: 600; }
 main { padding-bottom: 3rem; }
 @media (max-width: 1000px) { .cards { grid-template-columns: repeat(3, minmax(0, 1fr)); } }
 @media (max-width: 760px) {
   header, main { padding-left: .8rem; padding-right: .8rem; }
   .pair { grid-template-columns: minmax(0, 1fr); }
   .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  th, td { padding: .3rem .5rem; }
   .plot { height: 330px; } .plot.heat { height: 440px; } .plot.roofline { height: 430px; }
 }
 """

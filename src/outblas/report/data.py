@@ -77,6 +77,11 @@ class Run:
         return str(self.run.get("device", self.result.meta.get("device", ""))).startswith("replay")
 
     @property
+    def tuned(self) -> bool:
+        """Whether the rows are a search's winners, with the times that they were chosen by."""
+        return bool(self.run)
+
+    @property
     def measured(self) -> dict[str, Any]:
         """Provenance of the measurements: the recording's where one was replayed and named."""
         recording = self.run.get("recording", self.result.meta.get("recording"))

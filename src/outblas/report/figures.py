@@ -98,7 +98,7 @@ def heat(group: Group) -> Figure:
     top = max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
     limit = math.log2(top)
     ks = sorted({r["k"] for r in group.rows})
-    data = []
+    data: list[Figure] = []
     for k in ks:
         for pdl in group.pdls:
             trace = _heat_trace([r for r in group.of_pdl(pdl) if r["k"] == k], limit)
@@ -115,14 +115,14 @@ def roofline(group: Group, gpu: Gpu | None) -> Figure:
     rows = [r for r in group.rows if r["pdl"] == group.pdls[0]]
     intensity = [_intensity(r) for r in rows]
     data = [
-        _points("floor of each problem", rows, intensity, [r["floor_us"] for r in rows], GREY, "line-ew-open"),
-        _points("best baseline", rows, intensity, [r["baseline_us"] for r in rows], "#3d444d", "x-thin-open"),
+        _points("floor", rows, intensity, [r["floor_us"] for r in rows], GREY, "triangle-down-open"),
+        _points("best baseline", rows, intensity, [r["baseline_us"] for r in rows], "#111418", "x-thin-open"),
     ]
     for pdl in group.pdls:
         ours = group.of_pdl(pdl)
         times = [published_us(r) for r in ours]
         data.append(
-            _points(f"OutBLAS {NAMES[pdl]}", ours, [_intensity(r) for r in ours], times, COLOURS[pdl], "circle")
+            _points(f"OutBLAS {NAMES[pdl]}", ours, [_intensity(r) for r in ours], times, COLOURS[pdl], "circle-open")
         )
     if gpu is not None:
         data.append(_roof(gpu, min(intensity), max(intensity)))
@@ -139,9 +139,9 @@ def find_gpu(name: str) -> Gpu | None:
 
 def ratio_ticks(low: float, high: float) -> list[float]:
     """Round ratios within [low, high] for a logarithmic axis, 1.0 among them, at most about eight."""
-    if high / low <= 1.6:
+    if high / low <= 2.2:
         step = 0.05 if high / low <= 1.35 else 0.1
-        ticks = [round(1 + i * step, 2) for i in range(-20, 21)]
+        ticks = [round(1 + i * step, 2) for i in range(-15, 16)]
     elif high / low <= 4:
         ticks = [0.25, 0.33, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0]
     else:
@@ -191,7 +191,7 @@ def _points(name: str, rows: list[Row], x: list[float], times: list[float], colo
             "color": colour,
             "symbol": symbol,
             "size": 5,
-            "opacity": 0.75,
+            "opacity": 0.8,
             "line": {"width": 1, "color": colour},
         },
     }
@@ -203,7 +203,7 @@ def _roof(gpu: Gpu, low: float, high: float) -> Figure:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": f"HBM and arithmetic roof ({gpu.tflops:g} TFLOP/s, {gpu.hbm_tbs:g} TB/s)",
+        "name": "roof of HBM and arithmetic",
         "x": x,
         "y": [min(gpu.tflops, gpu.hbm_tbs * ai) for ai in x],
         "hoverinfo": "skip",

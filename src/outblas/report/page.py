@@ -18,6 +18,14 @@ from outblas.results import PROVENANCE, Row, figures_of, write_atomic
 #: Only what is inline may load: the browser itself refuses every request.
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
+#: Columns of words; every other column holds figures and aligns right.
+_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact", "Value"})
+
+_SELECTION = (
+    "Winners are shown with the times that they were chosen by, which flatters them a little; "
+    "outblas bench times them afresh."
+)
+
 
 def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
     """Write the report of a bench result file or a tune run directory.
@@ -126,7 +134,8 @@ def _cards(group: Group) -> str:
 def _chart(index: int, name: str, title: str, note: str) -> str:
     return (
         f"<figure><div class='plot {name}' id='{name}-{index}' data-group='{index}' data-figure-name='{name}' "
-        f"role='img' aria-label='{escape(title)}'></div><figcaption><b>{escape(title)}.</b> {escape(note)}</figcaption></figure>"
+        f"role='img' aria-label='{escape(title)}'></div>"
+        f"<figcaption><b>{escape(title)}.</b> {escape(note)}</figcaption></figure>"
     )
 
 
@@ -145,14 +154,14 @@ def _heat(group: Group, index: int) -> str:
 
 
 def _regimes(group: Group) -> str:
-    head = ("Regime", "PDL", "Problems", "Geometric mean", "Worst", "Losses", "Fall-backs")
+    head = ("Regime", "PDL", "Geomean", "Problems", "Worst", "Losses", "Fall-backs")
     head_floor = ("Ours, % of floor", "Baseline, % of floor")
     lines = [
         (
             r["regime"],
             "on" if r["pdl"] else "off",
-            r["n"],
             f"{r['geomean']:.3f}×",
+            r["n"],
             f"{r['min']:.3f}×",
             r["losses"],
             r["fallbacks"],
@@ -162,7 +171,7 @@ def _regimes(group: Group) -> str:
         for r in regime_rows(group)
     ]
     caption = "Published speed-up by regime; % of floor is the median of floor / time"
-    return _table(caption, (*head, *head_floor), lines, text_columns=2)
+    return _table(caption, (*head, *head_floor), lines)
 
 
 def _losses(group: Group) -> str:
@@ -187,7 +196,7 @@ def _losses(group: Group) -> str:
         for r in rows
     ]
     caption = f"Losses: {len(rows)} of {len(group.rows)} rows are below 0.99×, worst first"
-    return _table(caption, head, lines, text_columns=2)
+    return _table(caption, head, lines, limited=True)
 
 
 def _fallbacks(group: Group) -> str:
@@ -197,7 +206,7 @@ def _fallbacks(group: Group) -> str:
     head = ("Problem", "PDL", "Baseline", "Baseline µs", "Baseline TFLOP/s", "% of floor", "Regime", "Status of ours")
     lines = [_fallback_line(r) for r in rows]
     caption = f"Fall-backs: {len(rows)} of {len(group.rows)} rows run the baseline and count as 1.000×"
-    return _table(caption, head, lines, text_columns=2)
+    return _table(caption, head, lines, limited=True)
 
 
 def _fallback_line(r: Row) -> tuple[Any, ...]:
@@ -211,12 +220,13 @@ def _origin(run: Run) -> str:
     """Where the figures come from, in words; a replay says so before anything else."""
     m = run.measured
     gpu, date = escape(str(m.get("gpu", "unknown"))), escape(str(m.get("date", "unknown")))
+    bias = f" {_SELECTION}" if run.tuned else ""
     if run.replayed:
         return (
             f"<p class='origin replay'>This run <strong>replayed recorded measurements of {gpu}, {date}</strong>. "
-            "Nothing was timed on the machine that made this report.</p>"
+            f"Nothing was timed on the machine that made this report.{bias}</p>"
         )
-    return f"<p class='origin'>Measured on {gpu}, {date}.</p>"
+    return f"<p class='origin'>Measured on {gpu}, {date}.{bias}</p>"
 
 
 def _method(groups: Sequence[Group]) -> str:
@@ -244,13 +254,13 @@ def _provenance(run: Run) -> str:
     if heat:
         facts["temperature"] = f"{min(heat):g} to {max(heat):g} °C"
     lines = [(name, v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for name, v in facts.items()]
-    table = _table("Where these figures come from", ("Fact", "Value"), lines, text_columns=2)
+    table = _table("Where these figures come from", ("Fact", "Value"), lines)
     return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{table}</section>"
 
 
-def _table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], text_columns: int) -> str:
-    """A table in its own scroll box; the first cell of a line is its header, text columns align left."""
-    cls = [" class='text'" if i < text_columns else "" for i in range(len(head))]
+def _table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], limited: bool = False) -> str:
+    """A table in a scroll box, ``limited`` in height too; the first cell of a line is its header."""
+    cls = [" class='text'" if h in _TEXT else "" for h in head]
     top = "".join(f"<th scope='col'{c}>{escape(h)}</th>" for h, c in zip(head, cls, strict=True))
     body = "".join(
         f"<tr><th scope='row'>{escape(str(line[0]))}</th>"
@@ -259,8 +269,9 @@ def _table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], te
         for line in lines
     )
     return (
-        f"<div class='scroll' tabindex='0' role='region' aria-label='{escape(caption)}'><table>"
-        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<div class='scroll{' limited' if limited else ''}' tabindex='0' role='region' "
+        f"aria-label='{escape(caption)}'><table>"
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

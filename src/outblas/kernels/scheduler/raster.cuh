@@ -20,3 +20,14 @@ __device__ __forceinline__ TileCoord raster_tile(int index, int tiles_m, int til
   const int i = band * GROUP + (in_band - o * width);
   return RASTER_M ? TileCoord{i, o} : TileCoord{o, i};
 }
+
+// The same order for one tile per CTA, without a division: the launcher makes the grid
+// (CLUSTER * width, outer, bands) with width = min(GROUP, inner) and the hardware walks x, y, z.
+// `inside` is false for the CTAs that pad the last band.
+template <bool RASTER_M, int GROUP, int CLUSTER>
+__device__ __forceinline__ TileCoord grid_tile(int tiles_m, int tiles_n, bool& inside) {
+  const int i = static_cast<int>(blockIdx.z) * GROUP + static_cast<int>(blockIdx.x) / CLUSTER;
+  const int o = static_cast<int>(blockIdx.y);
+  inside = i < (RASTER_M ? tiles_m : tiles_n);
+  return RASTER_M ? TileCoord{i, o} : TileCoord{o, i};
+}

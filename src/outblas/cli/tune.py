@@ -1,0 +1,54 @@
+"""``outblas tune``: the main job, from problems to a library and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SuiteOption, err, out
+from outblas.device import parse_device
+from outblas.problem import Problem
+
+
+def tune(
+    suite: SuiteOption = "grid1000",
+    mnk: Annotated[list[str] | None, typer.Option(help="Tune M_N_K instead of a suite; may be repeated.")] = None,
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    agent: Annotated[str, typer.Option(help="Search agent; see `outblas list agents`.")] = "heuristic",
+    budget: Annotated[int, typer.Option(help="Candidates measured per problem, at most.")] = 16,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda:N or replay:NAME; by default cuda:0 where there is a GPU, else replay:h200."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run directory, resumed if it exists; by default named after the settings.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the agent.")] = 0,
+) -> None:
+    """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
+    if mnk:
+        suite, problems = "custom", [Problem.from_mnk(one, layout, dtype, acc) for one in dict.fromkeys(mnk)]
+    else:
+        problems = common.suite_problems(suite, (layout,), dtype, acc)
+    common.at_least("--budget", budget, 1)
+    where = parse_device(device)
+    place = str(where).replace(":", "-").replace("/", "-")
+    path = run or Path("runs") / "-".join(
+        (suite, layout.lower(), dtype.lower(), acc.lower(), agent, str(budget), place)
+    )
+
+    from outblas.tune_run import run_tune
+
+    err.print(f"tuning {len(problems)} problems of {suite} on {where}, agent {agent}, budget {budget}", markup=False)
+    with common.progress_bar("tune") as progress:
+        library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), progress)
+    for pdl in (False, True):
+        title = "PDL allowed" if pdl else "without PDL"
+        fallbacks = f"{library.fallbacks(pdl)} of {len(library.rows)} fall back to the baseline"
+        out.print(f"{title:<12} geometric mean {library.geomean(pdl):.3f}x, {fallbacks}", markup=False)
+    out.print(f"library: {files.library}\nresult:  {files.result}\nreport:  {files.report}", markup=False)

@@ -1,0 +1,48 @@
+"""The CUDA driver through cuda.bindings: every result checked, one error class."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from outblas.errors import DeviceError, ToolchainMissing
+
+
+@functools.cache
+def driver() -> Any:
+    """The module ``cuda.bindings.driver``.
+
+    Raises:
+        ToolchainMissing: it is not installed.
+    """
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise ToolchainMissing(
+            f"cuda.bindings cannot be loaded ({error})", "the cuda-bindings wheel", "pip install 'outblas[gpu]'"
+        ) from error
+    return bindings
+
+
+def check(call: str, result: tuple[Any, ...]) -> Any:
+    """The value of a driver call's result tuple (None, one value, or a tuple of several).
+
+    Raises:
+        DeviceError: the status is not CUDA_SUCCESS.
+    """
+    status, *values = result
+    if int(status) != 0:
+        raise DeviceError(
+            f"{call} failed with {status.name} ({int(status)})", "CUDA_SUCCESS", "look at the launch and its operands"
+        )
+    return None if not values else values[0] if len(values) == 1 else tuple(values)
+
+
+def sticky_error() -> str:
+    """Name of the error that has made this context unusable; empty when it is sound.
+
+    After an illegal address, a trap or a device assertion every further call of the context fails
+    until the process ends.
+    """
+    (status,) = driver().cuCtxSynchronize()
+    return "" if int(status) == 0 else str(status.name)

@@ -1,0 +1,138 @@
+"""nvMatmulHeuristics' first choice, mapped to our own family.
+
+The package runs in a subprocess, many problems at a time: one of its calls has been seen to segfault.
+A problem that kills the subprocess counts as "no choice" and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.errors import ToolchainMissing
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+
+_TIMEOUT_S = 120.0
+#: Short name of ours -> NvMatmulHeuristicsNvidiaGpu.
+_GPUS = {"h200": "H200_SXM"}
+#: A row-major M x K, B row-major N x K (TN) or K x N (NN), in the words of the package.
+_LAYOUTS = {"TN": "NT_ROW_MAJOR", "NN": "NN_ROW_MAJOR"}
+#: Inputs, accumulator, output: H fp16, T bf16, S fp32.
+_PRECISIONS = {("fp16", "fp32"): "HSH", ("fp16", "fp16"): "HHH", ("bf16", "fp32"): "TST"}
+
+#: Reads [[m, n, k, layout, precision], ...], writes one JSON line each as soon as it is known.
+_SCRIPT = """
+import json, sys
+from nvMatmulHeuristics import (NvMatmulHeuristicsFlags as F, NvMatmulHeuristicsInterfaceEx as I,
+    NvMatmulHeuristicsMatmulLayout as L, NvMatmulHeuristicsNvidiaGpu as G, NvMatmulHeuristicsTarget as T)
+gpu, problems = json.load(sys.stdin)
+api = I(backend=T.CUTLASS3, flags=F.PERF_MODEL_BASED_AUTO_TUNING, gpu=G[gpu])
+for m, n, k, layout, precision in problems:
+    found = api.get(api.makeNvMatmulHeuristicsProblem(m, n, k, L[layout]), 1, precision=precision)
+    g = found[0]["kernel"] if found else None
+    print(json.dumps(g and [g.cta_tile_m, g.cta_tile_n, g.cta_tile_k, g.stages, g.split_k, g.cluster_m, g.cluster_n,
+                            g.cta_order]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tile, stages, split of K, cluster and tile order (0 or 1) as nvMatmulHeuristics gives them."""
+
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    split_k: int
+    cluster_m: int
+    cluster_n: int
+    order: int
+
+
+def nvmmh_config(problem: Problem, gpu: Gpu = H200) -> KernelConfig | None:
+    """As :func:`nvmmh_configs`, of one problem."""
+    return nvmmh_configs([problem], gpu)[problem]
+
+
+def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem, KernelConfig | None]:
+    """The nearest legal config of ``sm90_wgmma_gemm`` to each problem's first choice.
+
+    None where there is no choice or none that the family can build.
+
+    Raises:
+        ToolchainMissing: the package is not installed.
+    """
+    found = choices(problems, gpu)
+    return {p: None if c is None else nearest(p, c, gpu) for p, c in zip(problems, found, strict=True)}
+
+
+def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[Choice | None]:
+    """First choice per problem, None where the package has none or dies of the question."""
+    if script is _SCRIPT and importlib.util.find_spec("nvMatmulHeuristics") is None:
+        raise ToolchainMissing(
+            "nvMatmulHeuristics is not installed", "the wheel nvidia-matmul-heuristics", "pip install 'outblas[gpu]'"
+        )
+    if gpu.name not in _GPUS:
+        return [None] * len(problems)
+    out: list[Choice | None] = []
+    while len(out) < len(problems):
+        answers = _ask(problems[len(out) :], _GPUS[gpu.name], script)
+        out += answers
+        if len(out) < len(problems):
+            out.append(None)  # the one in hand when the subprocess died
+    return out
+
+
+def nearest(problem: Problem, choice: Choice, gpu: Gpu = H200) -> KernelConfig | None:
+    """The legal config of our family that differs least from ``choice``: stages give way first, then
+    the cluster, then the split, then the depth, then the tile."""
+    from outblas.space import why_illegal
+
+    for config in _neighbours(choice):
+        if why_illegal(problem, config, gpu) is None:
+            return config
+    return None
+
+
+def _neighbours(choice: Choice) -> Iterator[Sm90WgmmaConfig]:
+    tiles = sorted(
+        itertools.product((64, 128, 192, 256), range(8, 257, 8)),
+        key=lambda t: (abs(t[0] - choice.bm) + abs(t[1] - choice.bn), -t[0] * t[1]),
+    )[:12]
+    depths = _by_distance((32, 64, 128), choice.bk)
+    splits = _by_distance((1, 2, 4, 8, 16), choice.split_k)
+    splits = [s for s in splits if s <= max(1, choice.split_k)] or [1]
+    clusters = dict.fromkeys(((choice.cluster_m, choice.cluster_n), (1, 1)))
+    for (bm, bn), bk, split, (cm, cn) in itertools.product(tiles, depths, splits, clusters):
+        for stages, store in itertools.product(range(min(12, max(2, choice.stages)), 1, -1), ("tma", "direct")):
+            yield Sm90WgmmaConfig(
+                bm, bn, bk, stages, consumers=min(3, bm // 64) if bm != 256 else 2, cluster_m=cm, cluster_n=cn,
+                split_k=split, raster="n" if choice.order else "m", store=store,  # type: ignore[arg-type]
+            )  # fmt: skip
+
+
+def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
+    return sorted(values, key=lambda v: (abs(v - wanted), v))
+
+
+def _ask(problems: Sequence[Problem], gpu: str, script: str) -> list[Choice | None]:
+    """Answers up to the subprocess' end, natural or not."""
+    rows = [[p.m, p.n, p.k, _LAYOUTS[p.layout], _PRECISIONS[p.dtype, p.acc]] for p in problems]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], input=json.dumps([gpu, rows]), capture_output=True, text=True,
+            timeout=_TIMEOUT_S,
+        )  # fmt: skip
+        text = done.stdout
+    except subprocess.TimeoutExpired as late:
+        text = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    parsed = [json.loads(line) for line in lines if line.startswith(("[", "null"))]
+    return [Choice(*row) if row else None for row in parsed]

@@ -1,0 +1,238 @@
+"""Gate 6: what a call may do besides computing: nothing.
+
+It runs on the stream it is given and in that stream's order, under graph capture, on two streams at
+once; it does not wait, allocate, start threads, use other streams, keep state or touch the L2's policy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from outblas.driver import check, driver
+from outblas.evaluation import Status
+from outblas.operands import torch_dtype
+from outblas.timing import capture_graph
+
+if TYPE_CHECKING:
+    from outblas.verify import Lab
+
+#: Length of a plug in GPU cycles: some 20 ms, far longer than a launch takes the host.
+_PLUG_CYCLES = 40_000_000
+
+
+def check_rules(lab: Lab) -> None:
+    """All of the gate, on a lab whose candidate has passed the gates before.
+
+    Raises:
+        Rejected: RULE_BROKEN (or WRONG, for bits that differ on two streams).
+    """
+    from outblas.verify import normal
+
+    first = normal(lab.problem, 11, lab.device)
+    second = normal(lab.problem, 12, lab.device)
+    expected = (lab.run(*first, index=0), lab.run(*second, index=1))
+    _no_side_effects(lab)
+    _stream_order(lab, first, expected[0])
+    _capture(lab, first, second, expected[0])
+    _two_streams(lab, first, second, expected)
+    _chain(lab)
+
+
+def _no_side_effects(lab: Lab) -> None:
+    """No allocation, no thread, no L2 policy; the calls have all been warmed up before."""
+    import torch
+
+    cu = driver()
+    limit = cu.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+
+    def state() -> dict[str, int]:
+        stats = torch.cuda.memory_stats(lab.device)
+        return {
+            "allocated with torch": stats["allocation.all.allocated"],
+            "started a thread of Python": threading.active_count(),
+            "started a thread": _threads(),
+            "changed the persisting L2 size": int(check("cuCtxGetLimit", cu.cuCtxGetLimit(limit))),
+        }
+
+    before, free = state(), torch.cuda.mem_get_info(lab.device)[0]
+    for _ in range(4):
+        lab.calls[0](lab.stream)
+    lab.wait()
+    for what, count in state().items():
+        if (count > before[what]) or ("L2" in what and count != before[what]):
+            raise _broken(f"it {what} ({before[what]} -> {count})")
+    _no_device_memory(lab, free)
+    attribute = cu.CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    window = check("cuStreamGetAttribute", cu.cuStreamGetAttribute(lab.stream, attribute)).accessPolicyWindow
+    if window.num_bytes:
+        raise _broken("it set an access policy window on the stream")
+
+
+def _no_device_memory(lab: Lab, free: int) -> None:
+    """Free memory must not shrink with calls; three tries, for other processes may use the GPU."""
+    import torch
+
+    for _ in range(3):
+        now = torch.cuda.mem_get_info(lab.device)[0]
+        if now >= free:
+            return
+        lost, free = free - now, now
+        lab.calls[0](lab.stream)
+        lab.wait()
+    raise _broken(f"free GPU memory shrinks with every call (last by {lost} bytes)")
+
+
+def _stream_order(lab: Lab, inputs: tuple[Any, Any], expected: Any) -> None:
+    """Behind a plug: the inputs arrive late, C is copied right behind the call, and the call must not wait."""
+    import torch
+
+    a, b, c = lab.data[0]
+    staged = [t.clone() for t in inputs]
+    out = torch.empty_like(c)
+    plug = torch.cuda.Event()
+    lab.data.set_inputs(0, torch.full_like(a, float("nan")), torch.full_like(b, float("nan")))
+    lab.wait()
+    with torch.cuda.stream(lab.torch_stream):
+        torch.cuda._sleep(_PLUG_CYCLES)
+        plug.record()
+        a.copy_(staged[0])
+        b.copy_(staged[1])
+        lab.calls[0](lab.stream)
+        waited = plug.query()
+        out.copy_(c)
+    lab.wait()
+    if waited:
+        raise _broken("the call waits for the GPU")
+    if not _same(out, expected):
+        raise _broken("it does not run in the order of the stream it was given")
+
+
+def _capture(lab: Lab, first: tuple[Any, Any], second: tuple[Any, Any], expected: Any) -> None:
+    """Under capture: one chain of kernels, which computes again whenever it is launched."""
+    from outblas.errors import OutblasError
+
+    cu = driver()
+    try:
+        graph = capture_graph([lab.calls[0]], lab.stream)
+    except (OutblasError, RuntimeError) as error:
+        raise _broken(f"it cannot be captured in a graph ({error})") from error
+    executable = None
+    try:
+        _check_nodes(graph)
+        executable = check("cuGraphInstantiate", cu.cuGraphInstantiate(graph, 0))
+        for inputs in (second, first):
+            lab.data.set_inputs(0, *inputs)
+            lab.wait()
+            check("cuGraphLaunch", cu.cuGraphLaunch(executable, lab.stream))
+            lab.wait()
+    finally:
+        if executable is not None:
+            cu.cuGraphExecDestroy(executable)
+        cu.cuGraphDestroy(graph)
+    if not _same(lab.data[0][2], expected):
+        raise _broken("a launched graph of it does not compute the product")
+
+
+def _check_nodes(graph: Any) -> None:
+    cu = driver()
+    kinds = cu.CUgraphNodeType
+    allowed = (int(kinds.CU_GRAPH_NODE_TYPE_KERNEL), int(kinds.CU_GRAPH_NODE_TYPE_MEMSET))
+    _, count = check("cuGraphGetNodes", cu.cuGraphGetNodes(graph))
+    if count == 0:
+        raise _broken("it puts nothing on the stream it was given")
+    nodes, _ = check("cuGraphGetNodes", cu.cuGraphGetNodes(graph, count))
+    policy = cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    for node in nodes:
+        kind = check("cuGraphNodeGetType", cu.cuGraphNodeGetType(node))
+        if int(kind) not in allowed:
+            raise _broken(f"its graph holds a node of type {kind.name}")
+        if int(kind) == allowed[0]:
+            value = check("cuGraphKernelNodeGetAttribute", cu.cuGraphKernelNodeGetAttribute(node, policy))
+            if value.accessPolicyWindow.num_bytes:
+                raise _broken("a kernel sets an access policy window (persisting L2)")
+    _, roots = check("cuGraphGetRootNodes", cu.cuGraphGetRootNodes(graph))
+    if roots != 1:
+        raise _broken(f"its graph has {roots} beginnings: it works on more than one stream")
+
+
+def _two_streams(lab: Lab, first: Any, second: Any, expected: tuple[Any, Any]) -> None:
+    """Both calls at once, released by plugs of equal length, several times in turn."""
+    import torch
+
+    other = torch.cuda.Stream(lab.device)
+    for _ in range(3):
+        lab.data.set_inputs(0, *first)
+        lab.data.set_inputs(1, *second)
+        lab.wait()
+        for stream in (lab.torch_stream, other):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(_PLUG_CYCLES // 20)
+        for _ in range(4):
+            lab.calls[0](lab.stream)
+            lab.calls[1](other.cuda_stream)
+        lab.wait()
+        for index in range(2):
+            if not _same(lab.data[index][2], expected[index]):
+                raise _rejected(Status.WRONG, "results differ when two calls run on two streams at once")
+
+
+def _chain(lab: Lab) -> None:
+    """Where C fits A: products of products, back to back. A launch that overlaps its predecessor must wait
+    before it reads what that wrote, and before it overwrites what that reads."""
+    import torch
+
+    p = lab.problem
+    if p.n != p.k:
+        return
+    from outblas.verify import normal
+
+    scale = p.k**-0.5
+    (a0, b0), (a1, b1) = (normal(p, seed, lab.device, scale) for seed in (13, 14))
+    empty = [torch.empty((p.m, p.n), dtype=torch_dtype(p), device=lab.device) for _ in range(3)]
+    middle, x, y = empty
+    calls = [
+        lab.entry.bind(p, a0, b0, middle),
+        lab.entry.bind(p, middle, b1, x),
+        lab.entry.bind(p, a1, b0, middle),
+        lab.entry.bind(p, middle, b1, y),
+    ]
+
+    def outputs(between: Callable[[], None]) -> tuple[Any, Any]:
+        for tensor in empty:
+            tensor.fill_(float("nan"))
+        lab.wait()
+        for _ in range(3):
+            for call in calls:
+                call(lab.stream)
+                between()
+        lab.wait()
+        return x.clone(), y.clone()
+
+    apart, together = outputs(lab.wait), outputs(lambda: None)
+    if not (_same(apart[0], together[0]) and _same(apart[1], together[1])):
+        raise _broken("back-to-back calls that use each other's results overlap wrongly")
+
+
+def _threads() -> int:
+    """Threads of this process, those of native code included (0 where the system does not tell)."""
+    folder = "/proc/self/task"
+    return len(os.listdir(folder)) if os.path.isdir(folder) else 0
+
+
+def _same(x: Any, y: Any) -> bool:
+    import torch
+
+    return bool(torch.equal(x.view(torch.int16), y.view(torch.int16)))
+
+
+def _broken(detail: str) -> Exception:
+    return _rejected(Status.RULE_BROKEN, detail)
+
+
+def _rejected(status: Status, detail: str) -> Exception:
+    from outblas.verify import Rejected
+
+    return Rejected(status, detail)

@@ -1,0 +1,515 @@
+"""The only clock.
+
+``offline``: GPU time per call. A CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
+non-blocking stream, operands rotated over buffers totalling 200 MB where R allows, N(0, 1) data. In
+every round all entries are launched once, in a random order, each between two events. The stream is
+first plugged by a spinning kernel of bounded length while the host queues the round, and a round
+counts only if no entry had begun before its own graph was queued, so the host's speed is in no figure.
+Entries of one graph may overlap by programmatic dependent launch; graphs and events do not.
+
+``offline_cold``: the same rounds, but L2 is evicted before every call, by reading twice its size (a
+memset would leave dirty lines, whose write-back the call would pay for). The eviction cannot be
+subtracted from a graph's time honestly, so there is no graph: each call stands alone between two
+events on the plugged stream, and a round's figure is the median over its calls. The gap from event
+to kernel (1-2 us, the same for every entry) is in the figure: ratios are therefore conservative.
+
+``server``: requests of a Poisson process, one call each; host time from the call to its completion
+(a stream synchronise). Entries alternate in random order, a block of requests at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from outblas.baselines import Bindable, Call
+from outblas.driver import check, driver
+from outblas.errors import DeviceError, OutblasError, ToolchainMissing, UsageError
+from outblas.evaluation import Speedup, Timing
+from outblas.operands import GUARD_BYTES, Operands
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu, floor_us, operand_sets, repeats
+from outblas.stats import paired_speedup
+
+MIN_ROUNDS, MAX_ROUNDS, QUICK_ROUNDS = 7, 2000, 3
+#: Calls of one entry in one cold round; requests in a block of ``server``.
+COLD_CALLS, SERVER_BLOCK = 4, 16
+#: Tries to queue a round ahead of the GPU; longest plug.
+_TRIES, _MAX_PLUG_US = 10, 50_000.0
+#: Cycles that a plug spins per microsecond: a bound on the SM clock in MHz.
+_CYCLES_PER_US = 2000
+
+
+class GraphEntry:
+    """One captured entry: an executable graph of ``repeats`` calls. Free it after use."""
+
+    def __init__(self, name: str, executable: Any, calls: Sequence[Call], repeats: int) -> None:
+        self.name, self.repeats = name, repeats
+        self.executable = executable
+        self.calls = calls  # keeps kernels, descriptors and tensor maps alive
+
+    def free(self) -> None:
+        """Destroy the graph; harmless when done twice."""
+        if self.executable is not None:
+            check("cuGraphExecDestroy", driver().cuGraphExecDestroy(self.executable))
+            self.executable = None
+
+
+class Bench:
+    """Operands, stream and events of one problem on one GPU, used for all its candidates.
+
+    Args:
+        gpu_index: CUDA ordinal. seed: of the data. guard_bytes: canaries around every operand.
+        gpu: whose floor sets the repeats (calls per graph) and the operand sets.
+
+    Raises:
+        DeviceError: no such GPU, or not enough memory. ToolchainMissing: no cuda.bindings.
+    """
+
+    def __init__(
+        self, problem: Problem, gpu_index: int = 0, seed: int = 0, guard_bytes: int = GUARD_BYTES, gpu: Gpu = H200
+    ) -> None:
+        torch = _cuda_torch(gpu_index)
+        self.problem, self.gpu_index = problem, gpu_index
+        torch.cuda.set_device(gpu_index)
+        estimate = floor_us(problem, gpu)
+        self.repeats, self.sets = repeats(estimate), operand_sets(problem, estimate)
+        self.data = Operands(problem, self.sets, f"cuda:{gpu_index}", guard_bytes)
+        self.data.fill_normal(seed)
+        self._torch_stream = torch.cuda.Stream(gpu_index)  # torch makes its streams non-blocking
+        self.stream: int = self._torch_stream.cuda_stream
+        self._events: list[tuple[Any, Any]] = []
+        self._plug_us = 200.0
+        self._evictor: Callable[[], None] | None = None
+        torch.cuda.synchronize(gpu_index)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give events and operands back; harmless when done twice."""
+        for pair in self._events:
+            for event in pair:
+                driver().cuEventDestroy(event)
+        self._events.clear()
+        self._evictor = None
+        self.data = None  # type: ignore[assignment]
+
+    def operands(self, index: int) -> tuple[Any, Any, Any]:
+        """(A, B, C) of one of the ``sets``."""
+        return self.data[index]
+
+    def bind(self, entry: Bindable) -> list[Call]:
+        """One call per operand set, run once each so that nothing is loaded lazily later."""
+        calls = [entry.bind(self.problem, *self.data[i]) for i in range(self.sets)]
+        for call in calls[: 1 if len(calls) == 1 else 2]:
+            call(self.stream)
+        return calls
+
+    def capture(self, entry: Bindable) -> GraphEntry:
+        """A graph of ``repeats`` back-to-back calls that rotate over the operand sets.
+
+        Raises:
+            DeviceError: the capture fails (the entry synchronises, allocates or leaves its stream).
+        """
+        calls = self.bind(entry)
+        rotated = [calls[i % self.sets] for i in range(self.repeats)]
+        graph = capture_graph(rotated, self.stream)
+        try:
+            executable = check("cuGraphInstantiate", driver().cuGraphInstantiate(graph, 0))
+        finally:
+            driver().cuGraphDestroy(graph)
+        return GraphEntry(entry.name, executable, calls, self.repeats)
+
+    def round(self, entries: Sequence[GraphEntry], order: Sequence[int]) -> list[float]:
+        """Time every entry once, in the given order; microseconds per call, in the entries' own order.
+
+        Raises:
+            DeviceError: a launch fails, or the host cannot queue ahead of the GPU.
+        """
+        launch = driver().cuGraphLaunch
+        works = [(lambda e=entries[i]: check("cuGraphLaunch", launch(e.executable, self.stream))) for i in order]
+        times = self._timed(works)
+        out = [0.0] * len(entries)
+        for position, index in enumerate(order):
+            out[index] = times[position] / entries[index].repeats
+        return out
+
+    def cold_round(self, entries: Sequence[Sequence[Call]], rng: random.Random) -> list[float]:
+        """As :meth:`round`, of bound calls, each after an eviction of L2; the median of COLD_CALLS calls each."""
+        jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS)]
+        rng.shuffle(jobs)
+        offset = rng.randrange(self.sets)
+        works = []
+        for i, j in jobs:
+            call = entries[i][(offset + j) % self.sets]
+            works.append(lambda call=call: call(self.stream))
+        times = self._timed(works, before=self._evict)
+        found: list[list[float]] = [[] for _ in entries]
+        for (i, _), us in zip(jobs, times, strict=True):
+            found[i].append(us)
+        return [float(np.median(f)) for f in found]
+
+    def quick(
+        self, entries: Mapping[str, Bindable], rounds: int = QUICK_ROUNDS, seed: int = 0,
+        skip: type[BaseException] | tuple[type[BaseException], ...] = (),
+    ) -> dict[str, Timing]:  # fmt: skip
+        """The offline protocol with few rounds (for the recording); entries that raise ``skip`` are left out."""
+        graphs: dict[str, GraphEntry] = {}
+        try:
+            for name, entry in entries.items():
+                with contextlib.suppress(*_classes(skip)):
+                    graphs[name] = self.capture(entry)
+            return self.measure(graphs, rounds, seed=seed)
+        finally:
+            for graph in graphs.values():
+                graph.free()
+
+    def measure(
+        self, graphs: Mapping[str, GraphEntry], rounds: int = MIN_ROUNDS, seed: int = 0,
+        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0,
+    ) -> dict[str, Timing]:  # fmt: skip
+        """Interleaved rounds of captured entries.
+
+        Args:
+            rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
+            warmup_seconds: untimed rounds first, at least one.
+        """
+        names, entries = list(graphs), list(graphs.values())
+        rng = random.Random(seed)
+
+        def one() -> list[float]:
+            return self.round(entries, rng.sample(range(len(entries)), len(entries)))
+
+        samples = _rounds(one, rounds, warmup_seconds, benchmark_seconds) if entries else []
+        return self._timings("offline", names, samples, self.repeats)
+
+    def measure_cold(
+        self, calls: Mapping[str, Sequence[Call]], rounds: int = MIN_ROUNDS, seed: int = 0,
+        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0,
+    ) -> dict[str, Timing]:  # fmt: skip
+        """As :meth:`measure`, with L2 evicted before every call; ``calls`` from :meth:`bind`."""
+        rng = random.Random(seed)
+        samples = _rounds(lambda: self.cold_round(list(calls.values()), rng), rounds, warmup_seconds, benchmark_seconds)
+        return self._timings("offline_cold", list(calls), samples, 1)
+
+    def synchronize(self) -> None:
+        """Wait for the bench's stream.
+
+        Raises:
+            DeviceError: something on it failed.
+        """
+        check("cuStreamSynchronize", driver().cuStreamSynchronize(self.stream))
+
+    def _timings(self, mode: str, names: list[str], samples: list[list[float]], calls: int) -> dict[str, Timing]:
+        return {n: summary(mode, [r[i] for r in samples], calls, self.sets) for i, n in enumerate(names)}
+
+    def _timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
+        """Microseconds of every piece of work, queued together behind a plug; see the module's text."""
+        for _ in range(_TRIES):
+            ahead = self._queue(works, before)
+            self.synchronize()
+            if ahead:
+                elapsed = driver().cuEventElapsedTime
+                return [
+                    1000.0 * check("cuEventElapsedTime", elapsed(start, stop))
+                    for start, stop in self._events[: len(works)]
+                ]
+            self._plug_us = min(_MAX_PLUG_US, 2.0 * self._plug_us)
+        raise DeviceError(
+            f"the host could not queue {len(works)} launches ahead of the GPU in {_TRIES} tries",
+            "a host that is not overloaded",
+            "leave a core free for the timing process",
+        )
+
+    def _queue(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None) -> bool:
+        """Queue a round; True if no work's start event had passed before the work itself was queued."""
+        import torch
+
+        cu = driver()
+        not_ready = int(cu.CUresult.CUDA_ERROR_NOT_READY)
+        self._more_events(len(works))
+        begin = perf_counter()
+        with torch.cuda.stream(self._torch_stream):
+            torch.cuda._sleep(int(self._plug_us * _CYCLES_PER_US))
+        ahead = True
+        for work, (start, stop) in zip(works, self._events, strict=False):
+            if before is not None:
+                before()
+            check("cuEventRecord", cu.cuEventRecord(start, self.stream))
+            work()
+            ahead &= int(cu.cuEventQuery(start)[0]) == not_ready
+            check("cuEventRecord", cu.cuEventRecord(stop, self.stream))
+        spent_us = 1e6 * (perf_counter() - begin)
+        if ahead:  # follow the host's own pace, slowly downwards
+            self._plug_us = min(_MAX_PLUG_US, max(1.5 * spent_us + 20.0, 0.8 * self._plug_us))
+        return ahead
+
+    def _more_events(self, count: int) -> None:
+        cu = driver()
+        while len(self._events) < count:
+            first, second = (check("cuEventCreate", cu.cuEventCreate(0)) for _ in range(2))
+            self._events.append((first, second))
+
+    def _evict(self) -> None:
+        """Read twice the L2's size on the stream."""
+        import torch
+
+        if self._evictor is None:
+            size = 2 * torch.cuda.get_device_properties(self.gpu_index).L2_cache_size
+            # One block per row: the reduction needs no scratch memory.
+            buffer = torch.zeros((4096, size // 4 // 4096), dtype=torch.float32, device=f"cuda:{self.gpu_index}")
+            sink = torch.empty(4096, dtype=torch.float32, device=buffer.device)
+            torch.cuda.synchronize(self.gpu_index)
+            stream = self._torch_stream
+
+            def evict() -> None:
+                with torch.cuda.stream(stream):
+                    torch.sum(buffer, dim=1, out=sink)
+
+            self._evictor = evict
+        self._evictor()
+
+
+def offline(
+    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, rounds: int = MIN_ROUNDS, seed: int = 0,
+    cold: bool = False, warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0,
+    left_out: dict[str, str] | None = None,
+) -> dict[str, Timing]:  # fmt: skip
+    """GPU time per call of every entry, in the same interleaved rounds; see the module's text.
+
+    Args:
+        rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
+        left_out: filled with name -> reason for entries that cannot do the problem; None: raise.
+
+    Raises:
+        DeviceError: no GPU, a failed call; also an entry's own errors where ``left_out`` is None.
+    """
+    with Bench(problem, gpu_index, seed) as bench:
+        graphs: dict[str, GraphEntry] = {}
+        calls: dict[str, list[Call]] = {}
+        try:
+            for name, entry in entries.items():
+                try:
+                    prepare(entry, bench)
+                    if cold:
+                        calls[name] = bench.bind(entry)
+                    else:
+                        graphs[name] = bench.capture(entry)
+                except OutblasError as error:
+                    if left_out is None:
+                        raise
+                    left_out[name] = str(error)
+            if cold:
+                return bench.measure_cold(calls, rounds, seed, warmup_seconds, benchmark_seconds)
+            return bench.measure(graphs, rounds, seed, warmup_seconds, benchmark_seconds)
+        finally:
+            for graph in graphs.values():
+                graph.free()
+
+
+def server(
+    entries: Mapping[str, Bindable], problem: Problem, target_qps: float | None, warmup_seconds: float = 1.0,
+    benchmark_seconds: float = 5.0, seed: int = 0, gpu_index: int = 0,
+) -> dict[str, Timing]:  # fmt: skip
+    """Latency per request at a Poisson arrival rate; see the module's text.
+
+    Args:
+        target_qps: requests per second offered to each entry while it is served.
+        benchmark_seconds: of all entries together; every entry gets one block of requests at least.
+
+    Raises:
+        UsageError: ``target_qps`` missing, not finite or <= 0. DeviceError: no GPU, a failed call.
+    """
+    check_qps(target_qps)
+    assert target_qps is not None
+    with Bench(problem, gpu_index, seed) as bench:
+        bound: dict[str, list[Call]] = {}
+        for name, entry in entries.items():
+            prepare(entry, bench)
+            bound[name] = bench.bind(entry)
+        bench.synchronize()
+        serve = {name: _requests(calls, bench) for name, calls in bound.items()}
+        blocks = server_blocks(serve, target_qps, warmup_seconds, benchmark_seconds, random.Random(seed))
+        return {name: summary("server", samples, 1, bench.sets) for name, samples in blocks.items()}
+
+
+def server_blocks(
+    serve: Mapping[str, Callable[[], None]], target_qps: float, warmup_seconds: float, benchmark_seconds: float,
+    rng: random.Random, clock_ns: Callable[[], int] = perf_counter_ns,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Latencies in microseconds per entry; ``serve[name]()`` serves one request to its completion.
+
+    Arrivals of a block are drawn in advance; the host waits for each in a busy loop. A request that
+    arrives while another is served starts late; its latency still counts from its own call.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in serve}
+    for seconds, keep in ((warmup_seconds, False), (benchmark_seconds, True)):
+        end = clock_ns() + int(1e9 * seconds)
+        while True:
+            for name in rng.sample(list(serve), len(serve)):
+                arrival = clock_ns()
+                for _ in range(SERVER_BLOCK):
+                    arrival += int(1e9 * rng.expovariate(target_qps))
+                    while clock_ns() < arrival:
+                        pass
+                    begin = clock_ns()
+                    serve[name]()
+                    if keep:
+                        samples[name].append((clock_ns() - begin) / 1e3)
+                    if clock_ns() >= end and (samples[name] or not keep):
+                        break  # at a low rate a block may outlast the time
+            if clock_ns() >= end:
+                break
+    return samples
+
+
+def check_qps(target_qps: float | None) -> None:
+    """Raises UsageError unless the rate is a finite number above 0."""
+    if target_qps is None or not math.isfinite(target_qps) or target_qps <= 0:
+        raise UsageError(
+            f"target-qps is {target_qps}", "requests per second, a number above 0", "pass e.g. --target-qps 100"
+        )
+
+
+def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], seed: int = 0) -> Speedup:
+    """Ours against the fastest baseline (by median) of the same rounds, with a 95% bootstrap interval.
+
+    Offline: paired over rounds. Server: requests have no partner, so the medians of independent
+    resamples are compared.
+
+    Raises:
+        UsageError: no baseline was timed, or fewer than 3 rounds.
+    """
+    present = [name for name in baselines if name in timings]
+    if not present or ours not in timings:
+        raise UsageError(
+            f"no timing of {ours!r} or of a baseline", "one of each, the same rounds", "time both together"
+        )
+    best = min(present, key=lambda name: timings[name].median_us)
+    mine, theirs = timings[ours], timings[best]
+    if mine.mode == "server":
+        ratio, low, high = _unpaired(mine.samples_us, theirs.samples_us, seed)
+    else:
+        ratio, low, high = paired_speedup(mine.samples_us, theirs.samples_us, seed=seed)
+    return Speedup(best, ratio, low, high)
+
+
+def summary(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets: int = 1) -> Timing:
+    """A Timing of samples in microseconds.
+
+    Raises:
+        DeviceError: a sample is not a positive finite number (a clock that cannot be trusted).
+    """
+    if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
+        raise DeviceError(f"{mode} samples {list(samples)[:3]}", "positive times", "time again")
+    low, mid, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
+    kept = tuple(float(s) for s in samples)
+    return Timing(mode, kept, float(mid), float((high - low) / mid), repeats, operand_sets)
+
+
+def percentile(timing: Timing, q: float) -> float:
+    """The q-th percentile of a timing's samples, microseconds (50 and 99 for server)."""
+    return float(np.percentile(np.asarray(timing.samples_us), q))
+
+
+def prepare(entry: Bindable, bench: Bench) -> None:
+    """Let an entry that chooses among algorithms choose now, on the bench's operands."""
+    chooser = getattr(entry, "prepare", None)
+    if chooser is not None:
+        chooser(bench)
+
+
+def capture_graph(calls: Sequence[Call], stream: int) -> Any:
+    """Capture the calls on a stream (thread-local mode); the CUgraph is the caller's to destroy.
+
+    Raises:
+        DeviceError: something in them is not allowed under capture; the stream is usable again.
+    """
+    cu = driver()
+    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check("cuStreamBeginCapture", cu.cuStreamBeginCapture(stream, mode))
+    try:
+        for call in calls:
+            call(stream)
+    except BaseException:
+        status, graph = cu.cuStreamEndCapture(stream)
+        if int(status) == 0 and graph is not None:
+            cu.cuGraphDestroy(graph)
+        raise
+    return check("cuStreamEndCapture", cu.cuStreamEndCapture(stream))
+
+
+def _rounds(
+    one: Callable[[], list[float]], rounds: int, warmup_seconds: float, benchmark_seconds: float,
+    clock: Callable[[], float] = perf_counter,
+) -> list[list[float]]:  # fmt: skip
+    """At least one untimed round, then at least ``rounds``, both until their seconds are spent."""
+    end = clock() + warmup_seconds
+    one()
+    while clock() < end:
+        one()
+    samples: list[list[float]] = []
+    end = clock() + benchmark_seconds
+    while len(samples) < rounds or (clock() < end and len(samples) < MAX_ROUNDS):
+        samples.append(one())
+    return samples
+
+
+def _requests(calls: Sequence[Call], bench: Bench) -> Callable[[], None]:
+    """Serves one request after the other, rotating over the operand sets."""
+    turn: Iterator[int] = iter(())
+    stream, wait = bench.stream, driver().cuStreamSynchronize
+
+    def serve() -> None:
+        nonlocal turn
+        index = next(turn, None)
+        if index is None:
+            turn = iter(range(len(calls)))
+            index = next(turn)
+        calls[index](stream)
+        check("cuStreamSynchronize", wait(stream))
+
+    return serve
+
+
+def _unpaired(
+    ours: Sequence[float], base: Sequence[float], seed: int, resamples: int = 2000
+) -> tuple[float, float, float]:
+    """(ratio of medians, low, high): 95% bootstrap interval over independent resamples of both sides."""
+    rng = np.random.default_rng(seed)
+    x, y = np.asarray(ours), np.asarray(base)
+    medians = [(np.median(rng.choice(y, y.size)), np.median(rng.choice(x, x.size))) for _ in range(resamples)]
+    low, high = np.percentile([b / o for b, o in medians], (2.5, 97.5))
+    return float(np.median(y) / np.median(x)), float(low), float(high)
+
+
+def _classes(skip: Any) -> tuple[type[BaseException], ...]:
+    return skip if isinstance(skip, tuple) else (skip,)
+
+
+def _cuda_torch(gpu_index: int) -> Any:
+    """torch, once it is certain that it has that GPU.
+
+    Raises:
+        ToolchainMissing: torch is not installed. DeviceError: no such GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolchainMissing("torch is not installed", "torch >= 2.6", "pip install 'outblas[gpu]'") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not 0 <= gpu_index < count:
+        raise DeviceError(
+            f"GPU {gpu_index} is not there", f"an index below {count}" if count else "a CUDA GPU", "run on a recording"
+        )
+    return torch

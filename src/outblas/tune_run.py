@@ -1,0 +1,195 @@
+"""A tune run on disk: its directory, from the settings to the library, the result file and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from outblas import __version__
+from outblas.agents import make_agent
+from outblas.device import Device
+from outblas.errors import RecordError, UsageError
+from outblas.evaluator import Evaluator
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.recording import Recording
+from outblas.replay import ReplayEvaluator
+from outblas.results import PROVENANCE, write_atomic, write_result
+from outblas.store import Store
+from outblas.tune import Progress, tune
+from outblas.tune_result import result_rows
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes two tune runs the same run; ``device`` as the command line names it."""
+
+    suite: str
+    problems: tuple[str, ...]
+    agent: str
+    budget: int
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run keeps what."""
+
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store.sqlite"
+
+    @property
+    def library(self) -> Path:
+        return self.path / "library.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.parquet"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+
+def run_tune(
+    problems: Sequence[Problem],
+    suite: str,
+    agent: str,
+    budget: int,
+    seed: int,
+    device: Device,
+    path: Path,
+    command: str,
+    progress: Progress | None = None,
+) -> tuple[Library, RunFiles]:
+    """Tune into the directory ``path``, or go on with the run of the same settings that is there.
+
+    Returns:
+        The library, and where it, the result file, the report and the evaluations lie.
+
+    Raises:
+        UsageError: unknown agent or recording, a problem that was not recorded, or a directory that
+            holds another run or something else.
+        RecordError: the directory cannot be written; what was recorded before is intact.
+        DeviceError, ToolchainMissing: the live GPU cannot be used.
+    """
+    files = RunFiles(path)
+    settings = Settings(suite, _short(problems, suite), agent, budget, seed, str(device))
+    with open_evaluator(device) as evaluator:
+        searcher = make_agent(agent, seed, evaluator.gpu)
+        if isinstance(evaluator, ReplayEvaluator):
+            for problem in problems:
+                evaluator.recording.row(problem)
+        about = _open(files, settings, command)
+        with Store(files.store) as store:
+            library = tune(problems, searcher, budget, evaluator, store, path.name, progress)
+            library.save(files.library)
+            origin = _origin(evaluator, device, command)
+            rows = list(result_rows(library, store, path.name, evaluator))
+            write_result(rows, {"suite": suite, "device": str(device), **origin}, files.result)
+    finished = {**about, **origin, "finished": _now()}
+    write_atomic(files.run, _text(finished))
+
+    from outblas.report import write_report
+
+    write_report(path, files.report)
+    return library, files
+
+
+@contextmanager
+def open_evaluator(device: Device) -> Iterator[Evaluator]:
+    """The evaluator of a device: the recording, or the live GPU with its worker process."""
+    if device.recording is not None:
+        yield ReplayEvaluator(Recording.load(device.recording))
+        return
+    from outblas.evaluate import LiveEvaluator
+
+    live = LiveEvaluator(device.gpu_index)
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
+    """Make the directory and its run.json, or check that it is of the same settings; returns run.json's content."""
+    wanted = json.loads(_text(asdict(settings)))  # as it reads back from the file
+    if files.run.exists():
+        about = _read(files.run)
+        odd = sorted(key for key in wanted if about.get(key) != wanted[key])
+        if odd:
+            raise UsageError(
+                f"{files.path} holds a run with other settings ({', '.join(odd)})",
+                ", ".join(f"{key}={about.get(key)!r}" for key in odd),
+                "repeat those settings to resume it, or choose another --run",
+            )
+        return about
+    if files.path.exists() and (not files.path.is_dir() or any(files.path.iterdir())):
+        raise UsageError(f"{files.path} is there and is no run", "a new or empty directory", "choose another --run")
+    about = {"format": FORMAT, "kind": "tune", **wanted, "outblas": __version__, "command": command, "started": _now()}
+    write_atomic(files.run, _text(about))
+    return about
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error})", "a whole JSON file", "choose another --run, or restore the file"
+        ) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RecordError(f"{path} is of another format", f"format {FORMAT}", "choose another --run")
+    return data
+
+
+def _origin(evaluator: Evaluator, device: Device, command: str) -> dict[str, Any]:
+    """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
+    if not isinstance(evaluator, ReplayEvaluator):
+        from outblas.provenance import collect
+
+        return {"provenance": collect(command, device.gpu_index or 0)}
+    recorded = evaluator.recording.provenance
+    measured = {field: _joined(recorded, field) for field in PROVENANCE}
+    return {
+        "provenance": {**measured, "command": command},
+        "recording": {"name": device.recording, "provenance": measured},
+    }
+
+
+def _joined(provenance: Mapping[str, Any], field: str) -> Any:
+    """A field of a recording's provenance; of one with parts that differ, every value as text."""
+    values = [part.get(field, "unknown") for part in provenance.get("parts", [provenance])]
+    if all(value == values[0] for value in values):
+        return values[0]
+    return "; ".join(dict.fromkeys(map(str, values)))
+
+
+def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
+    """Keys of single problems; for a suite its layout, dtype and accumulator say it all."""
+    if suite == "custom":
+        return tuple(p.key for p in problems)
+    return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
+
+
+def _text(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,164 @@
+"""Conformance: every registered agent must pass these; a new registry line is tested by itself."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
+from outblas.agents import AGENTS, make_agent
+from outblas.agents.evolution import knob_distance
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.errors import UsageError
+from outblas.evaluation import Evaluation, Status
+from outblas.problem import Problem
+from outblas.replay import ReplayEvaluator
+from outblas.store import Store
+from outblas.tune import tune
+
+PROBLEM = synthetic_problems()[0]
+CANDIDATES = synthetic_catalogue(40)
+every_agent = pytest.mark.parametrize("name", AGENTS)
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ranking model with a known order, in place of the real one."""
+    stand_in = ModuleType("outblas.model")
+    stand_in.predict_us = lambda problem, config, gpu: 1000.0 / config.bm + config.bn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "outblas.model", stand_in)
+
+
+def answer(config: KernelConfig) -> Evaluation:
+    """A trivial environment: smooth in the knobs, one family fails, PDL helps."""
+    if isinstance(config, Sm80MmaConfig) and config.bm > 64:
+        return failed_evaluation(PROBLEM, config)
+    speed = 0.5 + config.bm / 256 + 0.2 * config.pdl - config.bn / 1000
+    return passed_evaluation(PROBLEM, config, low=speed * 0.99, ratio=speed)
+
+
+def search(name: str, seed: int, budget: int, n: int = 4) -> list[Evaluation]:
+    agent, history = make_agent(name, seed), list[Evaluation]()
+    while len(history) < budget:
+        proposed = agent.propose(PROBLEM, CANDIDATES, tuple(history), min(n, budget - len(history)))
+        if not proposed:
+            break
+        assert len(proposed) <= min(n, budget - len(history))
+        batch = [answer(config) for config in proposed]
+        history += batch
+        agent.observe(batch)
+    return history
+
+
+@every_agent
+@pytest.mark.parametrize("n", [1, 4, 100])
+def test_proposes_every_candidate_once_and_no_other(name: str, n: int) -> None:
+    tried = [e.config for e in search(name, 1, len(CANDIDATES) + 10, n)]
+    assert len(tried) == len(set(tried)) == len(CANDIDATES)
+    assert set(tried) == set(CANDIDATES)
+
+
+@every_agent
+def test_is_deterministic_for_a_seed(name: str) -> None:
+    assert search(name, 3, 24) == search(name, 3, 24)
+
+
+@every_agent
+def test_asking_twice_gives_the_same_answer(name: str) -> None:
+    """Resuming asks again, so no agent may keep a generator between calls."""
+    agent, history = make_agent(name, 5), search(name, 5, 8)
+    first = agent.propose(PROBLEM, CANDIDATES, history, 4)
+    agent.propose(synthetic_problems()[1], CANDIDATES, (), 4)
+    assert agent.propose(PROBLEM, CANDIDATES, history, 4) == first
+
+
+@every_agent
+def test_solves_the_trivial_environment(name: str) -> None:
+    found = max(e.speedup.ratio for e in search(name, 2, len(CANDIDATES)) if e.speedup)
+    assert found == max(e.speedup.ratio for e in map(answer, CANDIDATES) if e.speedup)
+
+
+@every_agent
+def test_handles_one_candidate_and_none(name: str) -> None:
+    agent = make_agent(name, 0)
+    assert agent.propose(PROBLEM, CANDIDATES[:1], (), 4) == [CANDIDATES[0]]
+    assert agent.propose(PROBLEM, CANDIDATES[:1], [answer(CANDIDATES[0])], 4) == []
+    assert agent.propose(PROBLEM, (), (), 4) == []
+
+
+@every_agent
+def test_goes_on_when_everything_fails(name: str) -> None:
+    history = [failed_evaluation(PROBLEM, c, Status.HANG) for c in CANDIDATES[:20]]
+    assert len(make_agent(name, 0).propose(PROBLEM, CANDIDATES, history, 4)) == 4
+
+
+@every_agent
+def test_respects_budget_and_mask_under_tune(name: str, tmp_path: Path) -> None:
+    replay = ReplayEvaluator(synthetic_recording())
+    with Store(tmp_path / "s.sqlite") as store:
+        tune(replay.recording.problems, make_agent(name, 4), 5, replay, store, "r")
+        for problem in replay.recording.problems:
+            tried = store.recorded("r", problem)
+            assert len(tried) == 5 and set(tried) <= set(replay.candidates(problem))
+        assert len(list(store.evaluations("r"))) == 5 * len(replay.recording.problems)
+
+
+def test_seeds_and_problems_differ_for_random() -> None:
+    first = [e.config for e in search("random", 0, 8)]
+    assert first != [e.config for e in search("random", 1, 8)]
+    agent = make_agent("random", 0)
+    asked = [agent.propose(p, CANDIDATES, (), 8) for p in synthetic_problems(3)]
+    assert asked[0] != asked[1] != asked[2]
+
+
+def test_heuristic_follows_the_model() -> None:
+    order = sorted(CANDIDATES, key=lambda c: 1000.0 / c.bm + c.bn)
+    assert [e.config for e in search("heuristic", 0, 12)] == order[:12]
+
+
+def test_evolution_stays_near_its_best() -> None:
+    """After one good and one bad answer, most children are near the good one."""
+    good, bad = Sm90WgmmaConfig(128, 40), Sm80MmaConfig(16, 64)
+    history = [passed_evaluation(PROBLEM, good, 1.4), failed_evaluation(PROBLEM, bad)]
+    problems = [Problem(m, 64, 64) for m in range(1, 41)]
+    agent = make_agent("evolution", 0)
+    children = [agent.propose(p, CANDIDATES, history, 1)[0] for p in problems]
+    nearest = min(knob_distance(good, c) for c in CANDIDATES if c != good)
+    assert sum(knob_distance(good, c) == nearest for c in children) >= 30
+
+
+def test_evolution_beats_random_where_knobs_matter_one_by_one() -> None:
+    space = [
+        Sm90WgmmaConfig(bm, bn, stages=stages, split_k=split, pdl=pdl)
+        for bm, bn, stages, split, pdl in product((64, 128), (32, 64, 128, 256), (3, 4, 6), (1, 2, 4), (False, True))
+    ]
+
+    def speed(c: Sm90WgmmaConfig) -> float:
+        return (1 + c.bm / 128) * (1 - abs(c.bn - 64) / 512) * (1 + c.stages / 10) / c.split_k * (1 + c.pdl / 10)
+
+    def best_of(name: str, seed: int) -> float:
+        agent, history = make_agent(name, seed), list[Evaluation]()
+        while len(history) < 24:
+            proposed = agent.propose(PROBLEM, space, history, 4)
+            history += [passed_evaluation(PROBLEM, c, speed(c), speed(c)) for c in proposed]  # type: ignore[arg-type]
+        return max(e.speedup.ratio for e in history if e.speedup) / max(map(speed, space))
+
+    evolution, random = (sum(best_of(name, seed) for seed in range(20)) / 20 for name in ("evolution", "random"))
+    assert evolution > random + 0.02, (evolution, random)
+
+
+def test_knob_distance_counts_knobs() -> None:
+    a = Sm90WgmmaConfig(64, 64)
+    assert knob_distance(a, a) == 0
+    assert knob_distance(a, Sm90WgmmaConfig(64, 64, pdl=True)) == 1
+    assert knob_distance(a, Sm90WgmmaConfig(128, 64, split_k=2, persistent=True)) == 3
+    assert knob_distance(a, Sm80MmaConfig(64, 64)) > 5
+
+
+def test_unknown_agent() -> None:
+    with pytest.raises(UsageError, match="unknown agent 'oracle'.*random"):
+        make_agent("oracle")

@@ -1,0 +1,409 @@
+"""The command line: good input reaches the right function, bad input is one line and exit 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers import ROOT, synthetic_recording
+from outblas import __version__, device
+from outblas.cli import app
+from outblas.errors import RecordError
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.results import read_result
+
+EVAL = ["eval", "--mnk", "64_4096_64"]
+COMMANDS = ("eval", "bench", "record", "tune", "report", "results", "doctor", "list")
+
+
+def outblas(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def assert_refused(result: Any, *words: str) -> None:
+    """One line on stderr (after what is being done) with every word, nothing on stdout, exit 2, no traceback."""
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    lines = [line for line in result.stderr.strip().splitlines() if not line.startswith("tuning ")]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert all(word in lines[0] for word in words), lines[0]
+    assert result.stdout == ""
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 0)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 2)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    return str(synthetic_recording().write(tmp_path / "recording"))
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, module: str, function: str, answer: Any = None) -> list[dict[str, Any]]:
+    """Put a stand-in for ``module.function`` in place; the list fills with the arguments of its calls."""
+    calls: list[dict[str, Any]] = []
+
+    def stand_in(*arguments: Any, **named: Any) -> Any:
+        calls.append({**dict(enumerate(arguments)), **named})
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    fake = ModuleType(module)
+    setattr(fake, function, stand_in)
+    monkeypatch.setitem(sys.modules, module, fake)
+    return calls
+
+
+# Help and names
+
+
+def test_help_names_every_command_and_every_option_says_what_it_is() -> None:
+    assert all(name in outblas("--help").stdout for name in COMMANDS)
+    for name in COMMANDS:
+        result = outblas(name, "--help")
+        assert result.exit_code == 0
+        options = [line for line in result.stdout.splitlines() if line.strip().startswith("--")]
+        assert all(len(line.split()) > 2 or "--help" in line for line in options), options
+
+
+def test_no_arguments_prints_the_help() -> None:
+    result = outblas()
+    assert "Usage:" in result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_version() -> None:
+    result = outblas("--version")
+    assert (result.exit_code, result.stdout.strip()) == (0, f"outblas {__version__}")
+
+
+def test_list_prints_the_names_that_commands_take() -> None:
+    text = outblas("list").stdout
+    assert all(name in text for name in ("grid1000", "llm", "heuristic", "random", "sm90_wgmma_gemm", "sm80_mma_gemm"))
+    assert "grid1000" not in outblas("list", "agents").stdout
+    assert_refused(outblas("list", "planets"), "planets", "suites")
+
+
+# Bad input, before any work is done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "--mnk", "64_4096"], ["--mnk", "M_N_K"]),
+        (["eval", "--mnk", "64_x_64"], ["--mnk"]),
+        (["eval", "--mnk", "0_64_64"], ["M is 0", "1 or more"]),
+        (["eval", "--mnk", "64_-1_64"], ["N is -1"]),
+        (["eval", "--mnk", "65536_65536_1"], ["operand C", "32-bit"]),
+        ([*EVAL, "--layout", "nt"], ["layout", "TN or NN"]),
+        ([*EVAL, "--dtype", "fp8"], ["dtype", "fp16 or bf16"]),
+        ([*EVAL, "--acc", "fp64"], ["accumulator"]),
+        ([*EVAL, "--dtype", "bf16", "--acc", "fp16"], ["accumulator fp16"]),
+        ([*EVAL, "--mode", "online"], ["mode 'online'", "offline or server"]),
+        ([*EVAL, "--mode", "server"], ["--target-qps", "missing"]),
+        ([*EVAL, "--mode", "server", "--target-qps", "0"], ["--target-qps is 0"]),
+        ([*EVAL, "--mode", "server", "--target-qps", "-5"], ["--target-qps is -5"]),
+        ([*EVAL, "--mode", "server", "--target-qps", "nan"], ["--target-qps is nan"]),
+        ([*EVAL, "--target-qps", "100"], ["--target-qps", "server"]),
+        ([*EVAL, "--benchmark-seconds", "0"], ["--benchmark-seconds is 0"]),
+        ([*EVAL, "--benchmark-seconds", "inf"], ["--benchmark-seconds is inf"]),
+        ([*EVAL, "--warmup-seconds", "-1"], ["--warmup-seconds is -1"]),
+        ([*EVAL, "--gpu-device-id", "-1"], ["GPU indices"]),
+        ([*EVAL, "--gpu-device-id", "one"], ["--gpu-device-id", "outblas eval --help"]),
+        ([*EVAL, "--colour"], ["--colour"]),
+        (["eval"], ["--mnk"]),
+        (["evaluate"], ["evaluate"]),
+        (["bench", "--suite", "grid9"], ["suite 'grid9'", "grid1000 or llm"]),
+        (["bench", "--mode", "fast"], ["mode 'fast'"]),
+        (["bench", "--mode", "server"], ["--target-qps"]),
+        (["bench", "--layout", "tt"], ["layout"]),
+        (["bench", "--rounds", "3"], ["--rounds is 3", "7 or more"]),
+        (["bench", "--gpus", "0,zero"], ["--gpus"]),
+        (["bench", "--gpus", "0,0"], ["GPU indices"]),
+        (["bench", "--library", "no_such_file.json"], ["no_such_file.json"]),
+        (["record", "--suite", "x"], ["suite 'x'"]),
+        (["record", "--acc", "int8"], ["accumulator"]),
+        (["tune", "--suite", "nope"], ["suite 'nope'"]),
+        (["tune", "--mnk", "1_2"], ["--mnk"]),
+        (["tune", "--budget", "0"], ["--budget is 0"]),
+        (["tune", "--device", "tpu:0"], ["device 'tpu:0'", "replay:"]),
+        (["tune", "--device", "replay:"], ["device"]),
+        (["tune", "--device", "replay:no_such_recording"], ["no_such_recording"]),
+        (["report", "no_such_run"], ["no_such_run"]),
+        (["results", "--dir", "no_such_directory"], ["no_such_directory"]),
+    ],
+    ids=lambda value: " ".join(value[1:]) if value and value[0] in COMMANDS else "",
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: Sequence[str], words: Sequence[str], two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(outblas(*arguments), *words)
+    assert list(tmp_path.iterdir()) == [], "nothing is written for bad input"
+
+
+@pytest.mark.parametrize("arguments", [EVAL, ["bench"], ["record"], ["tune", "--device", "cuda:0"]], ids=lambda a: a[0])
+def test_a_gpu_demanded_where_there_is_none_is_one_line(arguments: Sequence[str], no_gpu: None) -> None:
+    assert_refused(outblas(*arguments), "no CUDA GPU", "replay:h200")
+
+
+@pytest.mark.parametrize("arguments", [[*EVAL, "--gpu-device-id", "2"], ["tune", "--device", "cuda:7"]])
+def test_a_gpu_index_that_is_not_there_is_one_line(arguments: Sequence[str], two_gpus: None) -> None:
+    assert_refused(outblas(*arguments), "was not found", "0 to 1")
+
+
+def test_the_real_command_refuses_in_one_line_without_a_traceback() -> None:
+    for arguments in (["eval", "--mnk", "0_1_1"], ["bench", "--suite", "grid9"], ["tune", "--device", "gpu"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "outblas", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert done.stderr.startswith("error: ")
+
+
+# Errors from below, and Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RecordError("the disk is full", "free space", "free some"), ["the disk is full"]),
+        (OSError(28, "No space left on device", "/results/x"), ["No space left", "/results/x"]),
+        (PermissionError(13, "Permission denied", "/results"), ["Permission denied"]),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), ["torch", "outblas[gpu]"]),
+        (RecordError("two\nlines", "one", "join them"), ["two lines"]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_from_below_is_one_line(
+    error: BaseException, words: Sequence[str], two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls_of(monkeypatch, "outblas.eval_one", "run_eval", error)
+    assert_refused(outblas(*EVAL), *words)
+
+
+def test_a_defect_of_ours_is_not_hidden(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls_of(monkeypatch, "outblas.eval_one", "run_eval", ZeroDivisionError("defect"))
+    assert isinstance(outblas(*EVAL).exception, ZeroDivisionError)
+
+
+def test_ctrl_c_says_how_to_resume_and_exits_130(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["outblas", "bench", "--suite", "llm"])
+    calls_of(monkeypatch, "outblas.bench", "run_bench", KeyboardInterrupt())
+    result = outblas("bench", "--suite", "llm")
+    assert result.exit_code == 130
+    assert "resume with: outblas bench --suite llm" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# Arguments reach the functions behind
+
+
+def test_eval_passes_its_arguments_on_and_prints_what_comes_back(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [
+        {"name": "outblas", "us": 1.25, "tflops": 26.8, "floor_percent": 80.0},
+        {"name": "lt_auto", "us": 1.5, "tflops": 22.4, "speedup": 1.2, "low": 1.15, "high": 1.25},
+    ]
+    calls = calls_of(monkeypatch, "outblas.eval_one", "run_eval", {"rows": rows, "file": "results/x.json"})
+    result = outblas(
+        *EVAL, "--acc", "FP32", "--layout", "nn", "--mode", "server", "--target-qps", "100", "--warmup-seconds", "0",
+        "--benchmark-seconds", "0.5", "--base-dir", str(tmp_path), "--gpu-device-id", "1",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert list(calls[0].values()) == [Problem(64, 4096, 64, "NN"), "server", 100.0, 0.0, 0.5, tmp_path, 1]
+    for text in ("64_4096_64_NN_fp16_fp32", "outblas", "lt_auto", "1.250", "26.8", "1.200", "1.150", "results/x.json"):
+        assert text in result.stdout
+
+
+def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
+    path = tmp_path / "r.parquet"
+    outblas(
+        "bench",
+        "--suite",
+        "llm",
+        "--layout",
+        "both",
+        "--dtype",
+        "bf16",
+        "--gpus",
+        "1,0",
+        "--no-resume",
+        "--out",
+        str(path),
+    )
+    call = calls[0]
+    assert {p.layout for p in call["problems"]} == set(call["layouts"]) == {"TN", "NN"}
+    assert {p.dtype for p in call["problems"]} == {"bf16"}
+    assert (call["suite"], call["gpu_indices"], call["resume"], call["out_path"]) == ("llm", (1, 0), False, path)
+    assert (call["mode"], call["target_qps"], call["library"]) == ("offline", None, None)
+
+
+def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = calls_of(monkeypatch, "outblas.record", "run_record")
+    monkeypatch.setattr("outblas.space.catalogue", lambda name: (f"all of {name}",))
+    result = outblas("record", "--layout", "nn", "--out", str(tmp_path), "--gpu-device-id", "1")
+    assert result.exit_code == 0, result.stderr
+    call = calls[0]
+    assert (len(call["problems"]), call["suite"], call["out_dir"], call["gpu_index"]) == (1000, "grid1000", tmp_path, 1)
+    assert {p.layout for p in call["problems"]} == {"NN"}
+    assert call["catalogue"] == ("all of h200",)
+
+
+# The whole of tune, on a synthetic recording
+
+
+def tune_arguments(recording: str, run: Path, **changed: str) -> list[str]:
+    options = {"--agent": "random", "--budget": "4", "--device": f"replay:{recording}", "--run": str(run), **changed}
+    mnk = ["--mnk", "64_128_256", "--mnk", "128_128_256"]
+    return ["tune", *mnk, *(word for pair in options.items() for word in pair)]
+
+
+def test_tune_writes_everything_it_says(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    result = outblas(*tune_arguments(recording, run))
+    assert result.exit_code == 0, result.stderr
+    for name in ("library.json", "result.parquet", "report.html", "run.json"):
+        assert (run / name).stat().st_size > 0
+    assert all(f"{run / name}" in result.stdout for name in ("library.json", "result.parquet", "report.html"))
+    library = Library.load(run / "library.json")
+    rows = read_result(run / "result.parquet").rows
+    assert [(r["m"], r["pdl"]) for r in rows] == [(64, False), (64, True), (128, False), (128, True)]
+    for row in rows:
+        choice = library.lookup(Problem.from_json(row)).choice(row["pdl"])  # type: ignore[union-attr]
+        assert row["fallback"] == (choice is None)
+        assert row["published"] == pytest.approx(1.0 if choice is None else choice.speedup)
+        if choice is not None:
+            assert row["speedup"] == pytest.approx(row["baseline_us"] / row["ours_us"], rel=1e-5)
+    about = json.loads((run / "run.json").read_text())
+    assert about["device"] == f"replay:{recording}"
+    assert about["recording"]["provenance"]["gpu"] == "NVIDIA H200"
+
+
+def test_tuning_again_resumes_and_gives_the_same(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    first = (run / "library.json").read_bytes()
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    assert (run / "library.json").read_bytes() == first
+
+
+@pytest.mark.parametrize(("option", "value"), [("--budget", "5"), ("--agent", "heuristic"), ("--seed", "3")])
+def test_a_run_of_other_settings_is_not_resumed(recording: str, tmp_path: Path, option: str, value: str) -> None:
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    before = {p.name: p.read_bytes() for p in run.iterdir() if p.suffix in (".json", ".parquet")}
+    result = outblas(*tune_arguments(recording, run, **{option: value}))
+    assert result.exit_code == 2
+    assert option.removeprefix("--") in result.stderr
+    assert "choose another --run" in result.stderr
+    assert {p.name: p.read_bytes() for p in run.iterdir() if p.suffix in (".json", ".parquet")} == before
+
+
+def test_a_directory_that_is_no_run_is_left_alone(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "thesis.txt").write_text("precious")
+    result = outblas(*tune_arguments(recording, run))
+    assert result.exit_code == 2
+    assert "is no run" in result.stderr
+    assert [p.name for p in run.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}'])
+def test_a_damaged_run_json_is_one_line(recording: str, tmp_path: Path, content: str) -> None:
+    run = tmp_path / "one"
+    run.mkdir()
+    (run / "run.json").write_text(content)
+    result = outblas(*tune_arguments(recording, run))
+    assert result.exit_code == 2
+    assert_refused(result, "run.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"--agent": "oracle"}, ["agent 'oracle'", "heuristic"]), ({"--mnk": "1_1_1"}, ["1_1_1", "not in the recording"])],
+)
+def test_bad_settings_leave_no_run_directory(
+    recording: str, tmp_path: Path, change: dict[str, str], words: list[str]
+) -> None:
+    run = tmp_path / "one"
+    result = outblas(*tune_arguments(recording, run, **change))
+    assert result.exit_code == 2
+    assert all(word in result.stderr for word in words)
+    assert not run.exists()
+
+
+def test_report_writes_beside_a_result_file_and_into_a_run(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    page = run / "report.html"
+    page.unlink()
+    assert str(page) in outblas("report", str(run)).stdout
+    assert page.stat().st_size > 0
+    result = outblas("report", str(run / "result.parquet"))
+    assert result.exit_code == 0
+    assert (run / "result.html").exists()
+
+
+def test_a_truncated_result_is_one_line(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    whole = (run / "result.parquet").read_bytes()
+    (run / "result.parquet").write_bytes(whole[: len(whole) // 2])
+    assert_refused(outblas("report", str(run)), "result.parquet")
+
+
+def test_without_a_device_the_gpu_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    assert str(device.parse_device(None)) == "cuda:0"
+    monkeypatch.setattr(device, "gpu_count", lambda: 0)
+    assert str(device.parse_device(None)) == "replay:h200"
+
+
+# Doctor
+
+
+@pytest.mark.parametrize(
+    ("ok", "required", "code"), [(True, True, 0), (False, False, 0), (None, False, 0), (False, True, 2)]
+)
+def test_doctor_fails_only_for_what_nothing_works_without(
+    ok: bool | None, required: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import outblas.doctor
+
+    check = outblas_doctor_check(ok, required)
+    monkeypatch.setattr(outblas.doctor, "diagnose", lambda: [check])
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == code
+    assert "the thing  found this; do that" in result.stdout
+
+
+def outblas_doctor_check(ok: bool | None, required: bool) -> Any:
+    from outblas.doctor import Check
+
+    return Check("the thing", ok, "found this", "do that", required)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
+from outblas import library as module
+from outblas.errors import RecordError
+from outblas.library import Choice, Library, Row, choose
+
+PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()
+PLAIN, PDL = CONFIGS[0], CONFIGS[1]
+assert not PLAIN.pdl and PDL.pdl
+LIBRARY = Library(
+    "h200",
+    (
+        Row(PROBLEMS[0], "torch", "", "replay:h200", Choice(PLAIN, 1.2, 1.1, 1.3), Choice(PDL, 1.5, 1.4, 1.6)),
+        Row(PROBLEMS[1], "cublaslt_auto", "algo 7", "replay:h200", None, Choice(PDL, 1.05, 1.01, 1.1)),
+        Row(PROBLEMS[2], "cublaslt_auto", "algo 9", "replay:h200"),
+    ),
+    {"agent": "random"},
+)
+
+
+def test_saved_and_loaded_equal(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "h200.json"
+    LIBRARY.save(path)
+    assert Library.load(path) == LIBRARY
+    assert [f.name for f in path.parent.iterdir()] == ["h200.json"]
+
+
+def test_the_file_says_use_the_baseline_with_null(tmp_path: Path) -> None:
+    LIBRARY.save(tmp_path / "l.json")
+    row = json.loads((tmp_path / "l.json").read_text())["rows"][1]
+    assert row["config"] is None and row["speedup"] is None and row["baseline"] == "cublaslt_auto"
+    assert row["config_pdl"].startswith("sm90_wgmma_gemm:") and row["low_pdl"] == 1.01
+
+
+def test_lookup() -> None:
+    row = LIBRARY.lookup(PROBLEMS[1])
+    assert row is not None and row.choice(pdl=False) is None
+    chosen = row.choice(pdl=True)
+    assert chosen is not None and chosen.config == PDL
+    assert LIBRARY.lookup(PROBLEMS[5]) is None
+
+
+def test_fallback_rows_count_as_one() -> None:
+    assert LIBRARY.geomean(pdl=False) == pytest.approx(1.2 ** (1 / 3))
+    assert LIBRARY.geomean(pdl=True) == pytest.approx((1.5 * 1.05) ** (1 / 3))
+    assert (LIBRARY.fallbacks(pdl=False), LIBRARY.fallbacks(pdl=True)) == (2, 1)
+
+
+def test_only_a_lower_bound_above_one_is_installed() -> None:
+    sure = passed_evaluation(PROBLEMS[0], PLAIN, low=1.02, ratio=1.1)
+    lucky = passed_evaluation(PROBLEMS[0], CONFIGS[2], low=1.0, ratio=1.9)
+    wrong = failed_evaluation(PROBLEMS[0], CONFIGS[3])
+    chosen = choose([lucky, wrong, sure], pdl=False)
+    assert chosen is not None and chosen.config == PLAIN
+    assert choose([lucky, wrong], pdl=False) is None
+
+
+def test_pdl_is_chosen_only_where_it_is_allowed() -> None:
+    both = [passed_evaluation(PROBLEMS[0], PLAIN, low=1.1), passed_evaluation(PROBLEMS[0], PDL, low=1.15)]
+    plain, allowed = choose(both, pdl=False), choose(both, pdl=True)
+    assert plain is not None and plain.config == PLAIN
+    assert allowed is not None and allowed.config == PDL
+    only_plain = choose(both[:1], pdl=True)
+    assert only_plain is not None and only_plain.config == PLAIN
+
+
+def break_row(**changes: Any) -> Any:
+    def change(data: dict[str, Any]) -> None:
+        data["rows"][0].update(changes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(format=2), "format 2"),
+        (lambda d: d.pop("rows"), "rows"),
+        (break_row(config="sm70_gemm:bm=1"), "unknown kernel family"),
+        (break_row(low=None), "without figures"),
+        (break_row(speedup=-1), "speedup"),
+        (break_row(problem="0_1_1_TN_fp16_fp32"), "M is 0"),
+        (lambda d: d["rows"].append(d["rows"][0]), "two rows"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    path = tmp_path / "l.json"
+    LIBRARY.save(path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(RecordError, match=words) as caught:
+        Library.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_or_missing_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l.json"
+    LIBRARY.save(path)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(RecordError, match="truncated"):
+        Library.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordError, match="UTF-8"):
+        Library.load(path)
+    with pytest.raises(RecordError, match="No such file"):
+        Library.load(tmp_path / "none.json")
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "l.json"
+    LIBRARY.save(path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(RecordError, match="No space left"):
+        Library("h200", ()).save(path)
+    monkeypatch.undo()
+    assert Library.load(path) == LIBRARY
+    assert [f.name for f in tmp_path.iterdir()] == ["l.json"]
+
+
+def test_a_gpu_without_packaged_library() -> None:
+    with pytest.raises(RecordError, match="h999"):
+        Library.packaged("h999")
+    assert Library.packaged("h999", missing_ok=True) == Library("h999", ())

@@ -1,0 +1,48 @@
+"""The named suites: how many problems, which, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from outblas.errors import ProblemError, UsageError
+from outblas.suites import GRID, LLM_LAYERS, LLM_M, SUITES, suite
+
+
+def test_grid1000_is_the_whole_cube_once_each() -> None:
+    problems = suite("grid1000")
+    assert len(problems) == len(set(problems)) == 1000
+    assert {p.m for p in problems} == {p.n for p in problems} == {p.k for p in problems} == set(GRID)
+    assert problems[0].mnk == "64_64_64"
+    assert problems[-1].mnk == "16384_16384_16384"
+
+
+def test_llm_has_every_layer_with_every_m_once() -> None:
+    problems = suite("llm")
+    layers = {nk for model in LLM_LAYERS.values() for nk in model}
+    assert {(p.n, p.k) for p in problems} == layers
+    assert len(problems) == len(set(problems)) == len(layers) * len(LLM_M)
+    assert min(LLM_M) == 1
+    assert max(LLM_M) == 16384
+
+
+@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize(("dtype", "acc"), [("fp16", "fp32"), ("fp16", "fp16"), ("bf16", "fp32")])
+def test_a_suite_is_what_was_asked_for_in_a_fixed_order(name: str, layout: str, dtype: str, acc: str) -> None:
+    problems = suite(name, layout, dtype, acc)
+    assert {(p.layout, p.dtype, p.acc) for p in problems} == {(layout, dtype, acc)}
+    assert problems == suite(name, layout, dtype, acc)
+    assert [p.mnk for p in problems] == [p.mnk for p in suite(name)]
+
+
+@pytest.mark.parametrize("name", ["", "grid", "GRID1000", "grid1000 "])
+def test_an_unknown_suite_is_refused_with_the_known_names(name: str) -> None:
+    with pytest.raises(UsageError, match="grid1000 or llm"):
+        suite(name)
+
+
+def test_an_unsupported_combination_is_refused() -> None:
+    with pytest.raises(ProblemError):
+        suite("grid1000", dtype="bf16", acc="fp16")
+    with pytest.raises(ProblemError):
+        suite("llm", layout="NT")

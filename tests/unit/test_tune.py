@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from helpers import synthetic_recording
+from outblas import tune as module
+from outblas.agents import Agent, make_agent
+from outblas.config import KernelConfig
+from outblas.errors import RecordError, UsageError
+from outblas.evaluation import Evaluation, Status
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.replay import ReplayEvaluator
+from outblas.roofline import H200
+from outblas.store import Store
+from outblas.tune import Interrupted, tune
+
+RECORDING = synthetic_recording()
+
+
+class Counting(ReplayEvaluator):
+    """Counts what it is asked, and can fail after so many answers, as a live evaluator would."""
+
+    def __init__(self, stop_after: int = 10**9, error: BaseException | None = None) -> None:
+        super().__init__(RECORDING)
+        self.asked: list[tuple[Problem, KernelConfig]] = []
+        self._left, self._error = stop_after, error or KeyboardInterrupt()
+
+    def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+        for pair in reversed(pairs):  # answers may come in any order
+            if self._left == 0:
+                raise self._error
+            self._left -= 1
+            self.asked.append(pair)
+            yield from super().evaluate([pair])
+
+
+def run(path: Path, evaluator: Counting, agent: str = "evolution", budget: int = 6) -> Library:
+    with Store(path) as store:
+        return tune(RECORDING.problems, make_agent(agent, 1), budget, evaluator, store, "r")
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROBLEMS_AT_ONCE", 5)
+
+
+def test_exhaustive_search_finds_the_recorded_best(tmp_path: Path) -> None:
+    library = run(tmp_path / "s.sqlite", Counting(), "exhaustive", 100)
+    assert [row.problem for row in library.rows] == list(RECORDING.problems)
+    for row in library.rows:
+        name, baseline_us = RECORDING.best_baseline(row.problem)
+        assert (row.baseline, row.source) == (name, "replay:h200")
+        assert row.baseline_detail.startswith("algo ")
+        for pdl in (False, True):
+            best, chosen = RECORDING.best(row.problem, pdl), row.choice(pdl)
+            assert best is not None
+            if chosen is not None:  # all spreads are equal, so the best lower bound is the best median
+                assert chosen.config == best[0] and chosen.speedup == baseline_us / best[1]
+            else:
+                assert baseline_us / best[1] < 1.05
+    assert any(row.plain is None for row in library.rows) and any(row.plain for row in library.rows)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 19, 20, 21, 40, 71])
+def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path, stop: int) -> None:
+    whole_evaluator = Counting()
+    whole = run(tmp_path / "whole.sqlite", whole_evaluator)
+    path = tmp_path / "s.sqlite"
+    first = Counting(stop)
+    with pytest.raises(Interrupted) as caught:
+        run(path, first)
+    assert all(word in str(caught.value) for word in (f"with {stop} of 72", str(path), "run id r"))
+    with Store(path) as store:
+        assert len(store.done("r")) == len(first.asked) == stop
+    second = Counting()
+    assert run(path, second) == whole
+    asked = first.asked + second.asked
+    assert len(asked) == len(set(asked)) == 72 and set(asked) == set(whole_evaluator.asked)
+
+
+def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:
+    library = run(tmp_path / "s.sqlite", Counting())
+    again = Counting(0)
+    assert run(tmp_path / "s.sqlite", again) == library and not again.asked
+
+
+def test_a_larger_budget_goes_on_where_the_run_ended(tmp_path: Path) -> None:
+    run(tmp_path / "s.sqlite", Counting(), "exhaustive", 4)
+    more = Counting()
+    run(tmp_path / "s.sqlite", more, "exhaustive", 6)
+    assert len(more.asked) == 2 * len(RECORDING.problems)
+
+
+def test_an_error_of_the_evaluator_loses_nothing(tmp_path: Path) -> None:
+    error = RecordError("disk", "space", "free some")
+    with pytest.raises(RecordError):
+        run(tmp_path / "s.sqlite", Counting(7, error))
+    with Store(tmp_path / "s.sqlite") as store:
+        assert len(store.done("r")) == 7
+
+
+def test_progress_counts_every_measurement(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, float]] = []
+    with Store(tmp_path / "s.sqlite") as store:
+        library = tune(
+            RECORDING.problems,
+            make_agent("random"),
+            3,
+            Counting(),
+            store,
+            "r",
+            lambda *arguments: calls.append(arguments),
+        )
+    assert [(done, total) for done, total, _ in calls] == [(i + 1, 36) for i in range(36)]
+    geomeans = [g for _, _, g in calls]
+    assert geomeans == sorted(geomeans) and geomeans[0] >= 1
+    assert math.isclose(geomeans[-1], library.geomean(pdl=True))
+
+
+def test_a_run_is_not_mixed_with_another_agent_or_seed(tmp_path: Path) -> None:
+    run(tmp_path / "s.sqlite", Counting(), "random")
+    with pytest.raises(UsageError, match="other settings .agent"):
+        run(tmp_path / "s.sqlite", Counting(), "evolution")
+
+
+def test_a_problem_that_always_fails_uses_the_baseline(tmp_path: Path) -> None:
+    class Failing(Counting):
+        def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+            for problem, config in pairs:
+                yield Evaluation(problem, config, Status.COMPILE_ERROR)
+
+    library = run(tmp_path / "s.sqlite", Failing())
+    assert all(row.plain is None and row.pdl is None and row.baseline == "cublaslt_auto" for row in library.rows)
+    assert library.geomean(pdl=True) == 1.0
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        agent, replay = make_agent("random"), Counting()
+        with pytest.raises(UsageError, match="budget is 0"):
+            tune(RECORDING.problems, agent, 0, replay, store, "r")
+        with pytest.raises(UsageError, match="given twice"):
+            tune(RECORDING.problems[:1] * 2, agent, 1, replay, store, "r")
+        with pytest.raises(UsageError, match="not in the recording"):
+            tune([Problem(8, 8, 8)], agent, 1, replay, store, "r")
+        assert tune([], agent, 1, replay, store, "r").rows == ()
+
+
+class Cheating(Agent):
+    def __init__(self, choice: str) -> None:
+        super().__init__(0, H200)
+        self.name, self.choice = "cheating", choice
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        masked = [c for c in RECORDING.catalogue if c not in candidates]
+        return {
+            "masked": masked[:1],
+            "repeat": list(candidates[:1]),
+            "twice": list(candidates[:1]) * 2,
+            "many": list(candidates),
+        }[self.choice]
+
+
+@pytest.mark.parametrize("choice", ["masked", "repeat", "twice", "many"])
+def test_an_agent_that_breaks_its_contract_is_named(tmp_path: Path, choice: str) -> None:
+    problem = next(p for p in RECORDING.problems if not RECORDING.recorded(p).all())
+    with Store(tmp_path / "s.sqlite") as store, pytest.raises(UsageError, match="agent 'cheating'"):
+        tune([problem], Cheating(choice), 8, Counting(), store, "r")
+
+
+def test_an_agent_may_stop_early(tmp_path: Path) -> None:
+    class Lazy(Cheating):
+        def propose(self, problem, candidates, history, n):  # type: ignore[no-untyped-def]
+            return [] if history else list(candidates[:1])
+
+    with Store(tmp_path / "s.sqlite") as store:
+        tune(RECORDING.problems, Lazy(""), 8, Counting(), store, "r")
+        assert len(store.done("r")) == len(RECORDING.problems)
