@@ -44,5 +44,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason:
         skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(skip)

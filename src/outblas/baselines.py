@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO_REQUEST",
     "NAMES",
+    "RIVALS",
     "Bindable",
     "Call",
     "CublasGemm",
@@ -39,6 +40,8 @@ __all__ = [
 
 #: Names in the order in which they are reported.
 NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
+#: Those whose fastest is *the* baseline; nvmmh is another's choice of our own kernels.
+RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
 #: Algorithms asked of cuBLASLt by ``lt_auto``.
 AUTO_REQUEST = 100
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outblas.errors import DeviceError, ToolchainMissing
@@ -46,3 +47,23 @@ def sticky_error() -> str:
     """
     (status,) = driver().cuCtxSynchronize()
     return "" if int(status) == 0 else str(status.name)
+
+
+def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:
+    """Capture the calls on a stream (thread-local mode); the CUgraph is the caller's to destroy.
+
+    Raises:
+        DeviceError: something in them is not allowed under capture; the stream is usable again.
+    """
+    cu = driver()
+    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check("cuStreamBeginCapture", cu.cuStreamBeginCapture(stream, mode))
+    try:
+        for call in calls:
+            call(stream)
+    except BaseException:
+        status, graph = cu.cuStreamEndCapture(stream)
+        if int(status) == 0 and graph is not None:
+            cu.cuGraphDestroy(graph)
+        raise
+    return check("cuStreamEndCapture", cu.cuStreamEndCapture(stream))

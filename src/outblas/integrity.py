@@ -6,6 +6,7 @@ Candidates that are CUDA source only cannot reach it; those are sandboxed for ot
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -34,10 +35,13 @@ _NAMES = {
 
 
 def snapshot() -> dict[str, Any]:
-    """``module.name`` (and ``module.class.name``) -> object, of every watched module that is loaded."""
+    """``module.name`` (and ``module.class.name``) -> object, of our own watched modules and the others loaded.
+
+    Our own are loaded here: a candidate could otherwise be the first to load the clock, and patch it.
+    """
     found: dict[str, Any] = {}
     for name in WATCHED:
-        module = sys.modules.get(name)
+        module = importlib.import_module(name) if name.startswith("outblas.") else sys.modules.get(name)
         if module is None:
             continue
         for key in _NAMES.get(name, tuple(vars(module))):

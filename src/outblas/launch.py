@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.cubin import Cubin
-from outblas.errors import ConfigError, DeviceError, TensorError, ToolchainMissing
+from outblas.driver import check, driver
+from outblas.errors import ConfigError, TensorError
 from outblas.geometry import geometry, grid
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
@@ -38,9 +39,9 @@ class Call:
 
     def __call__(self, stream: int) -> None:
         self._config.hStream = stream
-        (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._params, 0)
-        if status != 0:
-            raise_for(status, "cuLaunchKernelEx")
+        result = self._driver.cuLaunchKernelEx(self._config, self._function, self._params, 0)
+        if result[0]:
+            check("cuLaunchKernelEx", result)
 
 
 class LoadedKernel:
@@ -59,25 +60,20 @@ class LoadedKernel:
         self.config, self.name = config, config_name(config)
         cu = driver()
         ensure_context()
-        status, self._module = cu.cuModuleLoadData(cubin.image)
-        raise_for(status, "cuModuleLoadData")
-        status, self._function = cu.cuModuleGetFunction(self._module, cubin.entry.encode())
-        raise_for(status, "cuModuleGetFunction")
+        self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin.image))
+        entry = cubin.entry.encode()
+        self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, entry))
         self._attributes_set = False
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
-        cu = driver()
-        attribute = cu.CUfunction_attribute
-        (status,) = cu.cuFuncSetAttribute(
-            self._function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
-        )
-        raise_for(status, "cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)")
+        attribute = driver().CUfunction_attribute
+        self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
         if cluster > PORTABLE_CLUSTER:
-            (status,) = cu.cuFuncSetAttribute(
-                self._function, attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
-            )
-            raise_for(status, "cuFuncSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)")
+            self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         self._attributes_set = True
+
+    def _set(self, attribute: Any, value: int) -> None:
+        check("cuFuncSetAttribute", driver().cuFuncSetAttribute(self._function, attribute, value))
 
     def bind(self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Call:
         """A call computing ``c = a @ b``.
@@ -94,7 +90,9 @@ class LoadedKernel:
         gpu = gpu_of_device(a.device.index or 0)
         reason = why_illegal(problem, self.config, gpu)
         if reason is not None:
-            raise ConfigError(f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first")
+            raise ConfigError(
+                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first"
+            )
         self._check_alignment(a, b, c)
         shape = geometry(problem, self.config)
         if not self._attributes_set:
@@ -130,7 +128,9 @@ def check_operands(problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.
     dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[problem.dtype]
     for (name, shape), tensor in zip(shapes.items(), (a, b, c), strict=True):
         if tuple(tensor.shape) != shape:
-            raise TensorError(f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass that shape")
+            raise TensorError(
+                f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass that shape"
+            )
         if str(tensor.dtype) != dtype:
             raise TensorError(f"{name} is {tensor.dtype}", dtype, "convert it, or ask for a problem of its dtype")
         if tensor.device.type != "cuda" or tensor.device != a.device:
@@ -190,7 +190,7 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     span = box_cols * ELEMENT_BYTES
     swizzle = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[span]
     kind = "FLOAT16" if dtype == "fp16" else "BFLOAT16"
-    status, tensor_map = cu.cuTensorMapEncodeTiled(
+    result = cu.cuTensorMapEncodeTiled(
         getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
         2,
         address,
@@ -203,40 +203,17 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    raise_for(status, f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})")
-    return tensor_map
-
-
-@functools.cache
-def driver() -> Any:
-    """The CUDA driver bindings.
-
-    Raises:
-        ToolchainMissing: cuda-bindings is not installed.
-    """
-    try:
-        from cuda.bindings import driver as bindings
-    except ImportError as error:
-        raise ToolchainMissing("cuda-bindings is not installed", "it", "pip install 'outblas[gpu]'") from error
-    return bindings
+    return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
 
 
 def ensure_context() -> None:
     """Make sure that a CUDA context is current (torch's, once torch has touched the device)."""
-    cu = driver()
-    status, context = cu.cuCtxGetCurrent()
-    if status != 0 or not int(context):
+    context = check("cuCtxGetCurrent", driver().cuCtxGetCurrent())
+    if not int(context):
         import torch
 
         torch.cuda.current_blas_handle()
-        status, context = cu.cuCtxGetCurrent()
-        raise_for(status, "cuCtxGetCurrent")
-
-
-def raise_for(status: Any, call: str) -> None:
-    """Raise :class:`DeviceError` unless the driver call succeeded."""
-    if status != 0:
-        raise DeviceError(f"{call} failed: {status!r}", "CUDA_SUCCESS", "see outblas doctor for driver and GPU")
+        check("cuCtxGetCurrent", driver().cuCtxGetCurrent())
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
 """What a product should be, and how far from it a correct kernel may be.
 
 With C the reference, K the depth, u the unit roundoff of the output (fp16: 2^-11, bf16: 2^-8) and s
-half the smallest subnormal (fp16: 2^-25, bf16: 2^-134):
+the error of results near zero (fp16: half the smallest subnormal, 2^-25; bf16: 2^-126, fp32's smallest
+normal, below which an accumulator may flush to zero):
 
 - fp32 accumulation:  |err| <= u |C| + c sqrt(K) 2^-24 (|A| |B|) + s,                    c = ERROR_C = 4
 - fp16 accumulation:  |err| <= u |C| + c sqrt(S) 2^-11 (|C| + Q) + (S + 1) s,  S = ceil(K / 16),  c = FP16_C = 8
@@ -25,7 +26,7 @@ from outblas.problem import Problem
 
 ERROR_C, FP16_C = 4.0, 8.0
 UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-HALF_SUBNORMAL = {"fp16": 2.0**-25, "bf16": 2.0**-134}
+FLOOR = {"fp16": 2.0**-25, "bf16": 2.0**-126}
 #: FLOP up to which the whole reference is fp64; above, fp32 in blocks of K with sampled rows in fp64.
 FP64_FLOPS = 2**37
 _K_BLOCK, _FP64_ROWS, _CHUNK = 512, 32, 2**26
@@ -37,11 +38,11 @@ def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None,
     Args:
         magnitude: |A| |B|. q: sqrt((A o A)(B o B)), needed for fp16 accumulation only.
     """
-    result = UNIT[problem.dtype] * reference.abs() + HALF_SUBNORMAL[problem.dtype]
+    result = UNIT[problem.dtype] * reference.abs() + FLOOR[problem.dtype]
     if problem.acc == "fp32":
         return result + (ERROR_C if c is None else c) * math.sqrt(problem.k) * 2.0**-24 * magnitude
     steps = math.ceil(problem.k / 16)
-    result = result + steps * HALF_SUBNORMAL[problem.dtype]
+    result = result + steps * FLOOR[problem.dtype]
     return result + (FP16_C if c is None else c) * math.sqrt(steps) * 2.0**-11 * (reference.abs() + q)
 
 

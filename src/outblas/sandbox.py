@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,7 +29,7 @@ from outblas.evaluation import Status
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
-_JOIN_S = 10.0
+_JOIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Sandbox:
                 if blamed is not None and blamed in left:
                     left.discard(blamed)
                     yield blamed, loss
-                    batches.insert(0, sorted(left)) if left else None
+                    batches = ([sorted(left)] if left else []) + batches
                 else:
                     batches = [[i] for i in sorted(left)] + batches
         except GeneratorExit:
-            self.close()
+            self._end(kill=True, count=False)
             raise
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class Sandbox:
 
     def _batch(
         self, batch: list[tuple[int, Any]], left: set[int]
-    ) -> Iterator[tuple[int, Any]]:  # and returns (blamed, loss)
-        """Run one batch; answered items leave ``left``."""
+    ) -> Generator[tuple[int, Any], None, tuple[int | None, Lost | None]]:
+        """Run one batch; answered items leave ``left``. Returns whom to blame, if anyone, and the loss, if any."""
         connection = self._ready()
         current: int | None = None
         try:
@@ -134,7 +134,7 @@ class Sandbox:
             while True:
                 if not connection.poll(self._step_s):
                     self._end(kill=True)
-                    return current, Lost(Status.HANG, f"no answer within {self._step_s:g} s")  # type: ignore[return-value]
+                    return current, Lost(Status.HANG, f"no answer within {self._step_s:g} s")
                 kind, *rest = connection.recv()
                 if kind == "begin":
                     current = rest[0]
@@ -144,7 +144,7 @@ class Sandbox:
                     yield rest[0], rest[1]
                 elif kind == "fault":
                     self._end(kill=True)
-                    return current, Lost(Status.FAULT, rest[0])  # type: ignore[return-value]
+                    return current, Lost(Status.FAULT, rest[0])
                 elif kind == "error":
                     self._end(kill=True)
                     raise DeviceError(
@@ -152,10 +152,10 @@ class Sandbox:
                     )
                 elif kind == "end":
                     if not left:
-                        return None, None  # type: ignore[return-value]
-                    return min(left), Lost(Status.EXITED, "the worker left it unanswered")  # type: ignore[return-value]
+                        return None, None
+                    return min(left), Lost(Status.EXITED, "the worker left it unanswered")
         except (EOFError, OSError):
-            return current, self._obituary()  # type: ignore[return-value]
+            return current, self._obituary()
 
     def _obituary(self) -> Lost:
         """What ended the worker, after its pipe broke."""
@@ -234,10 +234,12 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], parent: i
         try:
             handler(batch, Emit(connection))
         except Faulted as fault:
-            connection.send(("fault", str(fault)))
+            with contextlib.suppress(OSError):
+                connection.send(("fault", str(fault)))
             os._exit(1)  # the CUDA context is lost: its destructors would only fail
         except Exception as error:
-            connection.send(("error", f"{type(error).__name__}: {error}"))
+            with contextlib.suppress(OSError):  # the driver may be gone
+                connection.send(("error", f"{type(error).__name__}: {error}"))
             return
         connection.send(("end",))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from itertools import product
 
@@ -78,7 +79,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         accumulators += accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + EXTRA_REGISTERS // 2
     budget = CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8
     if accumulators + EXTRA_REGISTERS > min(budget, 255):
-        return f"{accumulators} accumulator and sum registers exceed the budget of {budget} with {EXTRA_REGISTERS} others"
+        return f"{accumulators} accumulator and sum registers, {EXTRA_REGISTERS} others: the budget is {budget}"
     return None
 
 
@@ -180,7 +181,15 @@ def _pool_tiles() -> Iterator[KernelConfig]:
             yield Sm90WgmmaConfig(64, bn, 64, min(6, 90_000 // (128 * (64 + bn))), min_blocks=2)
     for bn in (8, 16, 32, 64):
         yield Sm90WgmmaConfig(64, bn, 128, _stages(64, bn, 128, 0), store="direct")
-    for bm, bn, consumers in ((64, 64, 1), (64, 128, 1), (128, 64, 2), (128, 128, 2), (128, 192, 2), (128, 256, 2), (256, 128, 2)):
+    for bm, bn, consumers in (
+        (64, 64, 1),
+        (64, 128, 1),
+        (128, 64, 2),
+        (128, 128, 2),
+        (128, 192, 2),
+        (128, 256, 2),
+        (256, 128, 2),
+    ):
         for cm, cn in ((2, 1), (1, 2), (4, 1), (2, 2)):
             stages = _stages(bm, bn, 64, bm * bn * 2 // (2 if bm * bn > 128 * 192 else 1))
             yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn)
@@ -211,15 +220,31 @@ def _pool_persistent() -> Iterator[KernelConfig]:
 def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
     """The ordered candidates that a release compiles and records: kernels x launch options.
 
+    ``pool`` is not shipped but generated: every kernel of :func:`pool`, with and without PDL.
+
     Raises:
         UsageError: no catalogue of that name is shipped.
     """
+    if name == "pool":
+        return tuple(replace(kernel, pdl=pdl) for kernel in pool() for pdl in (False, True))
     path = resources.files("outblas") / "data" / "catalogues" / f"{name}.json"
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UsageError(f"no catalogue named {name!r}", "h200", "use a shipped catalogue") from None
+        raise UsageError(f"no catalogue named {name!r}", "h200 or pool", "use one of them") from None
     return tuple(config_from_name(text) for text in data["candidates"])
+
+
+def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
+    """Configs to try on a problem: the legal ones of the catalogue, and for rows that are not 16-byte
+    aligned the mma family with narrower loads."""
+    legal = [c for c in catalogue() if why_illegal(problem, c, gpu) is None]
+    if problem.rows_aligned:
+        return legal
+    vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
+    tiles = [c for c in (*catalogue(), *_pool_tiny()) if isinstance(c, Sm80MmaConfig)]
+    narrow = dict.fromkeys(replace(c, vec=vec, pdl=pdl) for c in tiles for pdl in (False, gpu.arch >= 90))
+    return legal + [c for c in narrow if c not in legal and why_illegal(problem, c, gpu) is None]
 
 
 def gpu_of_device(index: int) -> Gpu:

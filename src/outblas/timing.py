@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from outblas.baselines import Bindable, Call
-from outblas.driver import check, driver
+from outblas.driver import capture_graph, check, driver
 from outblas.errors import DeviceError, OutblasError, ToolchainMissing, UsageError
 from outblas.evaluation import Speedup, Timing
 from outblas.operands import GUARD_BYTES, Operands
@@ -55,9 +55,9 @@ class GraphEntry:
         self.calls = calls  # keeps kernels, descriptors and tensor maps alive
 
     def free(self) -> None:
-        """Destroy the graph; harmless when done twice."""
+        """Destroy the graph; harmless when done twice, or after the context was lost."""
         if self.executable is not None:
-            check("cuGraphExecDestroy", driver().cuGraphExecDestroy(self.executable))
+            driver().cuGraphExecDestroy(self.executable)  # unchecked: a failure here would hide the first one
             self.executable = None
 
 
@@ -82,8 +82,8 @@ class Bench:
         self.repeats, self.sets = repeats(estimate), operand_sets(problem, estimate)
         self.data = Operands(problem, self.sets, f"cuda:{gpu_index}", guard_bytes)
         self.data.fill_normal(seed)
-        self._torch_stream = torch.cuda.Stream(gpu_index)  # torch makes its streams non-blocking
-        self.stream: int = self._torch_stream.cuda_stream
+        self.torch_stream = torch.cuda.Stream(gpu_index)  # torch makes its streams non-blocking
+        self.stream: int = self.torch_stream.cuda_stream
         self._events: list[tuple[Any, Any]] = []
         self._plug_us = 200.0
         self._evictor: Callable[[], None] | None = None
@@ -239,7 +239,7 @@ class Bench:
         not_ready = int(cu.CUresult.CUDA_ERROR_NOT_READY)
         self._more_events(len(works))
         begin = perf_counter()
-        with torch.cuda.stream(self._torch_stream):
+        with torch.cuda.stream(self.torch_stream):
             torch.cuda._sleep(int(self._plug_us * _CYCLES_PER_US))
         ahead = True
         for work, (start, stop) in zip(works, self._events, strict=False):
@@ -270,7 +270,7 @@ class Bench:
             buffer = torch.zeros((4096, size // 4 // 4096), dtype=torch.float32, device=f"cuda:{self.gpu_index}")
             sink = torch.empty(4096, dtype=torch.float32, device=buffer.device)
             torch.cuda.synchronize(self.gpu_index)
-            stream = self._torch_stream
+            stream = self.torch_stream
 
             def evict() -> None:
                 with torch.cuda.stream(stream):
@@ -427,26 +427,6 @@ def prepare(entry: Bindable, bench: Bench) -> None:
     chooser = getattr(entry, "prepare", None)
     if chooser is not None:
         chooser(bench)
-
-
-def capture_graph(calls: Sequence[Call], stream: int) -> Any:
-    """Capture the calls on a stream (thread-local mode); the CUgraph is the caller's to destroy.
-
-    Raises:
-        DeviceError: something in them is not allowed under capture; the stream is usable again.
-    """
-    cu = driver()
-    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    check("cuStreamBeginCapture", cu.cuStreamBeginCapture(stream, mode))
-    try:
-        for call in calls:
-            call(stream)
-    except BaseException:
-        status, graph = cu.cuStreamEndCapture(stream)
-        if int(status) == 0 and graph is not None:
-            cu.cuGraphDestroy(graph)
-        raise
-    return check("cuStreamEndCapture", cu.cuStreamEndCapture(stream))
 
 
 def _rounds(

@@ -26,13 +26,12 @@ def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluato
     """
     for row in library.rows:
         known = store.recorded(run_id, row.problem)
-        fallback = dict(evaluator.baselines(row.problem)) or next(
-            (e.baselines_us for e in known.values() if e.baselines_us), {}
-        )
+        recorded = next((e.baselines_us for e in known.values() if e.baselines_us), None)
+        baselines = evaluator.baselines(row.problem) if recorded is None else recorded
         for pdl in (False, True):
             choice = row.choice(pdl)
             yield (
-                _fallback_row(row, pdl, known.values(), fallback, evaluator)
+                _fallback_row(row, pdl, known.values(), baselines, evaluator)
                 if choice is None
                 else _winner_row(row, pdl, choice, known.get(choice.config), evaluator)
             )

@@ -119,11 +119,8 @@ def open_evaluator(device: Device) -> Iterator[Evaluator]:
         return
     from outblas.evaluate import LiveEvaluator
 
-    live = LiveEvaluator(device.gpu_index)
-    try:
+    with LiveEvaluator(device.gpu_index or 0) as live:
         yield live
-    finally:
-        live.close()
 
 
 def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:

@@ -16,31 +16,24 @@ Gates memory to special need no GPU: they run on CPU tensors too, which is how t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from outblas import integrity
-from outblas.baselines import Bindable, Call
+from outblas.baselines import Bindable, Call, CublasGemm
+from outblas.driver import check, driver
 from outblas.evaluation import Status, Verdict
 from outblas.operands import Operands, torch_dtype
 from outblas.oracle import Oracle, product, right
 from outblas.problem import Problem
-
-if TYPE_CHECKING:
-    from outblas.timing import Bench, GraphEntry
+from outblas.rejected import Rejected
+from outblas.rules import check_rules, process_state
 
 Level = Literal["full", "cell"]
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
 _GUARD_MIN, _GUARD_MAX = 64 * 1024, 8 * 1024 * 1024
-
-
-class Rejected(Exception):
-    """A gate was not passed."""
-
-    def __init__(self, status: Status, detail: str, ratio: float | None = None) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.ratio = status, detail, ratio
 
 
 class Lab:
@@ -65,7 +58,13 @@ class Lab:
         for index in range(2):
             self.data.set_inputs(index, *normal(problem, 100 + index, device))
         self.wait()
+        #: What gate ``rules`` compares with: the process before the candidate was bound.
+        self.before = process_state() if self.cuda else {}
         self.calls: list[Call] = [entry.bind(problem, *self.data[i]) for i in range(2)]
+
+    def normal(self, seed: int, scale: float = 1.0) -> tuple[Any, Any]:
+        """N(0, scale^2) operands on the lab's device."""
+        return normal(self.problem, seed, self.device, scale)
 
     def wait(self) -> None:
         if self.cuda:
@@ -99,14 +98,14 @@ class Lab:
 
 def prove(
     entry: Bindable, problem: Problem, static_reason: str | None = None, level: Level = "full",
-    gpu_index: int = 0, bench: Bench | None = None, device: str | None = None,
+    gpu_index: int = 0, device: str | None = None,
 ) -> Verdict:  # fmt: skip
     """Prove a way to compute a GEMM on one problem.
 
     Args:
         static_reason: why gate 1 rejects it (None: it does not).
-        level: ``full``: every gate. ``cell``: what a recording repeats in every cell: memory and
-            bound, on the timed operands of ``bench`` (made here if not given).
+        level: ``full``: every gate. ``cell``: what a recording repeats in every cell, memory and
+            bound on N(0, 1) data (:class:`CellProver` does it on the timed operands).
         device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out.
 
     Raises:
@@ -116,7 +115,7 @@ def prove(
     if static_reason is not None:
         return Verdict(Status.STATIC_REJECTED, (), static_reason)
     if level == "cell":
-        return _prove_cell_alone(entry, problem, gpu_index, bench)
+        return _prove_cell_alone(entry, problem, gpu_index)
     passed = ["static"]
     worst = [0.0]
     before = integrity.snapshot()
@@ -126,8 +125,6 @@ def prove(
             gate(lab, worst)
             passed.append(name)
         if lab.cuda:
-            from outblas.rules import check_rules
-
             check_rules(lab)
         name = integrity.tampered(before)
         if name:
@@ -163,32 +160,36 @@ def check_cell(data: Operands, oracle: Oracle, before: Any, run: Callable[[], An
 
 
 class CellProver:
-    """:func:`check_cell` on a bench: reference, bound and input sum are made once per problem."""
+    """:func:`check_cell` on operands that are timed: reference, bound and input sum are made once per problem.
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        a, b, _ = bench.operands(0)
-        self._oracle = Oracle(bench.problem, a, b)
-        self._before = bench.data.input_sum(0)
-        bench.synchronize()
-        _synchronize(bench)
+    Args:
+        data: operands on a GPU, filled; set 0 is the one that is proved on.
+        torch_stream: where the calls run, a torch.cuda.Stream.
+    """
+
+    def __init__(self, data: Operands, torch_stream: Any) -> None:
+        import torch
+
+        self._data, self._stream = data, torch_stream
+        a, b, _ = data[0]
+        self._oracle = Oracle(data.problem, a, b)
+        self._before = data.input_sum(0)
+        torch.cuda.synchronize(a.device)
 
     def call(self, call: Call) -> Verdict:
         """Prove one bound call of operand set 0."""
-        return self._check(lambda: call(self._bench.stream))
+        return self._check(lambda: call(self._stream.cuda_stream))
 
-    def graph(self, graph: GraphEntry) -> Verdict:
-        """Prove what a captured graph leaves in operand set 0, e.g. after it was timed."""
-        from outblas.driver import check, driver
-
-        launch = driver().cuGraphLaunch
-        return self._check(lambda: check("cuGraphLaunch", launch(graph.executable, self._bench.stream)))
+    def graph(self, executable: Any) -> Verdict:
+        """Prove what a CUgraphExec leaves in operand set 0, e.g. after it was timed."""
+        launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
+        return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
     def _check(self, run: Callable[[], Any]) -> Verdict:
         import torch
 
-        with torch.cuda.stream(self._bench._torch_stream):
-            return check_cell(self._bench.data, self._oracle, self._before, run)
+        with torch.cuda.stream(self._stream):
+            return check_cell(self._data, self._oracle, self._before, run)
 
 
 def wrong_text(ratio: float) -> str:
@@ -342,12 +343,10 @@ def _their_product(lab: Lab, a: Any, b: Any) -> Any:
     p = lab.problem
     if not lab.cuda:
         return (a.float() @ right(p, b).float()).to(torch_dtype(p))
-    from outblas.baselines import CublasGemm
-
     c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=lab.device)
     a, b = a.contiguous(), b.contiguous()
     lab.wait()
-    CublasGemm(torch.device(lab.device).index or 0).bind(p, a, b, c)(lab.stream)
+    _reference_blas(torch.device(lab.device).index or 0).bind(p, a, b, c)(lab.stream)
     lab.wait()
     return c
 
@@ -373,16 +372,16 @@ def _finite(ratio: float) -> float | None:
     return ratio if math.isfinite(ratio) else None
 
 
-def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int, bench: Bench | None) -> Verdict:
-    from outblas.timing import Bench
-
-    if bench is not None:
-        return CellProver(bench).call(entry.bind(problem, *bench.operands(0)))
-    with Bench(problem, gpu_index) as own:
-        return CellProver(own).call(entry.bind(problem, *own.operands(0)))
-
-
-def _synchronize(bench: Bench) -> None:
+def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int) -> Verdict:
     import torch
 
-    torch.cuda.synchronize(bench.gpu_index)
+    data = Operands(problem, 1, f"cuda:{gpu_index}")
+    data.fill_normal()
+    prover = CellProver(data, torch.cuda.Stream(gpu_index))
+    return prover.call(entry.bind(problem, *data[0]))
+
+
+@functools.cache
+def _reference_blas(gpu_index: int) -> CublasGemm:
+    """One handle for every proof of this process."""
+    return CublasGemm(gpu_index)

@@ -38,7 +38,8 @@ def speedup_svg(result: Result, rows: Sequence[Row]) -> str:
     The same rows give the same bytes.
     """
     panels = [(label, [r for r in rows if r["regime"].startswith(kind)]) for kind, label in KINDS]
-    panels = [(label, found) for label, found in panels if found] or [("all problems", list(rows))]
+    panels.append(("other", [r for r in rows if not r["regime"].startswith(tuple(kind for kind, _ in KINDS))]))
+    panels = [(label, found) for label, found in panels if found]
     low, high = _extent(rows)
     width = (WIDTH - LEFT - RIGHT - GAP * (len(panels) - 1)) / len(panels)
     head = rows[0]

@@ -1,0 +1,198 @@
+"""Time a library over a suite against every baseline, in one interleaved run per problem.
+
+A fresh process and fresh inputs: these are the figures that are published, free of the bias of the
+search that chose the kernels. Two rows per problem, PDL not allowed and PDL allowed, timed in the same
+rounds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.baselines import RIVALS
+from outblas.config import config_name
+from outblas.evaluate import Baselines, LiveEvaluator, Options
+from outblas.evaluation import Evaluation, Status
+from outblas.journal import Journal
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.provenance import collect, gpu_state
+from outblas.results import COLUMNS, Row, write_result
+from outblas.roofline import Gpu, floor_us, regime
+from outblas.space import gpu_of_device
+from outblas.stats import geomean
+
+Progress = Callable[..., None]
+
+
+def run_bench(
+    problems: Sequence[Problem],
+    suite: str,
+    library: Path | None,
+    out_path: Path,
+    gpu_indices: Sequence[int] = (0,),
+    mode: str = "offline",
+    layouts: Sequence[str] = ("TN",),
+    rounds: int = 9,
+    resume: bool = True,
+    progress: Progress | None = None,
+    target_qps: float | None = None,
+    seed: int = 1,
+) -> Path:
+    """Bench ``problems`` and write the result file ``out_path``.
+
+    A killed run resumes from the journal ``<out_path>.jsonl``; several GPUs share the problems.
+
+    Raises:
+        RecordError: no library, or the disk refuses. DeviceError: no such GPU. UsageError: a journal of
+        other settings.
+    """
+    gpu = gpu_of_device(gpu_indices[0])
+    chosen = Library.load(library) if library is not None else Library.packaged(gpu.name)
+    settings = {
+        "suite": suite, "mode": mode, "rounds": rounds, "library": str(library), "target_qps": target_qps,
+        "layouts": list(layouts), "problems": [p.key for p in problems],
+    }  # fmt: skip
+    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, resume)
+    done = {entry["problem"] for entry in journal.entries}
+    todo = [p for p in problems if p.key not in done]
+    try:
+        for entry in _on_gpus(todo, chosen, gpu_indices, mode, rounds, target_qps, seed):
+            journal.append(entry)
+            if progress is not None:
+                published = [r["published"] for e in journal.entries for r in e["rows"] if r["pdl"]]
+                progress(len(journal.entries), len(problems), geomean(published))
+        by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
+        rows = [row for p in problems for row in by_key[p.key]]
+        provenance = {**collect(f"outblas bench --suite {suite}", gpu_indices[0]), "library": dict(chosen.provenance)}
+        write_result(rows, {"suite": suite, "provenance": provenance}, out_path)
+    finally:
+        journal.close(done=len(journal.entries) == len(problems) and out_path.exists())
+    return out_path
+
+
+def _on_gpus(
+    todo: Sequence[Problem], library: Library, gpus: Sequence[int], mode: str, rounds: int, qps: float | None, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Journal entries as they finish; one thread and one sandboxed worker per GPU."""
+    work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
+    for problem in todo:
+        work.put(problem)
+    results: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def serve(index: int) -> None:
+        try:
+            with _Station(index, library, mode, rounds, qps, seed) as station:
+                while not stop.is_set():
+                    try:
+                        problem = work.get_nowait()
+                    except queue.Empty:
+                        break
+                    results.put({"problem": problem.key, "rows": station.rows(problem)})
+            results.put(None)
+        except BaseException as error:  # handed to the main thread, which raises it
+            results.put(error)
+
+    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in gpus]
+    for thread in threads:
+        thread.start()
+    try:
+        running = len(threads)
+        while running:
+            item = results.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+
+
+class _Station:
+    """One GPU's share of a bench."""
+
+    def __init__(
+        self, gpu_index: int, library: Library, mode: str, rounds: int, target_qps: float | None, seed: int
+    ) -> None:
+        self._index, self._library, self._mode = gpu_index, library, mode
+        self._qps, self._gpu = target_qps, gpu_of_device(gpu_index)
+        hot_or_cold = "offline" if mode == "server" else mode
+        options = Options(gpu_index, self._gpu, rounds=rounds, seed=seed, level="full", mode=hot_or_cold)
+        self._evaluator = LiveEvaluator(gpu_index, options)
+
+    def __enter__(self) -> _Station:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._evaluator.close()
+
+    def rows(self, problem: Problem) -> list[Row]:
+        """The two rows of one problem."""
+        if self._mode == "server":
+            from outblas.serving import server_rows
+
+            return server_rows(problem, self._library, self._index, self._gpu, self._qps)
+        row = self._library.lookup(problem)
+        picks = {pdl: row.choice(pdl) if row else None for pdl in (False, True)}
+        configs = list(dict.fromkeys(choice.config for choice in picks.values() if choice))
+        found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
+        report = self._evaluator.baseline_report(problem)
+        state = gpu_state(self._index)
+        out = []
+        for pdl, choice in picks.items():
+            evaluation = found[choice.config] if choice else None
+            out.append({**_row(problem, pdl, self._mode, evaluation, report, self._gpu), **state})
+        return out
+
+
+def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu) -> Row:
+    times = {name: timing.median_us for name, timing in report.timings.items()}
+    best = min((name for name in RIVALS if name in times), key=lambda name: times[name])
+    timing = report.timings[best]
+    row: Row = {
+        **problem.to_json(),
+        "mode": mode,
+        "pdl": pdl,
+        "floor_us": floor_us(problem, gpu),
+        "regime": regime(problem, gpu),
+        "rounds": len(timing.samples_us),
+        "repeats": timing.repeats,
+        "operand_sets": timing.operand_sets,
+        **{f"{name}_us": us for name, us in times.items() if f"{name}_us" in COLUMNS},
+    }
+    if evaluation is None or evaluation.speedup is None or evaluation.timing is None:
+        return {
+            **row,
+            "config": "",
+            "status": (evaluation.status if evaluation else Status.LEFT_OUT).value,
+            "fallback": True,
+            "baseline": best,
+            "baseline_us": times[best],
+            "baseline_detail": report.details.get(best),
+            "published": 1.0,
+        }
+    speedup = evaluation.speedup
+    return {
+        **row,
+        "config": config_name(evaluation.config),
+        "status": evaluation.status.value,
+        "fallback": False,
+        "ours_us": evaluation.timing.median_us,
+        "ours_spread": evaluation.timing.spread,
+        "baseline": speedup.baseline,
+        "baseline_us": times[speedup.baseline],
+        "baseline_detail": report.details.get(speedup.baseline),
+        "speedup": speedup.ratio,
+        "low": speedup.low,
+        "high": speedup.high,
+        "published": speedup.ratio,
+    }

@@ -1,0 +1,167 @@
+"""``outblas eval``: find our kernel for one problem, prove it, time it against every baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outblas.baselines import NAMES
+from outblas.config import KernelConfig, config_name
+from outblas.errors import DeviceError
+from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluation import Evaluation, Status, Timing
+from outblas.library import Library
+from outblas.model import predict_many
+from outblas.problem import Problem
+from outblas.provenance import collect, gpu_state
+from outblas.results import write_atomic
+from outblas.roofline import Gpu, floor_us
+from outblas.sandbox import STEP_TIMEOUT_S
+from outblas.space import candidates, gpu_of_device, why_illegal
+from outblas.timing import check_qps, percentile
+
+#: Candidates tried for a problem, the library's winners and the ranking model's first choices.
+TRIED = 24
+
+Row = dict[str, Any]
+
+
+def run_eval(
+    problem: Problem,
+    mode: str,
+    target_qps: float | None,
+    warmup_seconds: float,
+    benchmark_seconds: float,
+    base_dir: Path,
+    gpu_index: int = 0,
+) -> dict[str, Any]:
+    """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json`` and return its content.
+
+    Returns:
+        ``rows`` (one per callable: name, us or p50_us/p99_us, tflops, floor_percent, speedup, low, high,
+        detail) and scalars to print.
+
+    Raises:
+        DeviceError: no GPU, or no candidate that passes. UsageError: server mode without a rate.
+    """
+    if mode == "server":
+        check_qps(target_qps)
+    gpu = gpu_of_device(gpu_index)
+    configs = shortlist(problem, gpu)
+    best = _winners(problem, configs, gpu_index, gpu)
+    if mode == "server":
+        rows = _server(problem, gpu_index, gpu, target_qps, warmup_seconds, benchmark_seconds)
+    else:
+        rows = _offline(problem, best, gpu_index, gpu, warmup_seconds, benchmark_seconds)
+    first = next(iter(best.values()))
+    result: dict[str, Any] = {
+        "problem": problem.key,
+        "mode": mode,
+        "rows": rows,
+        "proof": f"{first.verdict.status.value}: {', '.join(first.verdict.gates)}" if first.verdict else "",
+        "floor_us": round(floor_us(problem, gpu), 3),
+        "candidates_tried": len(configs),
+        "provenance": {**collect("outblas eval", gpu_index), **gpu_state(gpu_index)},
+    }
+    path = base_dir / f"eval_{problem.key}_{mode}.json"
+    write_atomic(path, (json.dumps(result, indent=1) + "\n").encode())
+    return {**result, "written": str(path)}
+
+
+def shortlist(problem: Problem, gpu: Gpu, tried: int = TRIED) -> list[KernelConfig]:
+    """The library's kernels for the problem, then the ranking model's first choices, plain and PDL alike.
+
+    Raises:
+        DeviceError: no kernel of ours is legal for the problem on this GPU.
+    """
+    row = Library.packaged(gpu.name, missing_ok=True).lookup(problem)
+    known = [c.config for c in (row.plain, row.pdl) if c is not None] if row else []
+    legal = candidates(problem, gpu)
+    predicted = predict_many(problem, legal, gpu) if legal else []
+    order = sorted(range(len(legal)), key=lambda i: predicted[i])
+    ranked = [legal[i] for i in order]
+    half = tried // 2
+    chosen = [c for c in ranked if not c.pdl][:half] + [c for c in ranked if c.pdl][:half]
+    found = [c for c in dict.fromkeys([*known, *chosen]) if why_illegal(problem, c, gpu) is None]
+    if not found:
+        raise DeviceError(f"no kernel of ours runs {problem.key} on sm_{gpu.arch}", "a legal config", "use torch")
+    return found
+
+
+def _winners(problem: Problem, configs: list[KernelConfig], gpu_index: int, gpu: Gpu) -> dict[str, Evaluation]:
+    """The fastest proven candidate without PDL (``ours``) and with it (``ours_pdl``)."""
+    with LiveEvaluator(gpu_index, Options(gpu_index, gpu, baselines=())) as evaluator:
+        tried = list(evaluator.evaluate([(problem, c) for c in configs]))
+    passed = [e for e in tried if e.status is Status.PASSED and e.timing is not None]
+    if not passed:
+        worst = "; ".join(f"{config_name(e.config)}: {e.status.value} {e.detail}" for e in tried[:3])
+        raise DeviceError(f"no candidate for {problem.key} passed ({worst})", "a proven kernel", "report this")
+
+    def fastest(pdl: bool) -> Evaluation | None:
+        group = [e for e in passed if e.config.pdl is pdl]
+        return min(group, key=lambda e: e.timing.median_us if e.timing else 0.0, default=None)
+
+    found = {"ours": fastest(False), "ours_pdl": fastest(True)}
+    return {name: e for name, e in found.items() if e is not None}
+
+
+def _offline(
+    problem: Problem, best: Mapping[str, Evaluation], gpu_index: int, gpu: Gpu, warmup: float, seconds: float
+) -> list[Row]:
+    options = Options(
+        gpu_index, gpu, seed=1, level="cell", baselines=NAMES, warmup_seconds=warmup, benchmark_seconds=seconds
+    )
+    with LiveEvaluator(gpu_index, options, step_timeout_s=STEP_TIMEOUT_S + warmup + seconds) as evaluator:
+        found = {e.config: e for e in evaluator.evaluate([(problem, e.config) for e in best.values()])}
+        report = evaluator.baseline_report(problem)
+    rows = []
+    for name, chosen in best.items():
+        e = found[chosen.config]
+        if e.timing is None:
+            rows.append({"name": name, "detail": f"{e.status.value}: {e.detail}"})
+            continue
+        row = _row(name, problem, gpu, e.timing, config_name(e.config))
+        if e.speedup is not None:
+            row |= {"speedup": e.speedup.ratio, "low": e.speedup.low, "high": e.speedup.high}
+            row["detail"] = f"vs {e.speedup.baseline}; {row['detail']}"
+        rows.append(row)
+    rows += [_row(n, problem, gpu, t, report.details.get(n, "")) for n, t in report.timings.items()]
+    rows += [{"name": n, "detail": f"left out: {why}"} for n, why in report.left_out.items()]
+    return rows
+
+
+def _row(name: str, problem: Problem, gpu: Gpu, timing: Timing, detail: str) -> Row:
+    us = timing.median_us
+    return {
+        "name": name,
+        "us": us,
+        "tflops": problem.flops / us / 1e6,
+        "floor_percent": 100.0 * floor_us(problem, gpu) / us,
+        "spread": timing.spread,
+        "rounds": len(timing.samples_us),
+        "detail": detail,
+    }
+
+
+def _server(
+    problem: Problem, gpu_index: int, gpu: Gpu, target_qps: float | None, warmup: float, seconds: float
+) -> list[Row]:
+    from outblas.serving import serve
+
+    timings, found, details = serve(problem, gpu_index, target_qps, warmup, seconds)
+    rows = []
+    for name, timing in timings.items():
+        row: Row = {
+            "name": name,
+            "p50_us": percentile(timing, 50),
+            "p99_us": percentile(timing, 99),
+            "rounds": len(timing.samples_us),
+            "detail": details.get(name, "outblas.matmul"),
+        }
+        if name == "ours":
+            row |= {"speedup": found.ratio, "low": found.low, "high": found.high}
+            row["detail"] = f"outblas.matmul, vs {found.baseline}"
+        rows.append(row)
+    return rows

@@ -1,0 +1,93 @@
+"""An append-only JSON-lines file beside a long run's output: what a killed run resumes from.
+
+The first line is the run's settings; a resumed run must have the same. Every further line is one
+finished piece of work. A line cut short by a crash is dropped, everything before it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outblas.errors import RecordError, UsageError
+
+
+class Journal:
+    """Open (or resume) a journal.
+
+    Args:
+        settings: what the results depend on; JSON values only.
+        resume: go on with an existing journal; otherwise it is started afresh.
+
+    Raises:
+        UsageError: the journal on disk is of other settings.
+        RecordError: it cannot be read or written.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True) -> None:
+        self.path = path
+        self.entries: list[dict[str, Any]] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            length = self._read(settings) if resume and path.exists() else 0
+            self._file = path.open("r+b" if length else "wb")
+            self._file.truncate(length)
+            self._file.seek(length)
+            if not length:
+                self._write(settings)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add one finished piece of work; it is on the disk when this returns.
+
+        Raises:
+            RecordError: the disk refuses; what was appended before is intact.
+        """
+        try:
+            self._write(entry)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.entries.append(dict(entry))
+
+    def close(self, done: bool = False) -> None:
+        """Close the file; ``done`` deletes it, its content having been published elsewhere."""
+        self._file.close()
+        if done:
+            self.path.unlink(missing_ok=True)
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(entry).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _read(self, settings: Mapping[str, Any]) -> int:
+        """Load the whole lines; return how many bytes they are."""
+        data = self.path.read_bytes()
+        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        if not lines:
+            return 0
+        try:
+            found, *entries = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise RecordError(
+                f"journal {self.path} is damaged ({error})", "one JSON value per line", "move it away to start afresh"
+            ) from error
+        if found != json.loads(json.dumps(settings)):
+            raise UsageError(
+                f"{self.path} is of a run with other settings",
+                "the same settings to resume it",
+                "finish that run, choose another output, or pass --no-resume",
+            )
+        self.entries = entries
+        return sum(len(line) for line in lines)
+
+    def _failed(self, error: OSError) -> RecordError:
+        return RecordError(
+            f"journal {self.path} cannot be written or read ({error.strerror or error})",
+            "a writable path and free disk space",
+            "free some space and run the same command again: it resumes",
+        )

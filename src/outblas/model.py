@@ -1,0 +1,330 @@
+"""A small physical model of the GPU time of a (problem, config): it ranks, it does not replace timing.
+
+    time = launch (less with PDL) + cluster set-up
+         + smooth max of: rounds x (fill latency + K stages x stage + epilogue), traffic / HBM
+         + sum over a split K,                                            bounded below by the floor
+    stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency / stages
+
+A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
+of many tiles. About twenty coefficients per family are fitted on measurements by
+``scripts/fit_model.py`` and read from ``data/models/<gpu>.json``, with their provenance.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.errors import DeviceError, RecordError
+from outblas.geometry import geometry
+from outblas.problem import ELEMENT_BYTES, Problem
+from outblas.roofline import H200, Gpu, floor_us, operand_sets
+
+Floats = NDArray[np.float64]
+#: Named columns that broadcast together: scalars of one problem, arrays over configs, or both over cells.
+Columns = Mapping[str, Any]
+
+FORMAT = 1
+#: Sharpness of the floor: a norm and not a maximum, so that no two predictions are made equal by it.
+FLOOR = 8.0
+#: What an SM of sm_80 to sm_90 offers its CTAs; each CTA also costs 1 KiB of shared memory.
+SM_SMEM, SM_REGISTERS, SM_THREADS, SM_CTAS, CTA_SMEM = 233472, 65536, 2048, 32, 1024
+#: Registers that a thread needs besides its accumulators, by family (they bound CTAs per SM).
+OTHER_REGISTERS = {Sm90WgmmaConfig.family: 40, Sm80MmaConfig.family: 70}
+_ANY = Problem(1024, 1024, 1024)
+
+#: Where a fit starts, by family: rough physics, in microseconds, bytes per microsecond, cycles, GHz.
+START: dict[str, dict[str, float]] = {
+    Sm90WgmmaConfig.family: {
+        "launch": 1.2,
+        "launch_pdl": 0.7,
+        "cluster": 0.1,
+        "cluster_log": 0.05,
+        "latency_l2": 0.5,
+        "latency_hbm": 0.8,
+        "clock": 1.6,
+        "issue": 60.0,
+        "stage": 40.0,
+        "ingest": 70e3,
+        "l2": 5.5e6,
+        "hbm": 4.0e6,
+        "cache": 30e6,
+        "wave": 0.3,
+        "tile": 0.1,
+        "quantum": 0.9,
+        "epilogue_tma": 0.3,
+        "epilogue_direct": 0.3,
+        "store_tma": 80e3,
+        "store_direct": 50e3,
+        "split": 0.4,
+        "split_log": 0.1,
+        "exchange": 50e3,
+        "peak": 800e6,
+    },
+    Sm80MmaConfig.family: {
+        "launch": 0.9,
+        "launch_pdl": 0.5,
+        "cluster": 0.1,
+        "cluster_log": 0.05,
+        "latency_l2": 0.5,
+        "latency_hbm": 0.8,
+        "clock": 1.6,
+        "issue": 30.0,
+        "stage": 60.0,
+        "copy": 4.0,
+        "ingest": 60e3,
+        "l2": 5.0e6,
+        "hbm": 3.8e6,
+        "cache": 30e6,
+        "wave": 0.2,
+        "quantum": 0.9,
+        "epilogue_direct": 0.2,
+        "store_direct": 40e3,
+        "split": 0.4,
+        "split_log": 0.1,
+        "exchange": 50e3,
+        "peak": 500e6,
+    },
+}
+
+
+def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
+    """Predicted GPU time per call of a legal (problem, config), microseconds.
+
+    Raises:
+        DeviceError: no model of this GPU ships with the package.
+        RecordError: the model's file is of another version or lacks a coefficient.
+    """
+    return float(predict_many(problem, (config,), gpu)[0])
+
+
+def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
+    """:func:`predict_us` of each config: float64[len(configs)], microseconds; raises as it does."""
+    coefficients = load(gpu.name)
+    out = np.empty(len(configs))
+    shape = problem_columns(problem, gpu)
+    families = np.array([config.family for config in configs])
+    for family in coefficients:
+        where = np.flatnonzero(families == family)
+        if len(where):
+            out[where] = time_us(coefficients[family], family, shape, config_columns([configs[i] for i in where]), gpu)
+    return out
+
+
+def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> NDArray[np.intp]:
+    """Indices of ``configs``, fastest predicted first; equal predictions in the order given."""
+    return np.argsort(predict_many(problem, configs, gpu), kind="stable")
+
+
+def left_out(
+    problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200, factor: float = 3.0
+) -> NDArray[np.bool_]:
+    """Which of ``configs`` a recorder need not measure: bool[len(configs)].
+
+    True where the prediction exceeds ``factor`` x the best prediction among the configs with the
+    same PDL option. The model's file says how often each factor would have dropped a measured best
+    (``checks.left_out``, on problems that the fit had not seen).
+    """
+    times = predict_many(problem, configs, gpu)
+    return too_slow(times, np.array([c.pdl for c in configs], dtype=bool), factor)
+
+
+def too_slow(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np.bool_]:
+    """The rule of :func:`left_out` on times in hand."""
+    mask = np.zeros(len(times), dtype=bool)
+    for option in (False, True):
+        same = pdl == option
+        if same.any():
+            mask[same] = times[same] > factor * times[same].min()
+    return mask
+
+
+@functools.cache
+def load(gpu_name: str) -> dict[str, dict[str, float]]:
+    """Coefficients by family of a packaged model; raises as :func:`predict_us`."""
+    folder = resources.files("outblas").joinpath("data", "models")
+    path = folder.joinpath(f"{gpu_name}.json")
+    if not path.is_file():
+        raise DeviceError(f"no model of GPU {gpu_name!r}", "a GPU that was measured", "use h200")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            raise ValueError(f"format {found['format']}")
+        return {f: {name: float(found["coefficients"][f][name]) for name in START[f]} for f in START}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(
+            f"model file {gpu_name}.json cannot be read ({error!r})", f"format {FORMAT}", "reinstall outblas"
+        ) from error
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
+    """What the formula needs of a problem."""
+    alone = max(gpu.launch_us, problem.flops / (gpu.tflops * 1e6), problem.bytes / (gpu.hbm_tbs * 1e6))
+    return {
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        # Rotating operand sets that exceed L2 are read from HBM, as in roofline.
+        "from_hbm": float(problem.bytes * operand_sets(problem, alone) > gpu.l2_bytes),
+        "floor": floor_us(problem, gpu),
+    }
+
+
+_NAMES = (
+    *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
+    *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec"),
+)
+
+
+def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
+    """What the formula needs of configs of one family: name -> float64[len(configs)]."""
+    table = np.array([_row(config) for config in configs]).reshape(-1, len(_NAMES)).T
+    return dict(zip(_NAMES, table, strict=True))
+
+
+@functools.lru_cache(maxsize=16384)
+def _row(config: KernelConfig) -> tuple[float, ...]:
+    shape = geometry(_ANY, config)
+    registers = shape.accumulators + OTHER_REGISTERS[config.family]
+    if isinstance(config, Sm90WgmmaConfig) and config.consumers > 1:
+        registers = SM_REGISTERS // shape.threads  # setmaxnreg hands out the whole register file
+    resident = min(
+        SM_SMEM // (shape.smem_bytes + CTA_SMEM),
+        SM_REGISTERS // (registers * shape.threads),
+        SM_THREADS // shape.threads,
+        SM_CTAS,
+    )
+    if isinstance(config, Sm90WgmmaConfig):
+        own = (
+            *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
+            *(config.persistent, config.schedule == "pingpong", config.group, config.raster == "m"),
+            *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8),
+        )
+    else:
+        own = (
+            *(1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1),
+            *(config.wm, config.wn, config.wk, shape.threads, config.vec),
+        )
+    shared = (config.bm, config.bn, config.bk, config.stages, config.split_k, config.pdl)
+    return tuple(float(x) for x in (*shared, *own))
+
+
+# --- the formula ---------------------------------------------------------------------------------
+
+
+def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gpu) -> Floats:
+    """The formula over columns that broadcast together; ``x``: coefficients of the family."""
+    tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
+    tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]
+    tiles = tiles_m * tiles_n
+    latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
+    tensor, chain = (_wgmma_stage if family == Sm90WgmmaConfig.family else _mma_stage)(x, c)
+
+    # CTAs on an SM at once, in a full round and in the last one.
+    ctas = tiles * c["split"]
+    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], c["occupancy"])
+    slots = np.maximum(np.floor(gpu.sms * per_sm / c["cluster"]), 1) * c["cluster"]
+    full = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
+    active = np.minimum(ctas, slots)
+
+    steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])
+    stage_bytes = ELEMENT_BYTES * c["bk"] * (c["bm"] + c["bn"])
+    l2_bytes = ELEMENT_BYTES * c["bk"] * (c["bm"] / c["cn"] + c["bn"] / c["cm"])
+    stage = _smooth_max(
+        full * tensor,
+        tensor + chain,
+        full * stage_bytes / x["ingest"],
+        active * l2_bytes / x["l2"],
+        latency / c["stages"],
+    )
+    main = steps * stage
+    store = _store_us(x, family, c)
+
+    # Rounds: between fluid (CTAs finish unevenly) and whole.
+    exact = np.maximum(ctas / slots, 1.0)
+    rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
+    plain = rounds * (latency + main + store * full) + (rounds - 1) * x["wave"]
+    if family == Sm90WgmmaConfig.family:
+        steady = main + store + x["tile"]
+        alternating = _smooth_max(main + x["tile"], (main + latency + store) / 2)
+        walked = latency + (rounds - 1) * np.where(c["pingpong"] > 0, alternating, steady) + main + store
+        plain = np.where(c["persistent"] > 0, walked, plain)
+
+    traffic = _traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
+    work = _smooth_max(
+        plain,
+        traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]),
+        2.0 * p["m"] * p["n"] * p["k"] / x["peak"],
+    )
+    total = np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"]) + _cluster_us(x, c) + work
+    return (total**FLOOR + np.power(p["floor"], FLOOR)) ** (1 / FLOOR)
+
+
+def _wgmma_stage(x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+    """Tensor time of one stage and its serial overhead. m64nNk16 takes N / 2 cycles of the tensor
+    cores, or those in which shared memory yields its operands (128 bytes a cycle): 16 + N / 4."""
+    k16 = c["bk"] / 16
+    cycles = k16 * (c["bm"] / 64) * _smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
+    return cycles / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
+
+
+def _mma_stage(x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+    """As :func:`_wgmma_stage` for mma.sync: 1,024 multiply-adds a cycle at best, every warp reading its
+    own operands by ldmatrix, and cp.async instructions issued by the same warps."""
+    warps = c["wm"] * c["wn"] * c["wk"]
+    math_cycles = c["bm"] * c["bn"] * c["bk"] / 1024
+    read_cycles = warps * (c["bm"] / c["wm"] + c["bn"] / c["wn"]) * (c["bk"] / c["wk"]) * ELEMENT_BYTES / 128
+    copies = (c["bm"] + c["bn"]) * c["bk"] / c["vec"] / 32
+    serial = x["stage"] + x["issue"] * c["bk"] / 16 / c["wk"] + x["copy"] * copies / warps
+    cycles = _smooth_max(math_cycles, read_cycles + x["copy"] * copies / 4)
+    return cycles / (x["clock"] * 1e3), serial / (x["clock"] * 1e3)
+
+
+def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:
+    """From the last product of a tile to its last store."""
+    tile_bytes = ELEMENT_BYTES * c["bm"] * c["bn"]
+    direct = x["epilogue_direct"] + tile_bytes / c["split"] / x["store_direct"]
+    if family == Sm90WgmmaConfig.family:
+        return np.where(c["tma"] > 0, x["epilogue_tma"] + tile_bytes / x["store_tma"], direct)
+    return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K meet in shared memory
+
+
+def _cluster_us(x: Mapping[str, float], c: Columns) -> Floats:
+    """Setting a cluster up, and summing a split K through distributed shared memory."""
+    split = c["split"]
+    reduce = x["split"] + x["split_log"] * np.log2(split)
+    reduce = reduce + 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (split - 1) / split / x["exchange"]
+    setup = np.where(c["cluster"] > 1, x["cluster"] + x["cluster_log"] * np.log2(c["cluster"]), 0.0)
+    return setup + np.where(split > 1, reduce, 0.0)
+
+
+def _traffic_bytes(
+    x: Mapping[str, float], p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats
+) -> Floats:
+    """Bytes to and from HBM: operands and result once, and the operand that a band of tiles streams
+    again for every further band as far as L2 does not keep it."""
+    along_m = c["raster_m"] > 0
+    inner, outer = np.where(along_m, tiles_m / c["cm"], tiles_n / c["cn"]), np.where(along_m, tiles_n, tiles_m)
+    group = np.minimum(c["group"], inner)
+    at_once = np.maximum(slots / c["split"] / (group * np.where(along_m, c["cm"], c["cn"]) * outer), 1.0)
+    again = np.maximum(np.ceil(inner / group) / at_once, 1.0) - 1.0
+    streamed = ELEMENT_BYTES * p["k"] * np.where(along_m, p["n"], p["m"]) * 1.0
+    missed = 1 / (1 + (x["cache"] / streamed) ** 2)
+    once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
+    return once + again * streamed * missed
+
+
+def _smooth_max(*parts: Any) -> Floats:
+    """The 4-norm: near the largest part, and above it where parts are close (they overlap imperfectly)."""
+    total = sum(np.square(np.square(part)) for part in parts)
+    return np.sqrt(np.sqrt(total))

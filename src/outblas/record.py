@@ -1,0 +1,135 @@
+"""Measure a catalogue over a suite into a recording: a dense, proven, interleaved matrix.
+
+Every config is proved in full once (gates 1 to 6 on representative problems) and again on the timed
+operands of every cell; all cells of a problem are timed in the same rounds as the baselines. Cells
+that the ranking model predicts at over 3x the best are marked as left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.config import KernelConfig, config_name
+from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluation import Evaluation, Status
+from outblas.journal import Journal
+from outblas.model import left_out
+from outblas.problem import Problem
+from outblas.provenance import collect
+from outblas.recording import CODE, Recording
+from outblas.space import gpu_of_device, why_illegal
+
+#: Interleaved rounds per cell.
+ROUNDS = 5
+Progress = Callable[..., None]
+
+
+def run_record(
+    problems: Sequence[Problem],
+    suite: str,
+    catalogue: Sequence[KernelConfig],
+    out_dir: Path,
+    gpu_index: int = 0,
+    progress: Progress | None = None,
+    seconds: float = math.inf,
+) -> Path | None:
+    """Record ``problems`` x ``catalogue``; return the path of the cells file.
+
+    A killed run resumes at the first problem that is not in its journal (``record.jsonl`` in
+    ``out_dir``). Stops cleanly after ``seconds`` and returns None if problems are left.
+
+    Raises:
+        DeviceError: no such GPU. RecordError: the disk refuses. UsageError: a journal of other settings.
+    """
+    from time import monotonic
+
+    gpu = gpu_of_device(gpu_index)
+    names = [config_name(c) for c in catalogue]
+    settings = {"suite": suite, "problems": [p.key for p in problems], "catalogue": names, "rounds": ROUNDS}
+    journal = Journal(out_dir / "record.jsonl", settings)
+    done = {entry["problem"] for entry in journal.entries}
+    options = Options(gpu_index, gpu, rounds=ROUNDS, level="full", recheck=False, chunk=len(catalogue) or 1)
+    end = monotonic() + seconds
+    try:
+        with LiveEvaluator(gpu_index, options) as evaluator:
+            for problem in problems:
+                if monotonic() > end:
+                    return None
+                if problem.key not in done:
+                    journal.append(_measure(evaluator, problem, catalogue))
+                if progress is not None:
+                    progress(len(journal.entries), len(problems))
+    finally:
+        journal.close()
+    entries = {entry["problem"]: entry for entry in journal.entries}
+    recording = _matrix(problems, suite, catalogue, entries, collect("outblas record", gpu_index))
+    return recording.write(out_dir)
+
+
+def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig]) -> dict[str, Any]:
+    """One journal entry: a row of the matrix and its baselines."""
+    cells: dict[int, list[Any]] = {}
+    legal = []
+    for column, config in enumerate(catalogue):
+        reason = why_illegal(problem, config, evaluator.gpu)
+        if reason is None:
+            legal.append(column)
+        else:
+            cells[column] = [Status.ILLEGAL.value, None, None, 0]
+    skipped = left_out(problem, [catalogue[c] for c in legal], evaluator.gpu)
+    for column, skip in zip(legal, skipped, strict=True):
+        if skip:
+            cells[column] = [Status.LEFT_OUT.value, None, None, 0]
+    wanted = {catalogue[c]: c for c in legal if c not in cells}
+    for evaluation in evaluator.evaluate([(problem, config) for config in wanted]):
+        cells[wanted[evaluation.config]] = _cell(evaluation)
+    report = evaluator.baseline_report(problem)
+    baselines = {
+        name: [timing.median_us, timing.spread, report.details.get(name, "")] for name, timing in report.timings.items()
+    }
+    return {"problem": problem.key, "cells": [cells[c] for c in range(len(catalogue))], "baselines": baselines}
+
+
+def _cell(evaluation: Evaluation) -> list[Any]:
+    timing = evaluation.timing
+    if timing is None:
+        return [evaluation.status.value, None, None, 0]
+    return [evaluation.status.value, timing.median_us, timing.spread, len(timing.samples_us)]
+
+
+def _matrix(
+    problems: Sequence[Problem],
+    suite: str,
+    catalogue: Sequence[KernelConfig],
+    entries: dict[str, dict[str, Any]],
+    provenance: dict[str, Any],
+) -> Recording:
+    rows = [entries[p.key] for p in problems]
+    names = list(dict.fromkeys(name for row in rows for name in row["baselines"]))
+
+    def cells(index: int, dtype: Any, missing: Any) -> Any:
+        return np.array(
+            [[missing if cell[index] is None else cell[index] for cell in row["cells"]] for row in rows], dtype=dtype
+        )
+
+    def baseline(name: str, index: int) -> Any:
+        return np.array([row["baselines"].get(name, [np.nan, np.nan, ""])[index] for row in rows], dtype=np.float32)
+
+    return Recording(
+        suite=suite,
+        problems=tuple(problems),
+        catalogue=tuple(catalogue),
+        status=np.array([[CODE[Status(cell[0])] for cell in row["cells"]] for row in rows], dtype=np.int8),
+        median_us=cells(1, np.float32, np.nan),
+        spread=cells(2, np.float32, np.nan),
+        rounds=cells(3, np.int16, 0),
+        baselines={name: baseline(name, 0) for name in names},
+        baseline_spread={name: baseline(name, 1) for name in names},
+        baseline_detail={name: tuple(row["baselines"].get(name, ["", "", ""])[2] for row in rows) for name in names},
+        provenance=provenance,
+    )

@@ -1,0 +1,95 @@
+"""Server mode: latency of single requests through the public API, against torch and native calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outblas.baselines import Call, make_baselines
+from outblas.config import config_name
+from outblas.evaluation import Speedup, Status, Timing
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.results import Row
+from outblas.roofline import Gpu, floor_us, regime
+from outblas.timing import server, speedup
+
+#: Baselines of server mode; nvmmh is left out, being our own kernel by another's choice.
+SERVER_BASELINES = ("torch", "cublas", "lt_heuristic", "lt_auto")
+WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
+
+
+class PublicApi:
+    """``outblas.matmul(a, b, out=c)`` as users call it, on the given stream."""
+
+    name = "ours"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._streams: dict[int, Any] = {}
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        import torch
+
+        from outblas.dispatch import matmul
+
+        right = b.t() if problem.layout == "TN" else b
+
+        def call(stream: int) -> None:
+            if stream not in self._streams:
+                self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu)
+            with torch.cuda.stream(self._streams[stream]):
+                matmul(a, right, out=c)
+
+        return call
+
+
+def serve(
+    problem: Problem,
+    gpu_index: int,
+    target_qps: float | None,
+    warmup_seconds: float = WARMUP_SECONDS,
+    benchmark_seconds: float = BENCHMARK_SECONDS,
+) -> tuple[dict[str, Timing], Speedup, dict[str, str]]:
+    """Latencies of ours and the baselines, the speed-up of the medians, and the baselines' details.
+
+    Raises:
+        UsageError: ``target_qps`` missing or <= 0. DeviceError: no GPU, or a call failed.
+    """
+    baselines = make_baselines(gpu_index, SERVER_BASELINES)
+    entries = {"ours": PublicApi(gpu_index), **baselines}
+    timings = server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
+    details = {name: str(entry.detail(problem)) for name, entry in baselines.items()}
+    return timings, speedup(timings, "ours", SERVER_BASELINES), details
+
+
+def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, target_qps: float | None) -> list[Row]:
+    """The result row of one problem; PDL does not matter to requests that come one at a time."""
+    timings, found, details = serve(problem, gpu_index, target_qps)
+    row = library.lookup(problem)
+    choice = row.choice(False) if row else None
+    ours, best = timings["ours"], timings[found.baseline]
+    measured = {} if choice is None else {
+        "ours_us": ours.median_us, "ours_spread": ours.spread,
+        "speedup": found.ratio, "low": found.low, "high": found.high,
+    }  # fmt: skip
+    return [
+        {
+            **problem.to_json(),
+            "mode": "server",
+            "pdl": False,
+            "config": "" if choice is None else config_name(choice.config),
+            "status": (Status.LEFT_OUT if choice is None else Status.PASSED).value,
+            "fallback": choice is None,
+            **measured,
+            "baseline": found.baseline,
+            "baseline_us": best.median_us,
+            "baseline_detail": details[found.baseline],
+            "published": 1.0 if choice is None else found.ratio,
+            "floor_us": floor_us(problem, gpu),
+            "regime": regime(problem, gpu),
+            **{f"{name}_us": t.median_us for name, t in timings.items() if name != "ours"},
+            "rounds": len(ours.samples_us),
+            "repeats": 1,
+            "operand_sets": ours.operand_sets,
+        }
+    ]

@@ -1,0 +1,19 @@
+"""Right only where K is a multiple of its tile: it leaves the tail of K out."""
+
+from cheat_tools import Cheat, on
+from outblas.evaluation import Status
+from outblas.oracle import right
+
+EXPECTED = {Status.WRONG}
+GPU = False
+TILE = 64
+
+
+def _call(problem, a, b, c, stream):
+    whole = problem.k // TILE * TILE
+    with on(stream, c):
+        c.copy_(a[:, :whole].float() @ right(problem, b)[:whole].float())
+
+
+def make():
+    return Cheat("only_whole_k", _call)

@@ -1,0 +1,19 @@
+"""Sets aside part of L2 for its operands, at the cost of whoever runs beside it."""
+
+from cheat_tools import Cheat, honest
+from outblas.evaluation import Status
+
+EXPECTED = {Status.RULE_BROKEN}
+GPU = True
+
+
+def _call(problem, a, b, c, stream):
+    from outblas.driver import driver
+
+    cu = driver()
+    cu.cuCtxSetLimit(cu.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 16 << 20)
+    honest(problem, a, b, c, stream)
+
+
+def make():
+    return Cheat("persisting_l2", _call)

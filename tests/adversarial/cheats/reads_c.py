@@ -1,0 +1,20 @@
+"""Takes elements of C for its own last answer where they look like one, and adds only the rest."""
+
+import torch
+
+from cheat_tools import Cheat, on
+from outblas.evaluation import Status
+from outblas.oracle import right
+
+EXPECTED = {Status.WRONG}
+GPU = False
+
+
+def _call(problem, a, b, c, stream):
+    with on(stream, c):
+        fresh = (a.float() @ right(problem, b).float()).to(c.dtype)
+        c.copy_(torch.where(c.isnan(), fresh, c))
+
+
+def make():
+    return Cheat("reads_c", _call)

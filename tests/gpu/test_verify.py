@@ -1,0 +1,76 @@
+"""The proof on a real GPU, and what the bound's constant leaves room for."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from outblas.baselines import CublasGemm  # noqa: E402
+from outblas.compile import compile_source  # noqa: E402
+from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig  # noqa: E402
+from outblas.evaluate import representatives  # noqa: E402
+from outblas.evaluation import Status  # noqa: E402
+from outblas.launch import load  # noqa: E402
+from outblas.oracle import ERROR_C, needed_c  # noqa: E402
+from outblas.problem import Problem  # noqa: E402
+from outblas.source import make_source  # noqa: E402
+from outblas.timing import Bench  # noqa: E402
+from outblas.verify import CellProver, prove  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+CONFIGS = [
+    Sm90WgmmaConfig(64, 64),
+    Sm90WgmmaConfig(64, 64, split_k=2, pdl=True),
+    Sm90WgmmaConfig(128, 128, consumers=2),
+    Sm80MmaConfig(64, 64),
+    Sm80MmaConfig(64, 64, vec=1),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.family}-{c.bm}x{c.bn}-{CONFIGS.index(c)}")
+@pytest.mark.parametrize(
+    ("layout", "dtype", "acc"), [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
+)
+def test_our_families_pass_every_gate(config, layout, dtype, acc):
+    problem = Problem(64, 64, 64, layout, dtype, acc)
+    kernel = load(compile_source(make_source(problem, config)), config)
+    shapes = representatives(problem, config)
+    assert shapes
+    for shape in shapes:
+        verdict = prove(kernel, shape)
+        assert (verdict.status, verdict.detail) == (Status.PASSED, ""), shape.key
+        assert verdict.gates[-1] == "rules"
+
+
+@pytest.mark.parametrize("k", [64, 1024, 16384])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_cublas_itself_needs_less_than_the_bound_allows(dtype, k):
+    """Large M and N, where cuBLAS does not split K (its half-precision partial sums are another matter)."""
+    problem = Problem(2048, 2048, k, "TN", dtype)
+    with Bench(problem) as bench:
+        a, b, c = bench.operands(0)
+        CublasGemm().bind(problem, a, b, c)(bench.stream)
+        bench.synchronize()
+        assert needed_c(problem, a, b, c) < ERROR_C / 2
+
+
+def test_a_cell_is_proved_on_the_timed_operands():
+    problem = Problem(512, 512, 512)
+    config = CONFIGS[0]
+    kernel = load(compile_source(make_source(problem, config)), config)
+    with Bench(problem) as bench:
+        prover = CellProver(bench.data, bench.torch_stream)
+        assert prover.call(kernel.bind(problem, *bench.operands(0))).status is Status.PASSED
+        assert prover.call(lambda stream: None).status is Status.WRONG
+        graph = bench.capture(kernel)
+        assert prover.graph(graph.executable).status is Status.PASSED
+        graph.free()
+
+
+def test_the_largest_of_the_grid_is_checked():
+    problem = Problem(16384, 16384, 16384)
+    with Bench(problem) as bench:
+        prover = CellProver(bench.data, bench.torch_stream)
+        verdict = prover.call(CublasGemm().bind(problem, *bench.operands(0)))
+        assert verdict.status is Status.PASSED and verdict.max_err_ratio < 1

@@ -1,0 +1,112 @@
+"""Handlers for the sandbox's tests: module-level, so that a spawned worker can import them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+
+def doubler():
+    """Doubles numbers; words misbehave."""
+
+    def handler(items, emit):
+        for index, item in items:
+            emit.begin(index)
+            if item == "hang":
+                time.sleep(3600)
+            elif item == "exit":
+                os._exit(0)
+            elif item == "sysexit":
+                raise SystemExit(3)
+            elif item == "segfault":
+                ctypes.string_at(0)
+            elif item == "fault":
+                from outblas.sandbox import Faulted
+
+                raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS: sync")
+            elif item == "raise":
+                raise ValueError("a bug of the evaluator")
+            elif item == "pid":
+                emit.done(index, os.getpid())
+                continue
+            emit.done(index, item * 2)
+
+    return handler
+
+
+def late():
+    """Answers a batch only in the end, together; a batch with a culprit dies unannounced."""
+
+    def handler(items, emit):
+        emit.begin(None)
+        if any(item == "exit" for _, item in items):
+            os._exit(7)
+        for index, item in items:
+            emit.done(index, item * 2)
+
+    return handler
+
+
+def silent():
+    """Leaves the last item unanswered."""
+
+    def handler(items, emit):
+        for index, item in items[:-1]:
+            emit.done(index, item)
+
+    return handler
+
+
+def unable():
+    raise RuntimeError("no GPU here")
+
+
+def dies_at_birth():
+    os._exit(9)
+
+
+def evaluations(options):
+    """Evaluations without a GPU: the first config passes, split_k > 1 hangs, stages > 4 exits."""
+    from outblas.evaluate import Baselines
+    from outblas.evaluation import Evaluation, Status, Timing
+
+    timing = Timing("offline", (2.0, 2.0, 2.0), 2.0, 0.0)
+
+    def handler(items, emit):
+        for index, (problem, config, _) in items:
+            emit.begin(index)
+            found = Baselines({"cublas": timing}, {"cublas": "default"}, {})
+            if config is None:
+                emit.done(index, (None, found))
+                continue
+            if config.split_k > 1:
+                time.sleep(3600)
+            if config.stages > 4:
+                os._exit(1)
+            emit.done(index, (Evaluation(problem, config, Status.PASSED, timing=timing), found))
+
+    return handler
+
+
+def prover(device):
+    """Proves cheats by name."""
+    import cheat_tools
+    from outblas.verify import prove
+
+    def handler(items, emit):
+        for index, (name, problem) in items:
+            emit.begin(index)
+            try:
+                verdict = prove(cheat_tools.load(name).make(), problem, device=device)
+            except RuntimeError as error:
+                if device != "cpu":
+                    from outblas.driver import sticky_error
+                    from outblas.sandbox import Faulted
+
+                    if sticky_error():
+                        raise Faulted(f"{sticky_error()}: {error}") from error
+                raise
+            emit.done(index, verdict)
+
+    return handler

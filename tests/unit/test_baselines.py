@@ -1,0 +1,118 @@
+"""What cuBLAS is told, and nvMatmulHeuristics' mapping; no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+
+import numpy as np
+import pytest
+
+from outblas import baselines, cublas, nvmmh
+from outblas.errors import DeviceError, ToolchainMissing
+from outblas.problem import Problem
+
+
+def column_major(memory, rows, cols, ld):
+    """The matrix that BLAS sees in flat memory."""
+    return np.array([[memory[i + j * ld] for j in range(cols)] for i in range(rows)])
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("mnk", [(3, 4, 5), (1, 7, 2), (6, 1, 1)])
+def test_cublas_is_told_the_row_major_product(layout, mnk):
+    problem = Problem(*mnk, layout)
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-9, 9, (problem.m, problem.k)), rng.integers(-9, 9, problem.b_shape)
+    s = cublas.Shape.of(problem)
+    transposed = s.op_first == 1
+    rows, cols = (s.k, s.m) if transposed else (s.m, s.k)
+    first = column_major(b.ravel(), rows, cols, s.ld_first)
+    second = column_major(a.ravel(), s.k, s.n, s.ld_second)
+    out = (first.T if transposed else first) @ second
+    c = np.zeros(problem.m * problem.n, dtype=int)
+    for i in range(s.m):
+        for j in range(s.n):
+            c[i + j * s.ld_out] = out[i, j]
+    assert (c.reshape(problem.m, problem.n) == a @ (b.T if layout == "TN" else b)).all()
+
+
+def test_scale_type_is_the_compute_type():
+    single, half = cublas.Shape.of(Problem(8, 8, 8)), cublas.Shape.of(Problem(8, 8, 8, acc="fp16"))
+    assert (single.compute, single.scale) == (68, 0) and (half.compute, half.scale) == (64, 2)
+    assert [s.value for s in single.scalars()] == [1.0, 0.0]
+    one, zero = half.scalars()
+    assert ctypes.sizeof(one) == 2 and np.array([one.value, zero.value], np.uint16).view(np.float16).tolist() == [
+        1.0,
+        0.0,
+    ]
+    assert cublas.Shape.of(Problem(8, 8, 8, dtype="bf16")).dtype == 14
+
+
+def test_c_structures_have_the_headers_sizes():
+    result = cublas.HeuristicResult
+    assert ctypes.sizeof(cublas.Algo) == 64 and ctypes.sizeof(result) == 96
+    assert [getattr(result, f).offset for f in ("workspace", "state", "waves", "reserved")] == [64, 72, 76, 80]
+
+
+def test_a_failed_status_names_call_and_reason():
+    with pytest.raises(DeviceError, match="cublasLtMatmul failed with CUBLAS_STATUS_NOT_SUPPORTED"):
+        cublas._check("cublasLtMatmul", 15)
+    cublas._check("cublasLtMatmul", 0)
+
+
+def test_a_missing_library_is_one_clear_line():
+    with pytest.raises(ToolchainMissing, match="libnosuchblas cannot be loaded"):
+        cublas._load("nosuchblas")
+
+
+def test_every_baseline_has_its_name():
+    made = baselines.make_baselines(0)
+    assert tuple(made) == baselines.NAMES and [b.name for b in made.values()] == list(baselines.NAMES)
+    assert set(baselines.RIVALS) < set(baselines.NAMES)
+
+
+FAKE = """
+import json, os, sys
+gpu, problems = json.load(sys.stdin)
+for m, n, k, layout, precision in problems:
+    if m == 13:
+        import signal; os.kill(os.getpid(), signal.SIGSEGV)
+    print("null" if m == 14 else json.dumps([64, 64, 64, 8, 1, 1, 2, 0]), flush=True)
+"""
+
+
+def test_a_problem_that_kills_the_package_costs_only_itself():
+    found = nvmmh.choices([Problem(m, 8, 8) for m in (1, 13, 2, 14, 13, 3)], script=FAKE)
+    assert [c is not None for c in found] == [True, False, True, False, False, True]
+    assert found[0] == nvmmh.Choice(64, 64, 64, 8, 1, 1, 2, 0)
+
+
+def test_no_problem_no_process():
+    assert nvmmh.choices([], script=FAKE) == []
+
+
+def test_the_mapping_is_legal_and_near():
+    pytest.importorskip("outblas.space")
+    from outblas.roofline import H200
+    from outblas.space import why_illegal
+
+    problem = Problem(4096, 4096, 4096)
+    config = nvmmh.nearest(problem, nvmmh.Choice(128, 256, 64, 4, 1, 2, 1, 1))
+    assert why_illegal(problem, config, H200) is None
+    assert (config.bm, config.bn, config.bk) == (128, 256, 64)
+    odd = nvmmh.nearest(problem, nvmmh.Choice(64, 60, 100, 99, 12, 1, 1, 0))
+    assert odd is not None and why_illegal(problem, odd, H200) is None
+    assert nvmmh.nearest(Problem(127, 1001, 333), nvmmh.Choice(64, 64, 64, 4, 1, 1, 1, 0)) is None
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("nvMatmulHeuristics") is None, reason="nvMatmulHeuristics is not installed"
+)
+def test_the_real_package_answers_every_kind():
+    problems = [
+        Problem(4096, 4096, 4096, layout, dtype, acc)
+        for layout in ("TN", "NN")
+        for dtype, acc in (("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16"))
+    ]
+    assert all(c is not None for c in nvmmh.choices(problems))

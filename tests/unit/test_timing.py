@@ -1,0 +1,229 @@
+"""The clock's logic with a false driver and false time."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from outblas import driver, timing
+from outblas.errors import DeviceError, UsageError
+from outblas.evaluation import Timing
+
+
+class Clock:
+    """Moves by ``step`` at every look."""
+
+    def __init__(self, step):
+        self.now, self.step = 0, step
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+def offline(samples, mode="offline"):
+    return timing.summary(mode, samples)
+
+
+def test_summary_keeps_samples_median_and_spread():
+    t = timing.summary("offline", [4.0, 1.0, 2.0, 3.0, 5.0], 32, 7)
+    assert (t.samples_us, t.median_us, t.repeats, t.operand_sets) == ((4.0, 1.0, 2.0, 3.0, 5.0), 3.0, 32, 7)
+    assert t.spread == pytest.approx((4.0 - 2.0) / 3.0)
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, float("nan")], [1.0, 0.0], [-1.0], [float("inf")]])
+def test_a_sample_that_is_no_time_is_an_error(bad):
+    with pytest.raises(DeviceError):
+        timing.summary("offline", bad)
+
+
+def test_at_least_the_rounds_asked_for_and_one_untimed():
+    runs = []
+    samples = timing._rounds(lambda: runs.append(1) or [float(len(runs))], 7, 0.0, 0.0, Clock(1.0))
+    assert [s[0] for s in samples] == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+def test_rounds_go_on_until_their_seconds_are_spent_but_not_for_ever():
+    count = len(timing._rounds(lambda: [1.0], 7, 0.0, 50.0, Clock(1.0)))
+    assert 40 < count < 60
+    assert len(timing._rounds(lambda: [1.0], 7, 0.0, 1e9, Clock(1.0))) == timing.MAX_ROUNDS
+
+
+def test_warm_up_rounds_are_not_kept():
+    runs = []
+    timing._rounds(lambda: runs.append(1) or [1.0], 7, 20.0, 0.0, Clock(1.0))
+    assert len(runs) > 7 + 15
+
+
+@pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])
+def test_server_wants_a_rate(qps):
+    with pytest.raises(UsageError, match="target-qps"):
+        timing.server({}, None, qps)
+
+
+def serve_with(duration_ns, qps, seconds, names=("ours", "theirs"), warmup=0.0):
+    clock = Clock(1000)
+    calls = {name: 0 for name in names}
+
+    def request(name):
+        def serve():
+            calls[name] += 1
+            clock.now += duration_ns[name]
+
+        return serve
+
+    samples = timing.server_blocks({n: request(n) for n in names}, qps, warmup, seconds, random.Random(1), clock)
+    return samples, calls, clock
+
+
+def test_server_latency_runs_from_the_call_to_completion():
+    samples, calls, _ = serve_with({"ours": 10_000, "theirs": 30_000}, 5000.0, 0.1)
+    assert np.median(samples["ours"]) == pytest.approx(11.0) and np.median(samples["theirs"]) == pytest.approx(31.0)
+    assert calls == {name: len(s) + 1 for name, s in samples.items()}  # one untimed request each
+
+
+def test_server_arrivals_have_the_target_rate():
+    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 2.0)
+    assert sum(map(len, samples.values())) / (clock.now / 1e9) == pytest.approx(1000.0, rel=0.1)
+
+
+def test_server_warm_up_is_served_and_not_kept():
+    samples, calls, _ = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 0.1, warmup=0.1)
+    assert all(calls[name] > len(samples[name]) > 0 for name in calls)
+
+
+def test_server_at_a_low_rate_ends_with_a_sample_of_each():
+    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 10.0, 0.01)
+    assert all(len(s) >= 1 for s in samples.values()) and clock.now < 2e9
+
+
+def test_speedup_is_paired_with_the_fastest_baseline():
+    drift = [1.0, 1.5, 2.0, 1.2, 1.1, 1.7, 1.3]
+    timings = {
+        "ours": offline([d * 1.0 for d in drift]),
+        "slow": offline([d * 3.0 for d in drift]),
+        "fast": offline([d * 1.25 for d in drift]),
+    }
+    found = timing.speedup(timings, "ours", ["slow", "fast", "absent"])
+    assert found.baseline == "fast"
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_speedup_of_requests_is_unpaired():
+    rng = np.random.default_rng(0)
+    ours, base = rng.normal(10, 1, 300), rng.normal(12, 1, 200)
+    timings = {"ours": offline(ours.tolist(), "server"), "torch": offline(base.tolist(), "server")}
+    found = timing.speedup(timings, "ours", ["torch"])
+    assert found.low < found.ratio < found.high and found.ratio == pytest.approx(1.2, abs=0.05)
+    assert found == timing.speedup(timings, "ours", ["torch"])
+
+
+def test_speedup_without_a_baseline_is_an_error():
+    with pytest.raises(UsageError):
+        timing.speedup({"ours": Timing("offline", (1.0,), 1.0, 0.0)}, "ours", ["torch"])
+
+
+class FalseDriver:
+    """Counts what is created and destroyed."""
+
+    def __init__(self, **returns):
+        self.returns, self.log = returns, []
+        self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+        self.CUresult = SimpleNamespace(CUDA_ERROR_NOT_READY=600)
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.log.append(name)
+            value = self.returns.get(name, (0, name))
+            return value() if callable(value) else value
+
+        return call
+
+
+def test_a_failed_capture_ends_it_and_keeps_the_first_error(monkeypatch):
+    cu = FalseDriver()
+    monkeypatch.setattr(driver, "driver", lambda: cu)
+
+    def refuses(stream):
+        raise DeviceError("cudaMalloc under capture", "none", "do not")
+
+    with pytest.raises(DeviceError, match="cudaMalloc"):
+        driver.capture_graph([refuses], 5)
+    assert cu.log == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
+
+
+def test_a_capture_calls_each_call_in_order_on_the_stream(monkeypatch):
+    cu, seen = FalseDriver(), []
+    monkeypatch.setattr(driver, "driver", lambda: cu)
+    driver.capture_graph([lambda s: seen.append(("a", s)), lambda s: seen.append(("b", s))], 5)
+    assert seen == [("a", 5), ("b", 5)]
+
+
+def false_bench(monkeypatch, cu):
+    monkeypatch.setattr(timing, "driver", lambda: cu)
+    bench = timing.Bench.__new__(timing.Bench)
+    bench._events, bench._plug_us, bench.stream, bench.sets, bench.repeats = [("s", "e")] * 8, 100.0, 5, 2, 4
+    monkeypatch.setattr(bench, "synchronize", lambda: None, raising=False)
+    return bench
+
+
+def test_a_round_that_the_host_was_late_for_is_thrown_away(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver(cuEventElapsedTime=(0, 0.008)))
+    queued = iter([False, False, True])
+    monkeypatch.setattr(bench, "_queue", lambda works, before: next(queued), raising=False)
+    assert bench._timed([lambda: None]) == [8.0]
+    assert bench._plug_us == 400.0 and next(queued, "empty") == "empty"
+
+
+def test_a_host_that_is_always_late_is_an_error_not_a_figure(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver())
+    monkeypatch.setattr(bench, "_queue", lambda works, before: False, raising=False)
+    with pytest.raises(DeviceError, match="ahead of the GPU"):
+        bench._timed([lambda: None])
+
+
+def test_times_go_back_to_their_entries_whatever_the_order(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver())
+    entries = [timing.GraphEntry(str(i), f"graph{i}", [], repeats=4) for i in range(3)]
+    monkeypatch.setattr(bench, "_timed", lambda works: [40.0, 80.0, 120.0], raising=False)
+    assert bench.round(entries, [2, 0, 1]) == [20.0, 30.0, 10.0]
+
+
+def test_interleaved_orders_are_random_and_seeded(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver())
+    entries = {str(i): timing.GraphEntry(str(i), f"graph{i}", [], repeats=4) for i in range(4)}
+
+    def orders(seed):
+        seen = []
+        monkeypatch.setattr(bench, "round", lambda e, o: seen.append(tuple(o)) or [1.0] * 4, raising=False)
+        bench.measure(entries, 7, seed)
+        return seen
+
+    assert orders(3) == orders(3) != orders(4) and len(set(orders(3))) > 3
+    assert all(sorted(o) == [0, 1, 2, 3] for o in orders(3))
+
+
+def test_freeing_a_graph_twice_is_harmless(monkeypatch):
+    cu = FalseDriver()
+    monkeypatch.setattr(timing, "driver", lambda: cu)
+    graph = timing.GraphEntry("x", "executable", [], 1)
+    graph.free()
+    graph.free()
+    assert cu.log == ["cuGraphExecDestroy"]
+
+
+def test_requests_rotate_over_the_operand_sets(monkeypatch):
+    cu, seen = FalseDriver(), []
+    monkeypatch.setattr(timing, "driver", lambda: cu)
+    serve = timing._requests([lambda s, i=i: seen.append(i) for i in range(3)], false_bench(monkeypatch, cu))
+    for _ in range(7):
+        serve()
+    assert seen == [0, 1, 2, 0, 1, 2, 0] and cu.log.count("cuStreamSynchronize") == 7
+
+
+def test_percentiles_come_from_the_samples():
+    t = offline([float(i) for i in range(1, 102)], "server")
+    assert timing.percentile(t, 50) == 51.0 and timing.percentile(t, 99) == 100.0
