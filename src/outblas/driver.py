@@ -40,13 +40,15 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
 
 
 def sticky_error() -> str:
-    """Name of the error that has made this context unusable; empty when it is sound.
+    """Name of the error that has made this context unusable; empty when it is sound, or there is none yet.
 
     After an illegal address, a trap or a device assertion every further call of the context fails
     until the process ends.
     """
-    (status,) = driver().cuCtxSynchronize()
-    return "" if int(status) == 0 else str(status.name)
+    cu = driver()
+    (status,) = cu.cuCtxSynchronize()
+    no_context = (cu.CUresult.CUDA_ERROR_NOT_INITIALIZED, cu.CUresult.CUDA_ERROR_INVALID_CONTEXT)
+    return "" if int(status) in (0, *map(int, no_context)) else str(status.name)
 
 
 def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:

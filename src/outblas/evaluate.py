@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.baselines import NAMES, RIVALS, Bindable
 from outblas.config import KernelConfig, Sm80MmaConfig
-from outblas.errors import CompileError, OutblasError, ProblemError, ToolchainMissing
+from outblas.errors import CompileError, DeviceError, OutblasError, ProblemError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
@@ -76,7 +76,8 @@ class LiveEvaluator:
         factory: str = _FACTORY,
     ) -> None:  # fmt: skip
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
-        self.sandbox = Sandbox(factory, (self.options,), step_timeout_s)
+        timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
+        self.sandbox = Sandbox(factory, (self.options,), step_timeout_s + 2 * timed)
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
 
@@ -193,6 +194,11 @@ def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> 
     return found
 
 
+def architecture(gpu: Gpu) -> str:
+    """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
+    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
+
+
 def make_handler(options: Options) -> Handler:
     """The worker's handler (see outblas.sandbox)."""
     return Handler(options)
@@ -273,6 +279,8 @@ class Handler:
             return failed(Status.COMPILE_ERROR, str(error))
         except _Static as static:
             return failed(Status.STATIC_REJECTED, str(static))
+        except DeviceError as error:  # the driver cannot load it
+            return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
         try:
             verdict = self._prove(desk, kernel, config, emit, index)
             if verdict.status is not Status.PASSED:
@@ -293,7 +301,7 @@ class Handler:
         source = make_source(problem, config)
         key = (source.sha(), config)
         if key not in self._kernels:
-            cubin = compile_source(source)
+            cubin = compile_source(source, architecture(self._options.gpu))
             reason = check_static(cubin.facts, source, cubin)
             if reason is not None:
                 raise _Static(reason)

@@ -207,13 +207,12 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
 
 
 def ensure_context() -> None:
-    """Make sure that a CUDA context is current (torch's, once torch has touched the device)."""
-    context = check("cuCtxGetCurrent", driver().cuCtxGetCurrent())
-    if not int(context):
+    """Make sure that a CUDA context is current: torch's, which its tensors live in."""
+    status, context = driver().cuCtxGetCurrent()
+    if int(status) != 0 or not int(context):
         import torch
 
-        torch.cuda.current_blas_handle()
-        check("cuCtxGetCurrent", driver().cuCtxGetCurrent())
+        torch.cuda.synchronize()  # torch makes the context at its first use of the device
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:

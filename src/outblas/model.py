@@ -64,9 +64,9 @@ START: dict[str, dict[str, float]] = {
         "store_tma": 80e3,
         "store_direct": 50e3,
         "split": 0.4,
-        "split_log": 0.1,
+        "split_peer": 0.03,
         "exchange": 50e3,
-        "peak": 800e6,
+        "multicast": 0.5,
     },
     Sm80MmaConfig.family: {
         "launch": 0.9,
@@ -88,9 +88,8 @@ START: dict[str, dict[str, float]] = {
         "epilogue_direct": 0.2,
         "store_direct": 40e3,
         "split": 0.4,
-        "split_log": 0.1,
+        "split_peer": 0.03,
         "exchange": 50e3,
-        "peak": 500e6,
     },
 }
 
@@ -246,6 +245,7 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
         full * stage_bytes / x["ingest"],
         active * l2_bytes / x["l2"],
         latency / c["stages"],
+        np.where(c["cm"] * c["cn"] > 1, x.get("multicast", 0.0) * np.sqrt(c["cm"] * c["cn"] / 2), 0.0),  # CTAs wait for each other's free stage
     )
     main = steps * stage
     store = _store_us(x, family, c)
@@ -256,16 +256,12 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     plain = rounds * (latency + main + store * full) + (rounds - 1) * x["wave"]
     if family == Sm90WgmmaConfig.family:
         steady = main + store + x["tile"]
-        alternating = _smooth_max(main + x["tile"], (main + latency + store) / 2)
+        alternating = _smooth_max(main, (main + store) / 2) + x["tile"]
         walked = latency + (rounds - 1) * np.where(c["pingpong"] > 0, alternating, steady) + main + store
         plain = np.where(c["persistent"] > 0, walked, plain)
 
     traffic = _traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
-    work = _smooth_max(
-        plain,
-        traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]),
-        2.0 * p["m"] * p["n"] * p["k"] / x["peak"],
-    )
+    work = _smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
     total = np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"]) + _cluster_us(x, c) + work
     return (total**FLOOR + np.power(p["floor"], FLOOR)) ** (1 / FLOOR)
 
@@ -302,7 +298,7 @@ def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:
 def _cluster_us(x: Mapping[str, float], c: Columns) -> Floats:
     """Setting a cluster up, and summing a split K through distributed shared memory."""
     split = c["split"]
-    reduce = x["split"] + x["split_log"] * np.log2(split)
+    reduce = x["split"] + x["split_peer"] * (split - 1)
     reduce = reduce + 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (split - 1) / split / x["exchange"]
     setup = np.where(c["cluster"] > 1, x["cluster"] + x["cluster_log"] * np.log2(c["cluster"]), 0.0)
     return setup + np.where(split > 1, reduce, 0.0)

@@ -8,8 +8,8 @@ normal, below which an accumulator may flush to zero):
 - fp16 accumulation:  |err| <= u |C| + c sqrt(S) 2^-11 (|C| + Q) + (S + 1) s,  S = ceil(K / 16),  c = FP16_C = 8
 
 Rounding errors of a sum of K terms grow as sqrt(K) (Higham & Mary, A new approach to probabilistic
-rounding error analysis, 2019); tensor cores truncate when they add, 16 terms a step, a bias that adds up
-to about 0.02 K 2^-24 (|A| |B|) where all terms have one sign, so c = 4 leaves room up to K of about 32000.
+rounding error analysis, 2019). Tensor cores truncate when they align and add: on signed terms a small part
+of the bound, on terms of one sign a bias linear in K, so positive inputs are tried with 1,024 terms only.
 A half accumulator behind an fp32 claim is off by about sqrt(K / 16) 2^-12 |partial sum| and does not fit.
 Q = sqrt((A o A)(B o B)) is the size that partial sums of random signs reach; the fp16 bound is wide, for
 that accumulator is. :func:`needed_c` gives the c that a result needs, to calibrate on cuBLAS itself.

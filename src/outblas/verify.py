@@ -34,6 +34,8 @@ from outblas.rules import check_rules, process_state
 Level = Literal["full", "cell"]
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
 _GUARD_MIN, _GUARD_MAX = 64 * 1024, 8 * 1024 * 1024
+#: Terms of one sign that are summed at most: the truncation of tensor cores is a bias linear in their number.
+_POSITIVE_TERMS = 1024
 
 
 class Lab:
@@ -53,6 +55,7 @@ class Lab:
         self.torch_stream: Any = None
         self.stream = 0
         if self.cuda:
+            torch.cuda.set_device(device)  # the raw driver calls go to the current context
             self.torch_stream = torch.cuda.Stream(device)
             self.stream = int(self.torch_stream.cuda_stream)
         for index in range(2):
@@ -258,7 +261,9 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
 
 def _bound(lab: Lab, worst: list[float]) -> None:
     p, device = lab.problem, lab.device
-    _within_bound(lab, *_draw(p, 6, device, lambda t: t.uniform_(0.0, 1.0)), worst)
+    a, b = _draw(p, 6, device, lambda t: t.uniform_(0.0, 1.0))
+    a[:, _POSITIVE_TERMS:] = 0.0
+    _within_bound(lab, a, b, worst)
     a, b = normal(p, 7, device, 0.5)
     rows = _column([2.0 ** ((i % 9) - 4) for i in range(p.m)], a)
     _within_bound(lab, a * rows, b, worst)

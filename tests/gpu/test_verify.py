@@ -19,6 +19,7 @@ from outblas.timing import Bench  # noqa: E402
 from outblas.verify import CellProver, prove  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
 CONFIGS = [
     Sm90WgmmaConfig(64, 64),
     Sm90WgmmaConfig(64, 64, split_k=2, pdl=True),

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
@@ -14,8 +15,9 @@ from outblas.agents import AGENTS, make_agent
 from outblas.agents.evolution import knob_distance
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import UsageError
-from outblas.evaluation import Evaluation, Status
+from outblas.evaluation import FAILURES, Evaluation, Status
 from outblas.problem import Problem
+from outblas.recording import STATUSES, Recording
 from outblas.replay import ReplayEvaluator
 from outblas.store import Store
 from outblas.tune import tune
@@ -31,6 +33,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = ModuleType("outblas.model")
     stand_in.predict_us = lambda problem, config, gpu: 1000.0 / config.bm + config.bn  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "outblas.model", stand_in)
+
+
+@pytest.fixture(autouse=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """What an agent that follows a recording finds as the packaged one."""
+    synthetic = synthetic_recording(candidates=len(CANDIDATES))
+    monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: synthetic))
+    return synthetic
 
 
 def answer(config: KernelConfig) -> Evaluation:
@@ -118,6 +128,47 @@ def test_seeds_and_problems_differ_for_random() -> None:
 def test_heuristic_follows_the_model() -> None:
     order = sorted(CANDIDATES, key=lambda c: 1000.0 / c.bm + c.bn)
     assert [e.config for e in search("heuristic", 0, 12)] == order[:12]
+
+
+def test_recorded_takes_the_best_of_both_kinds_in_turn(recording: Recording) -> None:
+    """Budget 8: the four fastest without PDL and the four fastest with it, whatever the batch size."""
+    row = recording.row(PROBLEM)
+    order = np.argsort(np.where(np.isnan(recording.median_us[row]), np.inf, recording.median_us[row]))
+    fastest = {
+        pdl: [recording.catalogue[i] for i in order if recording.catalogue[i].pdl == pdl][:4] for pdl in (False, True)
+    }
+    expected = [config for pair in zip(fastest[False], fastest[True], strict=True) for config in pair]
+    for n in (1, 3, 8):
+        assert [e.config for e in search("recorded", 0, 8, n)] == expected
+
+
+def test_recorded_leaves_unmeasured_and_failed_candidates_to_the_end(recording: Recording) -> None:
+    row = recording.row(PROBLEM)
+    passed = {c for c, code in zip(CANDIDATES, recording.status[row], strict=True) if STATUSES[code] is Status.PASSED}
+    stranger = Sm90WgmmaConfig(256, 8, stages=2)
+    proposed = make_agent("recorded").propose(PROBLEM, (stranger, *CANDIDATES), (), 99)
+    assert set(proposed[: len(passed)]) == passed and len(passed) < len(CANDIDATES)
+    assert stranger in proposed[len(passed) :]
+    wrong = [c for c, code in zip(CANDIDATES, recording.status[row], strict=True) if STATUSES[code] in FAILURES]
+    assert wrong and proposed[-len(wrong) :] == wrong
+
+
+def test_recorded_goes_by_the_model_where_nothing_was_recorded() -> None:
+    elsewhere = Problem(8, 8, 8)
+    proposed = make_agent("recorded").propose(elsewhere, CANDIDATES, (), 12)
+    assert proposed == make_agent("heuristic").propose(elsewhere, CANDIDATES, (), 12)
+
+
+def test_recorded_follows_the_recording_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: asked.append(name) or synthetic_recording()))
+    make_agent("recorded").propose(PROBLEM, CANDIDATES, (), 1)
+    monkeypatch.setenv("OUTBLAS_RECORDING", "runs/mine")
+    agent = make_agent("recorded")
+    assert asked == ["h200"]  # nothing is read before it is needed
+    agent.propose(PROBLEM, CANDIDATES, (), 1)
+    agent.propose(PROBLEM, CANDIDATES, (), 1)
+    assert asked == ["h200", "runs/mine"]
 
 
 def test_evolution_stays_near_its_best() -> None:

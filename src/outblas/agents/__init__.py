@@ -14,6 +14,7 @@ AGENTS: dict[str, str] = {
     "exhaustive": "random_search:Exhaustive",
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:Evolution",
+    "recorded": "recorded:Recorded",
 }
 
 

@@ -1,0 +1,83 @@
+"""Candidates in the order in which a recording measured them: what to try first on the GPU it is of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from outblas.agents.base import Agent, unexplored
+from outblas.config import KernelConfig
+from outblas.errors import UsageError
+from outblas.evaluation import Evaluation, Status
+from outblas.problem import Problem
+from outblas.recording import STATUSES, Recording
+from outblas.roofline import Gpu
+
+#: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
+RECORDING_VARIABLE = "OUTBLAS_RECORDING"
+
+
+class Recorded(Agent):
+    """Fastest recorded first, the best without PDL and the best with PDL in turn.
+
+    A library row has a winner of either kind, so a budget of 8 looks at the best four of both. Candidates
+    that the recording has not measured come after all that it has, in the ranking model's order, and those
+    that failed in it come last. A problem that was not recorded goes by the model alone. It is meant for
+    tuning on a live GPU: on a replay of its own recording it knows the answers beforehand.
+
+    Args:
+        recording: None: the one named by ``OUTBLAS_RECORDING``, else the GPU's packaged one, loaded at the
+            first proposal, which raises UsageError where there is none.
+    """
+
+    def __init__(self, seed: int, gpu: Gpu, recording: Recording | None = None) -> None:
+        super().__init__(seed, gpu)
+        self._recording = recording
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        # The whole order first, so that the turns do not depend on how many are asked for at a time.
+        return unexplored(self._order(problem, candidates), history)[:n]
+
+    def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        measured, unknown, failed = self._sorted_out(problem, candidates)
+        turns: list[list[KernelConfig]] = [[], []]
+        for config in sorted(measured, key=measured.__getitem__):
+            turns[config.pdl].append(config)
+        alternating = [config for pair in zip_longest(*turns) for config in pair if config is not None]
+        return alternating + self._by_model(problem, unknown) + failed
+
+    def _sorted_out(
+        self, problem: Problem, candidates: Sequence[KernelConfig]
+    ) -> tuple[dict[KernelConfig, float], list[KernelConfig], list[KernelConfig]]:
+        """(measured -> microseconds, not in the recording, failed in it), each in the candidates' order."""
+        recording = self._load()
+        try:
+            row = recording.row(problem)
+        except UsageError:  # not recorded
+            return {}, list(candidates), []
+        measured: dict[KernelConfig, float] = {}
+        unknown: list[KernelConfig] = []
+        failed: list[KernelConfig] = []
+        for config in candidates:
+            column = recording.column(config)
+            status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
+            if status is Status.PASSED:
+                measured[config] = float(recording.median_us[row, column])
+            else:
+                (unknown if status is Status.LEFT_OUT else failed).append(config)
+        return measured, unknown, failed
+
+    def _by_model(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
+        if not configs:
+            return []
+        from outblas.model import predict_us
+
+        return sorted(configs, key=lambda config: predict_us(problem, config, self.gpu))
+
+    def _load(self) -> Recording:
+        if self._recording is None:
+            self._recording = Recording.load(os.environ.get(RECORDING_VARIABLE) or self.gpu.name)
+        return self._recording

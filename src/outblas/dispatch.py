@@ -1,0 +1,445 @@
+"""``outblas.matmul``: the library's kernel where there is a proven faster one, torch everywhere else.
+
+A kernel is compiled when its first product is asked for (some 0.2 s; from then on the cubin comes from
+the compile cache on disk, and in a process from memory). Each compilation is logged at INFO by the logger
+``outblas.dispatch`` and counted in :func:`status`; what cannot be compiled warns once and is torch's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.errors import CompileError, DeviceError, OutblasError, ProblemError, TensorError, ToolchainMissing
+from outblas.library import Library
+from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.roofline import Gpu
+from outblas.space import gpu_of_device, why_illegal
+
+if TYPE_CHECKING:
+    import torch
+
+#: Decisions and bound calls kept per device; the least recently used go first.
+KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
+_LOG = logging.getLogger(__name__)
+
+
+class Operand(NamedTuple):
+    """What a decision needs to know of a tensor.
+
+    ``dtype`` is ``fp16``, ``bf16`` or torch's name of another; ``offset`` is the address modulo 16 bytes.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done with a product: ``config`` on ``problem``, or torch (both None) for ``reason``."""
+
+    config: KernelConfig | None
+    problem: Problem | None
+    reason: str
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, pdl: bool | None = None
+) -> torch.Tensor:
+    """``a @ b`` as :func:`torch.matmul` computes it, by a tuned kernel where the library has one.
+
+    Args:
+        a: (M, K). b: (K, N): contiguous, or the transpose of a contiguous (N, K) weight (``weight.t()``).
+            fp16 or bf16, accumulated in fp32; on one CUDA device.
+        out: (M, N), contiguous; None: allocated.
+        pdl: allow programmatic dependent launch, where the kernel's prologue overlaps its predecessor in the
+            stream; None: the environment's ``OUTBLAS_PDL=1``, else not.
+
+    Every other input (shape, dtype, strides, alignment, device, a gradient or a trace to be kept) is handed
+    to torch.matmul unchanged, and so are its errors; :func:`explain` says which way a product goes. It is
+    enqueued on the device's current torch stream. While a CUDA graph is captured no kernel is loaded: make
+    one call of the kind before, else the graph holds torch's kernel.
+
+    Raises:
+        TensorError: tensors on different devices, or ``out`` shares memory with an input.
+        DeviceError: the driver refused a launch.
+    """
+    import torch
+
+    if torch.compiler.is_compiling() or _untouchable(torch, a, b, out):
+        return torch.matmul(a, b, out=out)
+    check_places(a, b, out)
+    if a.device.type == "cuda":
+        device = _device(a.device.index)
+        decision = device.decide(_operand(a), _operand(b), None if out is None else _operand(out), _pdl_allowed(pdl))
+        if decision.config is not None:
+            result = device.run(decision, a, b, out)
+            if result is not None:
+                return result
+    return torch.matmul(a, b, out=out)
+
+
+def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, pdl: bool | None = None) -> str:
+    """One line: which kernel :func:`matmul` would use and why, or why it would be torch. Compiles nothing.
+
+    Raises:
+        TensorError: as :func:`matmul`.
+    """
+    import torch
+
+    reason = _untouchable(torch, a, b, out)
+    if reason:
+        return f"torch.matmul: {reason}"
+    check_places(a, b, out)
+    if a.device.type != "cuda":
+        return f"torch.matmul: the tensors are on {a.device}"
+    device = _device(a.device.index)
+    found = device.decide(_operand(a), _operand(b), None if out is None else _operand(out), _pdl_allowed(pdl))
+    if found.config is None or found.problem is None:
+        return f"torch.matmul: {found.reason}"
+    failed = device.failed.get(kernel_kind(found.problem, found.config))
+    if failed:
+        return f"torch.matmul: {failed}"
+    return f"{config_name(found.config)} for {found.problem.key}: {found.reason}"
+
+
+def status() -> dict[str, dict[str, Any]]:
+    """Per device used so far (``cuda:0``): its library's rows, kernels loaded, calls bound, seconds spent
+    compiling, and why kernels failed to load (one line each)."""
+    return {f"cuda:{index}": device.status() for index, device in sorted(_devices.items())}
+
+
+def check_places(a: Any, b: Any, out: Any = None) -> None:
+    """Raise :class:`TensorError` for tensors on different devices or an output that overlaps an input."""
+    for name, tensor in (("b", b), ("out", out)):
+        if tensor is not None and tensor.device != a.device:
+            raise TensorError(f"{name} is on {tensor.device}, a on {a.device}", "one device for all", "move it there")
+    if out is None or out.device.type == "meta":
+        return
+    for name, tensor in (("a", a), ("b", b)):
+        if overlap(tensor, out):
+            raise TensorError(f"out shares memory with {name}", "an output of its own", "allocate out separately")
+
+
+def overlap(x: Any, y: Any) -> bool:
+    """Whether two tensors may share an element; blocks of columns of one matrix do not.
+
+    Exact for what lies apart and for two 2-D views of equal row pitch; True for anything more entangled.
+    """
+    if not x.numel() or not y.numel():
+        return False
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    if x1 <= y0 or y1 <= x0:
+        return False
+    rows = [_rows(t) for t in (x, y)]
+    if None in rows or x.element_size() != y.element_size():
+        return True
+    (pitch, width_x), (pitch_y, width_y) = rows  # type: ignore[misc]
+    bytes_apart = y0 - x0
+    if pitch != pitch_y or max(width_x, width_y) > pitch or bytes_apart % x.element_size():
+        return True
+    apart = bytes_apart // x.element_size() % pitch
+    return apart < width_x or apart + width_y > pitch
+
+
+def decide(
+    a: Operand, b: Operand, out: Operand | None, *, gpu: Gpu | None, library: Library, pdl: bool = False
+) -> Decision:
+    """What to do with a product: a pure function of what is known of its operands.
+
+    Args:
+        gpu: the operands' device, None: not supported. library: of that GPU. pdl: PDL allowed.
+    """
+    wrong = _why_not_gemm(a, b, out)
+    if wrong:
+        return Decision(None, None, wrong)
+    if gpu is None or gpu.arch != 90:
+        return Decision(None, None, "the GPU is not sm_90")
+    reason = "b is neither contiguous nor the transpose of a contiguous weight"
+    stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
+    for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
+        if not _row_major(shape, strides):
+            continue
+        try:
+            problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
+        except ProblemError as error:
+            return Decision(None, None, error.wrong)
+        found = _from_library(problem, (a, b, out), gpu, library, pdl)
+        if found.config is not None:
+            return found
+        reason = found.reason
+    return Decision(None, None, reason)
+
+
+def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
+    """All that a compiled kernel depends on (see source.make_source)."""
+    return config, problem.layout, problem.dtype, problem.acc, problem.n % 2
+
+
+def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return f"operands of {len(a.shape)} and {len(b.shape)} dimensions"
+    if a.shape[1] != b.shape[0]:
+        return f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not match"
+    if 0 in (*a.shape, *b.shape):
+        return "an extent is zero"
+    if a.dtype not in ("fp16", "bf16") or a.dtype != b.dtype:
+        return f"dtypes {a.dtype} and {b.dtype}"
+    if not _row_major(a.shape, a.strides):
+        return f"a has strides {tuple(a.strides)}"
+    if out is None:
+        return ""
+    if tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype:
+        return f"out is {tuple(out.shape)} of {out.dtype}"
+    return "" if _row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+
+
+def _from_library(
+    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, pdl: bool
+) -> Decision:
+    row = library.lookup(problem)
+    if row is None:
+        return Decision(None, None, f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)")
+    choice = row.choice(pdl)
+    if choice is None:
+        return Decision(None, None, f"{problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}")
+    illegal = why_illegal(problem, choice.config, gpu)
+    if illegal:
+        return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
+    need = ROW_ALIGN_BYTES if isinstance(choice.config, Sm90WgmmaConfig) else choice.config.vec * ELEMENT_BYTES
+    if any(o is not None and o.offset % need for o in operands):
+        return Decision(None, None, f"an operand is not aligned to {need} bytes")
+    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
+    return Decision(choice.config, problem, f"measured at {figures} on {row.source or library.gpu}")
+
+
+def _row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """As torch's is_contiguous: the stride of an extent of 1 means nothing."""
+    return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])
+
+
+class DeviceState:
+    """What is kept per GPU: the library, decisions, loaded kernels and bound calls.
+
+    Args:
+        gpu: None: one that this package does not serve. loader: makes a bindable kernel, with the seconds
+            that its compilation took; raises CompileError, ToolchainMissing or DeviceError.
+    """
+
+    def __init__(
+        self, gpu: Gpu | None, library: Library, loader: Callable[[Problem, KernelConfig], tuple[Any, float]]
+    ) -> None:
+        self.gpu, self.library, self._loader = gpu, library, loader
+        self.failed: dict[tuple[Any, ...], str] = {}
+        self._kernels: dict[tuple[Any, ...], Any] = {}
+        self._decisions: OrderedDict[Any, Decision] = OrderedDict()
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._compile_seconds = 0.0
+        # A bound call carries its stream from the caller to the driver, so two threads must not share it.
+        self._lock = threading.Lock()
+        self._threads = threading.local()
+
+    def decide(self, a: Operand, b: Operand, out: Operand | None, pdl: bool) -> Decision:
+        """:func:`decide`, remembered."""
+        key = (a, b, out, pdl)
+        with self._lock:
+            found = self._decisions.get(key)
+            if found is None:
+                found = decide(a, b, out, gpu=self.gpu, library=self.library, pdl=pdl)
+                _keep(self._decisions, key, found, KEPT_DECISIONS)
+            return found
+
+    def run(
+        self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Enqueue the product on the current stream; None where the kernel cannot be had."""
+        import torch
+
+        problem, config = decision.problem, decision.config
+        assert problem is not None and config is not None
+        with torch.cuda.device(a.device):
+            self._ensure_context()
+            if not self.ready(problem, config, torch.cuda.is_current_stream_capturing):
+                return None
+            c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
+            self.launch(problem, config, a, b, c, torch.cuda.current_stream(a.device).cuda_stream)
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)  # written behind autograd's back
+        return c
+
+    def ready(self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the kernel is loaded, after loading it if need be and no graph is being captured."""
+        kind = kernel_kind(problem, config)
+        if kind in self._kernels:
+            return True
+        with self._lock:
+            if kind in self.failed or (kind not in self._kernels and capturing()):
+                return False
+            if kind not in self._kernels:
+                self._load(kind, problem, config)
+            return kind in self._kernels
+
+    def launch(self, problem: Problem, config: KernelConfig, a: Any, b: Any, c: Any, stream: int) -> None:
+        """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream."""
+        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr())  # all that a bound call depends on
+        with self._lock:
+            call = self._calls.get(key)
+            if call is None:
+                stored = b.t() if problem.layout == "TN" else b
+                call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c)
+                release_operands(call)
+                _keep(self._calls, key, call, KEPT_CALLS)
+            else:
+                self._calls.move_to_end(key)
+            call(stream)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu.name if self.gpu else "not supported",
+            "library_rows": len(self.library.rows),
+            "kernels_loaded": len(self._kernels),
+            "calls_bound": len(self._calls),
+            "compile_seconds": round(self._compile_seconds, 3),
+            "failures": sorted(set(self.failed.values())),
+        }
+
+    def _load(self, kind: tuple[Any, ...], problem: Problem, config: KernelConfig) -> None:
+        try:
+            self._kernels[kind], seconds = self._loader(problem, config)
+            self._compile_seconds += seconds
+        except (CompileError, ToolchainMissing, DeviceError) as error:
+            self.failed[kind] = f"{config_name(config)} cannot be loaded: {error}"
+            warnings.warn(f"outblas uses torch.matmul: {self.failed[kind]}", RuntimeWarning, stacklevel=5)
+
+    def _ensure_context(self) -> None:
+        """A thread's first driver call needs a context; torch makes one only when it must."""
+        if not getattr(self._threads, "ready", False):
+            from outblas.launch import ensure_context
+
+            ensure_context()
+            self._threads.ready = True
+
+
+def release_operands(call: Any) -> None:
+    """Let go of the tensors of a bound call.
+
+    A call that is kept by address must not keep the memory: torch could then never use it again. The
+    address, not the tensor, is what the call depends on.
+    """
+    params, kept = getattr(call, "_keep", ((), ()))
+    call._keep = params, tuple(x for x in kept if not hasattr(x, "data_ptr"))
+
+
+def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
+    """(loaded kernel, seconds of compilation: 0 where the cache had it), for the current CUDA device.
+
+    Raises:
+        CompileError: it does not compile, or what came out spills or accumulates otherwise.
+        ToolchainMissing, DeviceError: no compiler; the driver cannot load it.
+    """
+    from outblas.compile import compile_source
+    from outblas.launch import load
+    from outblas.sass import check_static
+    from outblas.source import make_source
+
+    start = time.perf_counter()
+    source = make_source(problem, config)
+    cubin = compile_source(source)
+    rejected = check_static(cubin.facts, source, cubin)
+    if rejected:
+        raise CompileError(
+            rejected, "code as it was when it was tuned", "use the toolchain of the library's provenance"
+        )
+    seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
+    _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
+    return load(cubin, config), seconds
+
+
+_devices: dict[int, DeviceState] = {}
+_devices_lock = threading.Lock()
+
+
+def _device(index: int) -> DeviceState:
+    found = _devices.get(index)
+    if found is None:
+        with _devices_lock:
+            found = _devices.get(index) or _new_device(index)
+            _devices[index] = found
+    return found
+
+
+def _new_device(index: int) -> DeviceState:
+    try:
+        gpu = gpu_of_device(index)
+    except DeviceError:  # older than sm_80: torch's
+        return DeviceState(None, Library("", ()), load_kernel)
+    try:
+        library = Library.packaged(gpu.name, missing_ok=True)
+    except OutblasError as error:
+        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
+        library = Library(gpu.name, ())
+    return DeviceState(gpu, library, load_kernel)
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    kept[key] = value
+    if len(kept) > limit:
+        kept.popitem(last=False)
+
+
+def _pdl_allowed(pdl: bool | None) -> bool:
+    return os.environ.get("OUTBLAS_PDL", "").lower() in ("1", "true", "yes", "on") if pdl is None else pdl
+
+
+def _untouchable(torch: Any, a: Any, b: Any, out: Any) -> str:
+    """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty."""
+    tensors = [t for t in (a, b, out) if t is not None]
+    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+        return "an operand is not a plain torch.Tensor"
+    if torch.jit.is_tracing():
+        return "the call is traced"
+    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
+    if any(t.layout != torch.strided or t.is_neg() or wrapped(t) for t in tensors):
+        return "an operand is sparse, lazily negated or transformed by torch.func"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "a gradient is wanted"
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return "a forward-mode gradient is wanted"
+    if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return "autocast chooses the dtype"
+    if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
+        return "a dispatch mode watches"
+    return ""
+
+
+_DTYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+def _operand(t: Any) -> Operand:
+    dtype = str(t.dtype)
+    return Operand(tuple(t.shape), t.stride(), _DTYPES.get(dtype, dtype), str(t.device), t.data_ptr() % ROW_ALIGN_BYTES)
+
+
+def _span(t: Any) -> tuple[int, int]:
+    """Addresses of the first byte and of the byte after the last."""
+    last = sum((extent - 1) * stride for extent, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def _rows(t: Any) -> tuple[int, int] | None:
+    """(pitch, width) in elements of a 2-D view whose rows or columns are dense, else None."""
+    if t.dim() != 2:
+        return None
+    (outer, rows), (inner, width) = sorted(zip(t.stride(), t.shape, strict=True), reverse=True)
+    return (outer, width) if inner == 1 and rows >= 1 else None

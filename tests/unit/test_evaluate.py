@@ -1,0 +1,216 @@
+"""The worker's handler with everything below it replaced: each failure is a status, none an exception."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from outblas import evaluate as ev
+from outblas.config import Sm90WgmmaConfig
+from outblas.errors import CompileError, DeviceError
+from outblas.evaluation import Status, Timing, Verdict
+from outblas.problem import Problem
+from outblas.sandbox import Faulted
+
+PROBLEM = Problem(64, 64, 64)
+GOOD, SLOW, BAD = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128), Sm90WgmmaConfig(64, 32)
+PASSED = Verdict(Status.PASSED, ("static", "memory", "bound"), "", 0.5)
+
+
+class Graph:
+    freed = 0
+
+    def __init__(self, name):
+        self.name, self.executable = name, name
+
+    def free(self):
+        Graph.freed += 1
+
+
+class Bench:
+    def operands(self, index):
+        return (None, None, None)
+
+    def capture(self, kernel):
+        return Graph(kernel)
+
+    def measure(self, graphs, rounds, seed, warmup_seconds, benchmark_seconds):
+        figures = {name: 4.0 if name == "cublas" else 2.0 for name in graphs}
+        return {name: Timing("offline", (us,) * rounds, us, 0.0) for name, us in figures.items()}
+
+
+class Prover:
+    after = PASSED
+
+    def call(self, call):
+        return call
+
+    def graph(self, executable):
+        return self.after
+
+
+class Desk(ev._Desk):
+    def __init__(self, problem, options, baselines):
+        self.problem, self.bench, self.prover = problem, Bench(), Prover()
+        self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def handler(monkeypatch):
+    monkeypatch.setattr(ev, "_Desk", Desk)
+    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
+    monkeypatch.setattr(ev, "_or_fault", lambda error: error)
+    made = ev.Handler(ev.Options(level="cell", rounds=3, baselines=("cublas",)))
+    made.kernels = {}
+
+    def kernel(problem, config):
+        found = made.kernels.get(config, PASSED)
+        if isinstance(found, Exception):
+            raise found
+        return SimpleNamespace(bind=lambda *a: found), {"registers": 64.0}
+
+    made._kernel = kernel
+    return made
+
+
+class Emit:
+    def __init__(self):
+        self.log, self.answers = [], {}
+
+    def begin(self, index):
+        self.log.append(index)
+
+    def done(self, index, value):
+        assert index not in self.answers
+        self.answers[index] = value
+
+
+def run(handler, *configs, problem=PROBLEM):
+    emit = Emit()
+    handler([(10 + i, (problem, c, None)) for i, c in enumerate(configs)], emit)
+    assert sorted(emit.answers) == list(range(10, 10 + len(configs)))
+    return [emit.answers[10 + i] for i in range(len(configs))], emit
+
+
+def test_a_passed_candidate_carries_its_figures_and_the_baselines(handler):
+    before = Graph.freed
+    ((one, baselines),), emit = run(handler, GOOD)
+    assert one.status is Status.PASSED and one.timing.median_us == 2.0 and len(one.timing.samples_us) == 3
+    assert one.baselines_us == {"cublas": 4.0} and one.counters == {"registers": 64.0}
+    assert (one.speedup.baseline, one.speedup.ratio) == ("cublas", 2.0)
+    assert baselines.left_out == {"nvmmh": "none"} and baselines.details["cublas"]
+    assert Graph.freed == before + 1 and emit.log == [None, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (CompileError("no", "yes", "do"), Status.COMPILE_ERROR),
+        (ev._Static("accumulates in fp16"), Status.STATIC_REJECTED),
+        (Verdict(Status.WRONG, ("static",), "error 9 times the bound", 9.0), Status.WRONG),
+        (Verdict(Status.MEMORY_VIOLATION, ("static",), "behind C"), Status.MEMORY_VIOLATION),
+    ],
+)
+def test_a_failure_is_a_status_and_the_others_are_timed(handler, found, status):
+    handler.kernels[BAD] = found
+    ((good, _), (bad, _), (also, _)), _ = run(handler, GOOD, BAD, SLOW)
+    assert bad.status is status and bad.detail and bad.timing is None and bad.verdict.status is status
+    assert good.status is also.status is Status.PASSED
+
+
+def test_an_illegal_config_is_not_compiled(handler, monkeypatch):
+    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: "too large" if c == BAD else None)
+    handler.kernels[BAD] = AssertionError("compiled")
+    ((bad, _),), _ = run(handler, BAD)
+    assert (bad.status, bad.detail) == (Status.ILLEGAL, "too large")
+
+
+@pytest.mark.parametrize("error", [DeviceError("no", "yes", "do"), ValueError("odd"), RuntimeError("torch")])
+def test_whatever_binding_raises_is_the_candidates_failure(handler, error, monkeypatch):
+    def refuse(self, kernel):
+        raise error
+
+    monkeypatch.setattr(Bench, "capture", refuse)
+    ((bad, _),), _ = run(handler, GOOD)
+    assert bad.status is Status.LAUNCH_ERROR and str(error) in bad.detail
+
+
+def test_a_lost_context_is_a_fault_of_the_candidate_in_hand(handler, monkeypatch):
+    def lost(error):
+        raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    def refuse(self, kernel):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(Bench, "capture", refuse)
+    monkeypatch.setattr(ev, "_or_fault", lost)
+    emit = Emit()
+    with pytest.raises(Faulted):
+        handler([(7, (PROBLEM, GOOD, None))], emit)
+    assert emit.log[-1] == 7 and not emit.answers
+
+
+def test_a_kernel_that_goes_wrong_while_it_is_timed_has_no_figure(handler, monkeypatch):
+    monkeypatch.setattr(Prover, "after", Verdict(Status.WRONG, ("static", "memory"), "NaN"))
+    ((bad, _),), _ = run(handler, GOOD)
+    assert bad.status is Status.WRONG and "after timing" in bad.detail and bad.timing is None
+
+
+def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
+    configs = [Sm90WgmmaConfig(64, 8 * i) for i in range(1, ev.CHUNK + 2)]
+    _, emit = run(handler, *configs)
+    assert emit.log[ev.CHUNK + 1] is None  # the full chunk is timed
+    assert emit.log[-2:] == [10 + ev.CHUNK, 10 + ev.CHUNK]  # the last is proved, then timed, alone
+
+
+def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
+    def refuse(problem, options, baselines):
+        raise DeviceError("needs 99 GB", "that much", "a smaller one")
+
+    monkeypatch.setattr(ev, "_Desk", refuse)
+    ((one, _), (two, _), (nothing, report)), _ = run(handler, GOOD, SLOW, None)
+    assert one.status is two.status is Status.LAUNCH_ERROR and "99 GB" in one.detail
+    assert nothing is None and "99 GB" in report.left_out["all"]
+
+
+def test_baselines_alone_can_be_asked_for(handler):
+    ((nothing, report),), _ = run(handler, None)
+    assert nothing is None and report.timings["cublas"].median_us == 4.0
+
+
+def test_a_kernel_that_cannot_be_loaded_is_a_status(handler):
+    handler.kernels[BAD] = DeviceError("cuModuleLoadData failed", "a cubin", "do")
+    ((bad, _),), _ = run(handler, BAD)
+    assert bad.status is Status.LAUNCH_ERROR and "cuModuleLoadData" in bad.detail
+
+
+def test_architectures():
+    from outblas.roofline import H200
+
+    assert ev.architecture(H200) == "sm_90a"
+
+
+def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
+    proved = []
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(
+        "outblas.verify.prove", lambda kernel, p, *rest: proved.append(p) or Verdict(Status.PASSED, ("rules",), "", 0.7)
+    )
+    ((one, _),), _ = run(handler, GOOD)
+    count = len(proved)
+    assert count > 3 and one.verdict.gates == ("rules",) and one.verdict.max_err_ratio == 0.7
+    run(handler, GOOD, problem=Problem(128, 128, 128))
+    assert len(proved) == count
+    run(handler, GOOD, problem=Problem(128, 128, 128, "NN"))
+    assert len(proved) == 2 * count
+
+
+def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr("outblas.verify.prove", lambda *a: Verdict(Status.NOT_REPEATABLE, ("static",), "differs"))
+    ((one, _),), _ = run(handler, GOOD)
+    assert one.status is Status.NOT_REPEATABLE and "differs" in one.detail and "on " in one.detail

@@ -1,0 +1,112 @@
+"""The launch's figures and the device code's constants are computed twice; here they are held together."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, geometry, grid, k_tiles
+from outblas.problem import Problem
+from outblas.source import make_source
+from outblas.space import pool, why_illegal
+
+KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16"), ("NN", "fp16", "fp16"), ("TN", "bf16", "fp32")]  # fmt: skip
+#: An incomplete type whose arguments the compiler's message spells out, before any code is generated.
+PROBE = "\ntemplate <int, int, int> struct Probe;\nProbe<SMEM_BYTES, THREADS, SPLIT> probe;\n"
+LARGE = (4096, 4096, 8192)
+
+
+def device_constants(problem: Problem, config: KernelConfig) -> tuple[int, int]:
+    """(SMEM_BYTES, THREADS) as the device code has them."""
+    from outblas.compile import compile_source
+    from outblas.errors import CompileError
+
+    source = make_source(problem, config)
+    with pytest.raises(CompileError) as caught:
+        compile_source(replace(source, text=source.text + PROBE), cache=None)
+    found = re.search(r"Probe<(\d+), (\d+), (\d+)>", caught.value.log)
+    assert found and int(found[3]) == config.split_k, caught.value.log
+    return int(found[1]), int(found[2])
+
+
+def sample(count: int) -> list[tuple[Problem, KernelConfig]]:
+    """Legal (problem, config) pairs over all kinds, the same in every run."""
+    rng = random.Random(20)
+    pairs = []
+    for i in range(count):
+        problem = Problem(*LARGE, *KINDS[i % len(KINDS)])  # type: ignore[arg-type]
+        pairs.append((problem, rng.choice([c for c in pool() if why_illegal(problem, c) is None])))
+    return pairs
+
+
+UNUSUAL = [
+    Sm90WgmmaConfig(64, 48, stages=5, store="direct"),
+    Sm90WgmmaConfig(192, 96, stages=3, consumers=3),
+    Sm90WgmmaConfig(64, 80, stages=3, split_k=3, store="direct"),
+    Sm90WgmmaConfig(128, 96, stages=3, consumers=2, split_k=5, store="direct"),
+    Sm90WgmmaConfig(64, 64, stages=2, min_blocks=3),
+    Sm90WgmmaConfig(128, 112, stages=3, consumers=2, schedule="pingpong", persistent=True),
+    Sm80MmaConfig(48, 32, 32, 2, wm=3, wn=1, wk=2, split_k=3, vec=1),
+    Sm80MmaConfig(16, 16, 256, 1, wm=1, wn=1, wk=16),
+    Sm80MmaConfig(64, 128, 64, 3, vec=2, pdl=True),
+]
+
+
+@pytest.mark.parametrize(("problem", "config"), [*sample(120), *((Problem(*LARGE), c) for c in UNUSUAL)])
+def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
+    pytest.importorskip("cuda.bindings")
+    assert why_illegal(problem, config) is None
+    shape = geometry(problem, config)
+    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+
+
+@pytest.mark.parametrize("config", [c for c in pool() if isinstance(c, Sm90WgmmaConfig)][::7])
+def test_what_does_not_depend_on_extents_does_not(config: KernelConfig) -> None:
+    """One cubin, one launch geometry for every M, N, K of a kind."""
+    assert geometry(Problem(*LARGE), config) == geometry(Problem(8, 16, 24), config)
+
+
+def test_every_tile_has_its_ctas() -> None:
+    """A grid covers all tiles of C: at least as many CTAs as tiles, none wasted but at the edges."""
+    for config in pool():
+        for m, n in ((64, 64), (1, 8), (1000, 3000), (16384, 16384), (130, 65)):
+            problem = Problem(m, n - n % 8, 4096)
+            x, y, z = grid(problem, config, 132)
+            cluster = geometry(problem, config).cluster
+            assert x % cluster == 0 and min(x, y, z) >= 1
+            if getattr(config, "persistent", False):
+                assert (y, z) == (1, 1) and x <= 132
+                continue
+            across = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
+            tiles = [-(-e // (b * c)) for e, b, c in zip((m, problem.n), (config.bm, config.bn), across, strict=True)]
+            groups = x // cluster * y * z
+            assert groups >= tiles[0] * tiles[1]
+            assert groups < tiles[0] * tiles[1] + x // cluster * y  # less than one band too many
+
+
+def test_persistent_grids_fill_whole_clusters_of_the_gpu() -> None:
+    config = Sm90WgmmaConfig(128, 128, consumers=2, cluster_m=2, cluster_n=2, persistent=True)
+    assert grid(Problem(8192, 8192, 64), config, 132) == (132, 1, 1)
+    assert grid(Problem(8192, 8192, 64), config, 78) == (76, 1, 1)
+    assert grid(Problem(300, 200, 64), config, 132) == (8, 1, 1)
+
+
+def test_k_tiles_round_up() -> None:
+    config = Sm80MmaConfig(64, 64, 128)
+    assert [k_tiles(Problem(8, 8, k), config) for k in (1, 128, 129, 1024)] == [1, 1, 2, 8]
+
+
+def test_divisors() -> None:
+    for value in range(1, 65):
+        for limit in range(1, 20):
+            found = divisor_up_to(value, limit)
+            assert value % found == 0 and found <= limit
+            assert not any(value % d == 0 for d in range(found + 1, min(value, limit) + 1))
+
+
+def test_limits_are_hoppers() -> None:
+    assert (SMEM_LIMIT, MAX_GRID_YZ) == (227 * 1024, 2**16 - 1)

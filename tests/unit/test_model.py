@@ -1,0 +1,150 @@
+"""The analytic model: shapes, bounds, ranking, pruning rule, the packaged file and its fitting script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outblas import model
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.errors import DeviceError, RecordError
+from outblas.problem import Problem
+from outblas.roofline import H200, floor_us
+from outblas.space import pool, why_illegal
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fit_model.py"
+TINY, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)
+SHAPES = [TINY, LARGE, Problem(64, 4096, 16384), Problem(16384, 128, 64), Problem(1000, 1000, 1000, "NN", "bf16")]
+
+
+def legal(problem: Problem) -> list[KernelConfig]:
+    found = [c for c in pool() if why_illegal(problem, c) is None]
+    return found + [replace(c, pdl=True) for c in found]
+
+
+@pytest.mark.parametrize("problem", SHAPES, ids=lambda p: p.key)
+def test_every_legal_config_has_a_finite_time_above_the_floor(problem: Problem) -> None:
+    times = model.predict_many(problem, legal(problem))
+    assert np.isfinite(times).all()
+    assert (times >= floor_us(problem) * 0.999999).all()
+
+
+def test_many_agrees_with_one_and_keeps_the_order_of_mixed_families() -> None:
+    configs: list[KernelConfig] = [Sm80MmaConfig(32, 32), Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64)]
+    together = model.predict_many(TINY, configs)
+    assert together == pytest.approx([model.predict_us(TINY, c) for c in configs])
+    assert together[::-1] == pytest.approx(model.predict_many(TINY, configs[::-1]))
+
+
+def test_no_configs_is_an_empty_answer() -> None:
+    assert model.predict_many(TINY, []).shape == (0,)
+    assert model.rank(TINY, []).shape == (0,)
+    assert model.left_out(TINY, []).shape == (0,)
+
+
+def test_more_work_takes_longer() -> None:
+    config = Sm90WgmmaConfig(128, 128, consumers=2)
+    times = [model.predict_us(Problem(4096, 4096, k), config) for k in (512, 2048, 8192)]
+    assert times[0] < times[1] < times[2]
+
+
+def test_big_tiles_win_the_large_problem_and_lose_the_tiny_one() -> None:
+    configs: list[KernelConfig] = [
+        Sm80MmaConfig(16, 16, wm=1, wn=1, wk=4),
+        Sm90WgmmaConfig(128, 256, consumers=2, persistent=True),
+    ]
+    assert list(model.rank(TINY, configs)) == [0, 1]
+    assert list(model.rank(LARGE, configs)) == [1, 0]
+
+
+def test_pdl_saves_time_on_a_tiny_problem() -> None:
+    config = Sm80MmaConfig(16, 16, wm=1, wn=1, wk=4)
+    assert model.predict_us(TINY, replace(config, pdl=True)) < model.predict_us(TINY, config)
+
+
+def test_rank_is_a_permutation_sorted_by_prediction() -> None:
+    configs = legal(TINY)
+    order = model.rank(TINY, configs)
+    assert sorted(order) == list(range(len(configs)))
+    assert (np.diff(model.predict_many(TINY, configs)[order]) >= 0).all()
+
+
+def test_pruning_compares_within_the_pdl_option_and_keeps_each_best() -> None:
+    times, pdl = np.array([1.0, 2.9, 3.1, 5.0, 14.0, 16.0]), np.array([1, 1, 1, 0, 0, 0], dtype=bool)
+    assert list(model.too_slow(times, pdl, 3.0)) == [False, False, True, False, False, True]
+
+
+def test_left_out_shrinks_with_the_factor_and_never_takes_the_predicted_best() -> None:
+    configs = legal(LARGE)
+    some, many = model.left_out(LARGE, configs, factor=4.0), model.left_out(LARGE, configs, factor=1.5)
+    assert some.dtype == bool and 0 < some.sum() < many.sum() < len(configs)
+    assert (many | ~some).all()
+    assert not many[model.rank(LARGE, configs)[0]]
+
+
+def test_unknown_gpu_is_an_error_of_ours() -> None:
+    with pytest.raises(DeviceError, match="no model of GPU"):
+        model.predict_us(TINY, Sm80MmaConfig(32, 32), replace(H200, name="abacus"))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"format": 99}', '{"format": 1, "coefficients": {}}', "[]"])
+def test_unreadable_file_is_a_record_error(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data" / "models"
+    folder.mkdir(parents=True)
+    (folder / "h200.json").write_text(text)
+    monkeypatch.setattr(resources, "files", lambda _: tmp_path)
+    model.load.cache_clear()
+    try:
+        with pytest.raises(RecordError, match="h200.json cannot be read"):
+            model.load("h200")
+    finally:
+        model.load.cache_clear()
+
+
+def test_packaged_file_says_where_it_is_from_and_how_it_was_checked() -> None:
+    text = resources.files("outblas").joinpath("data", "models", "h200.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+    assert {"source", "date", "commit", "command"} <= set(found["provenance"])
+    checks = found["checks"]
+    assert checks["top"]["16"]["geomean"] <= 1.05
+    assert checks["left_out"]["factors"]["3.0"]["bests_lost"] == 0
+    for coefficients in model.load("h200").values():
+        assert all(np.isfinite(v) and v > 0 for v in coefficients.values())
+
+
+def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> None:
+    """Times made with other coefficients than the fit starts from are ranked almost perfectly."""
+    world = {f: {n: v * (1.3 if i % 2 else 0.8) for i, (n, v) in enumerate(x.items())} for f, x in model.START.items()}
+    lines = []
+    for shape in [(64, 64, 64), (64, 512, 4096), (512, 512, 512), (2048, 1024, 256), (4096, 4096, 1024), (64, 4096, 4096)]:
+        problem = Problem(*shape)
+        configs = [c for c in legal(problem) if not c.pdl][::6]
+        times: dict[str, float] = {}
+        for family, x in world.items():
+            mine = [c for c in configs if c.family == family]
+            us = model.time_us(x, family, model.problem_columns(problem, H200), model.config_columns(mine), H200)
+            times.update(zip(map(config_name, mine), map(float, us), strict=True))
+        lines.append(json.dumps({"p": problem.key, "first": {}, "med": {**times, "torch": 1.0}}))
+    data, out = tmp_path / "times.jsonl", tmp_path / "model.json"
+    data.write_text("\n".join(lines))
+    command = [sys.executable, str(SCRIPT), str(data), "--out", str(out), "--folds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["checks"]["problems"] == len(lines)
+    assert found["checks"]["top"]["16"]["geomean"] < 1.05
+    assert set(found["coefficients"]) == set(model.START)
+
+
+def test_fitting_script_wants_one_source(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "give either a JSONL or --recording" in done.stderr

@@ -1,0 +1,206 @@
+"""The one legality predicate: each rule has a case that only it refuses, and what it allows compiles."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from outblas.config import FAMILIES, KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.errors import DeviceError, UsageError
+from outblas.geometry import geometry
+from outblas.problem import Problem
+from outblas.roofline import H200
+from outblas.source import make_source
+from outblas.space import MAX_CLUSTER, catalogue, gpu_of_device, pool, why_illegal
+from outblas.suites import GRID, suite
+
+P = Problem(4096, 4096, 4096)
+NN = replace(P, layout="NN")
+W = Sm90WgmmaConfig(128, 128, consumers=2)
+PINGPONG = replace(W, schedule="pingpong", persistent=True)
+SPLIT = replace(W, split_k=2, store="direct")
+M = Sm80MmaConfig(64, 64)
+A100 = replace(H200, name="a100", arch=80, smem_optin=166912)
+BLACKWELL = replace(H200, name="b200", arch=100)
+
+RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
+    (P, W, A100, "wgmma needs sm_90, not sm_80"),
+    (P, W, BLACKWELL, "wgmma needs sm_90, not sm_100"),
+    (replace(P, k=4100), W, H200, "rows are not multiples of 16 bytes"),
+    (replace(P, n=4100), W, H200, "rows are not multiples of 16 bytes"),
+    (P, replace(W, consumers=4, bm=256), H200, "consumers must be 1, 2 or 3"),
+    (P, replace(W, consumers=0), H200, "consumers must be 1, 2 or 3"),
+    (P, replace(W, bm=96), H200, "bm must be"),
+    (P, replace(W, bm=320), H200, "bm must be"),
+    (P, replace(W, bn=12), H200, "bn must be a multiple of 8"),
+    (P, replace(W, bn=264), H200, "bn must be a multiple of 8"),
+    (P, replace(W, bk=32), H200, "bk must be 64 or 128"),
+    (P, replace(W, stages=1), H200, "stages must be 2 to 16"),
+    (P, replace(W, stages=17, bn=8), H200, "stages must be 2 to 16"),
+    (P, replace(W, bm=192), H200, "consumers do not divide"),
+    (P, replace(PINGPONG, consumers=1), H200, "pingpong needs 2 consumers and persistent"),
+    (P, replace(PINGPONG, persistent=False), H200, "pingpong needs 2 consumers and persistent"),
+    (P, replace(W, split_k=0), H200, "extents must be positive"),
+    (P, replace(W, group=0), H200, "extents must be positive"),
+    (P, replace(W, cluster_m=4, cluster_n=8), H200, "at most 16 CTAs"),
+    (P, replace(SPLIT, cluster_m=4, split_k=8), H200, "at most 16 CTAs"),
+    (P, replace(SPLIT, store="tma"), H200, "split_k stores directly"),
+    (P, replace(SPLIT, persistent=True), H200, "split_k stores directly"),
+    (P, replace(W, cluster_n=3), H200, "cluster_n does not slice bm"),
+    (P, replace(W, cluster_m=3), H200, "cluster_m does not slice bn"),
+    (NN, replace(W, cluster_m=3), H200, "cluster_m does not slice bk"),
+    (NN, replace(W, bn=24), H200, "NN needs bn a multiple of 16"),
+    (P, replace(W, min_blocks=0), H200, "min_blocks must be 1 to 4"),
+    (P, replace(W, min_blocks=5), H200, "min_blocks must be 1 to 4"),
+    (P, replace(W, min_blocks=2), H200, "min_blocks above 1 needs one consumer"),
+    (P, Sm90WgmmaConfig(256, 256, stages=2, consumers=2), H200, "registers exceed the budget"),
+    (P, Sm90WgmmaConfig(64, 256, stages=2, min_blocks=4), H200, "registers exceed the budget"),
+    (replace(P, k=64), SPLIT, H200, "split_k 2 exceeds the 1 K tiles"),
+    (Problem(2**22, 8, 8), replace(W, bm=64, consumers=1, raster="n"), H200, "CTAs exceeds 65535 along y or z"),
+    (P, replace(W, stages=8), H200, "bytes of shared memory exceed 232448"),
+    (P, Sm90WgmmaConfig(64, 64, stages=8, min_blocks=2), H200, "bytes of shared memory exceed"),
+    (P, replace(M, bm=0), H200, "extents must be positive"),
+    (P, M, replace(H200, arch=75), "needs sm_80, not sm_75"),
+    (P, replace(M, wm=3), H200, "wm does not divide"),
+    (P, replace(M, wn=3), H200, "wn does not divide"),
+    (P, replace(M, wk=3), H200, "wk does not divide"),
+    (P, replace(M, bk=96), H200, "bk must be 32, 64, 128 or 256"),
+    (P, replace(M, bk=256, stages=1, wk=8), H200, "at most 16 warps"),
+    (P, replace(M, stages=9), H200, "stages must be 1 to 8"),
+    (P, replace(M, vec=3), H200, "vec must be 1, 2, 4 or 8"),
+    (replace(P, k=4100), M, H200, "rows are not multiples of vec = 8"),
+    (replace(NN, n=4098), replace(M, vec=4), H200, "rows are not multiples of vec = 4"),
+    (P, replace(M, split_k=17), H200, "at most 16 CTAs"),
+    (P, replace(M, split_k=2), A100, "cluster split-K needs sm_90"),
+    (P, replace(M, pdl=True), A100, "programmatic dependent launch needs sm_90"),
+    (NN, replace(M, bn=96, wn=2), H200, "NN needs bn a power of two"),
+    (P, Sm80MmaConfig(128, 256, wm=1, wn=4), H200, "accumulator registers are too many"),
+    (replace(P, k=64), replace(M, split_k=2), H200, "split_k 2 exceeds the 1 K tiles"),
+    (P, replace(M, bm=128, bn=128, bk=128, wn=4, stages=4), H200, "bytes of shared memory exceed"),
+]
+
+
+@pytest.mark.parametrize(("problem", "config", "gpu", "reason"), RULES)
+def test_each_rule_refuses_its_case(problem: Problem, config: KernelConfig, gpu: Any, reason: str) -> None:
+    found = why_illegal(problem, config, gpu)
+    assert found is not None and reason in found, found
+
+
+@pytest.mark.parametrize("config", [W, PINGPONG, SPLIT, M, replace(M, vec=1), replace(M, split_k=4)])
+@pytest.mark.parametrize("problem", [P, NN, replace(P, acc="fp16"), replace(NN, dtype="bf16"), Problem(1, 8, 4096)])
+def test_what_the_rules_start_from_is_legal(problem: Problem, config: KernelConfig) -> None:
+    assert why_illegal(problem, config) is None
+
+
+def test_scalar_loads_serve_every_extent_on_every_gpu() -> None:
+    """Whatever the alignment, something is legal."""
+    scalar = replace(M, vec=1)
+    for problem in (Problem(1, 1, 1), Problem(127, 1001, 333), Problem(3, 5, 7, "NN", "bf16")):
+        for gpu in (H200, A100, BLACKWELL):
+            assert why_illegal(problem, scalar, gpu) is None
+
+
+def test_every_pool_config_is_legal_somewhere() -> None:
+    for config in pool():
+        assert why_illegal(Problem(8192, 8192, 16384), config) is None, config_name(config)
+
+
+def test_the_pool_has_both_families_no_duplicates_and_no_launch_options() -> None:
+    assert len(set(pool())) == len(pool()) >= 128
+    assert {c.family for c in pool()} == set(FAMILIES)
+    assert not any(c.pdl for c in pool())
+
+
+def random_config(rng: random.Random) -> KernelConfig:
+    """A pool config with a few knobs drawn anew, mostly nonsense."""
+    config = rng.choice(pool())
+    values: dict[str, list[Any]] = {
+        "int": [-1, 0, 1, 2, 3, 4, 8, 16, 24, 32, 64, 96, 128, 192, 256, 1000],
+        "bool": [False, True],
+        "Schedule": ["coop", "pingpong"],
+        "Store": ["tma", "direct"],
+        "Raster": ["m", "n"],
+    }
+    for field in rng.sample(fields(config), rng.randint(0, 3)):
+        config = replace(config, **{field.name: rng.choice(values[str(field.type)])})
+    return config
+
+
+def test_the_predicate_answers_for_any_knobs() -> None:
+    """It never raises, and what it allows keeps the hardware's limits."""
+    rng = random.Random(5)
+    legal = 0
+    for _ in range(6000):
+        layout, dtype, acc = rng.choice([("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("NN", "fp16", "fp16")])
+        problem = Problem(*(rng.choice((1, 7, 64, 1000, 4096)) for _ in range(3)), layout, dtype, acc)  # type: ignore[arg-type]
+        config = random_config(rng)
+        reason = why_illegal(problem, config)
+        assert reason is None or (isinstance(reason, str) and reason)
+        if reason is None:
+            legal += 1
+            shape = geometry(problem, config)
+            assert shape.smem_bytes <= H200.smem_optin and shape.threads <= 1024 and 1 <= shape.cluster <= MAX_CLUSTER
+            assert shape.threads % 32 == 0 and shape.accumulators < 255
+    assert 600 < legal < 5400  # both answers were really seen
+
+
+def compiled_sample() -> list[tuple[Problem, KernelConfig]]:
+    rng = random.Random(11)
+    kinds = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
+    found = []
+    for i in range(12):
+        problem = Problem(4096, 4096, 8192, *kinds[i % 3])  # type: ignore[arg-type]
+        family = (Sm90WgmmaConfig, Sm90WgmmaConfig, Sm80MmaConfig)[i // 3 % 3]
+        legal = [c for c in pool() if isinstance(c, family) and why_illegal(problem, c) is None]
+        found.append((problem, rng.choice(legal)))
+    return found
+
+
+@pytest.mark.parametrize(("problem", "config"), compiled_sample())
+def test_what_is_legal_compiles_and_passes_the_static_gate(problem: Problem, config: KernelConfig) -> None:
+    """Registers that the predicate allows do not spill."""
+    pytest.importorskip("cuda.bindings")
+    from outblas.compile import compile_source
+    from outblas.sass import check_static
+
+    source = make_source(problem, config)
+    cubin = compile_source(source, cache=None)
+    assert check_static(cubin.facts, source, cubin) is None
+    assert (cubin.spill_bytes, cubin.stack_bytes, cubin.static_smem) == (0, 0, 0)
+
+
+needs_catalogue = pytest.mark.skipif(
+    not resources.files("outblas").joinpath("data", "catalogues", "h200.json").is_file(), reason="no catalogue yet"
+)
+
+
+@needs_catalogue
+def test_every_catalogue_config_is_legal_on_the_grid() -> None:
+    problems = suite("grid1000")
+    assert len(catalogue()) >= 128 and len(set(catalogue())) == len(catalogue())
+    for config in catalogue():
+        assert any(why_illegal(p, config) is None for p in reversed(problems)), config_name(config)
+
+
+@needs_catalogue
+def test_every_grid_problem_has_candidates_of_both_families() -> None:
+    for m, n, k in ((m, n, k) for m in GRID[::4] for n in GRID[::4] for k in GRID[::4]):
+        legal = [c for c in catalogue() if why_illegal(Problem(m, n, k), c) is None]
+        assert {c.family for c in legal} == set(FAMILIES) and len(legal) >= 32
+
+
+def test_an_unknown_catalogue_is_refused() -> None:
+    with pytest.raises(UsageError, match="no catalogue named 'a100'"):
+        catalogue("a100")
+
+
+def test_no_gpu_is_said_so() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(DeviceError, match="no CUDA device 0"):
+        gpu_of_device(0)
