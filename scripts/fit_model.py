@@ -80,7 +80,7 @@ def main() -> None:
             **source,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "commit": commit(),
-            "command": " ".join(["scripts/fit_model.py", *sys.argv[1:]]),
+            "command": " ".join(["scripts/fit_model.py", *_shown(args)]),
         },
     }
     _print(report)
@@ -107,6 +107,12 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
+def _shown(args: argparse.Namespace) -> list[str]:
+    """The arguments that decide the result, without the folders of one machine."""
+    source = [args.jsonl.name] if args.jsonl else ["--recording", Path(args.recording).name]
+    return [*source, "--folds", str(args.folds)]
+
+
 def _read(args: argparse.Namespace) -> tuple[list[Row], Gpu, dict[str, Any]]:
     if args.recording:
         from outblas.recording import Recording
@@ -116,7 +122,7 @@ def _read(args: argparse.Namespace) -> tuple[list[Row], Gpu, dict[str, Any]]:
             _row(p, dict(zip(recording.catalogue, times, strict=True)))
             for p, times in zip(recording.problems, recording.median_us, strict=True)
         ]
-        source = {"source": f"recording {args.recording}", "measured": recording.provenance}
+        source = {"source": f"recording {Path(args.recording).name}", "measured": recording.provenance}
         return [r for r in rows if len(r.times)], recording.gpu, source
     text = args.jsonl.read_bytes()
     rows = []
@@ -155,7 +161,12 @@ def _row(problem: Problem, times: dict[KernelConfig, float]) -> Row:
 
 
 def fit(family: str, rows: Sequence[Row], gpu: Gpu, steps: int = 60) -> dict[str, float]:
-    """Coefficients of one family: damped Gauss-Newton with numeric derivatives, all in logarithms."""
+    """Coefficients of one family: damped Gauss-Newton with numeric derivatives, all in logarithms.
+
+    Without cells of the family: where the fit would have started.
+    """
+    if not any(c.family == family for row in rows for c in row.configs):
+        return dict(model.START[family])
     cells = _cells(family, rows, gpu)
     names = tuple(model.START[family])
     start = np.log([model.START[family][n] for n in names])

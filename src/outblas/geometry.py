@@ -37,8 +37,7 @@ class Geometry:
 
 
 def geometry(problem: Problem, config: KernelConfig) -> Geometry:
-    """Geometry of ``config`` for the problem's layout, dtype and accumulator (extents do not matter,
-    but for their alignment)."""
+    """Geometry of ``config`` for the problem's layout, dtype and accumulator; extents do not matter."""
     return _sm90(problem, config) if isinstance(config, Sm90WgmmaConfig) else _sm80(problem, config)
 
 
@@ -147,7 +146,6 @@ def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
         "OWNERS": owners,
         "GROUP": SM80_GROUP,
         "VEC": c.vec,
-        "PAIR_STORES": problem.n % 2 == 0,
         "B_K_MAJOR": problem.layout == "TN",
         "PDL": c.pdl,
         "BF16": problem.dtype == "bf16",

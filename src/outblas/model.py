@@ -113,7 +113,8 @@ def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H
     for family in coefficients:
         where = np.flatnonzero(families == family)
         if len(where):
-            out[where] = time_us(coefficients[family], family, shape, config_columns([configs[i] for i in where]), gpu)
+            columns = config_columns([configs[int(i)] for i in where])
+            out[where] = time_us(coefficients[family], family, shape, columns, gpu)
     return out
 
 
@@ -203,6 +204,7 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         SM_THREADS // shape.threads,
         SM_CTAS,
     )
+    own: tuple[float, ...]
     if isinstance(config, Sm90WgmmaConfig):
         own = (
             *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
@@ -245,7 +247,7 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
         full * stage_bytes / x["ingest"],
         active * l2_bytes / x["l2"],
         latency / c["stages"],
-        np.where(c["cm"] * c["cn"] > 1, x.get("multicast", 0.0) * np.sqrt(c["cm"] * c["cn"] / 2), 0.0),  # CTAs wait for each other's free stage
+        _multicast_us(x, c),
     )
     main = steps * stage
     store = _store_us(x, family, c)
@@ -284,6 +286,13 @@ def _mma_stage(x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
     serial = x["stage"] + x["issue"] * c["bk"] / 16 / c["wk"] + x["copy"] * copies / warps
     cycles = _smooth_max(math_cycles, read_cycles + x["copy"] * copies / 4)
     return cycles / (x["clock"] * 1e3), serial / (x["clock"] * 1e3)
+
+
+def _multicast_us(x: Mapping[str, float], c: Columns) -> Floats:
+    """Floor of a stage whose operands are multicast: CTAs wait until all of them have freed it. (Measured
+    on this family's kernel: it does not shrink with the number of stages.)"""
+    peers = c["cm"] * c["cn"]
+    return np.where(peers > 1, x.get("multicast", 0.0) * np.sqrt(peers / 2), 0.0)
 
 
 def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:

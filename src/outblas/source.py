@@ -43,8 +43,7 @@ class Source:
 def make_source(problem: Problem, config: KernelConfig) -> Source:
     """The source of one template candidate: a prelude of constants and the family's kernel file.
 
-    Only the problem's layout, dtype, accumulator and the parity of N enter: one cubin serves every
-    M, N, K of the same kind.
+    Only the problem's layout, dtype and accumulator enter: one cubin serves every M, N, K.
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
     lines += [

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import synthetic_recording
 from outblas import model
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
@@ -124,7 +125,14 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
     """Times made with other coefficients than the fit starts from are ranked almost perfectly."""
     world = {f: {n: v * (1.3 if i % 2 else 0.8) for i, (n, v) in enumerate(x.items())} for f, x in model.START.items()}
     lines = []
-    for shape in [(64, 64, 64), (64, 512, 4096), (512, 512, 512), (2048, 1024, 256), (4096, 4096, 1024), (64, 4096, 4096)]:
+    for shape in [
+        (64, 64, 64),
+        (64, 512, 4096),
+        (512, 512, 512),
+        (2048, 1024, 256),
+        (4096, 4096, 1024),
+        (64, 4096, 4096),
+    ]:
         problem = Problem(*shape)
         configs = [c for c in legal(problem) if not c.pdl][::6]
         times: dict[str, float] = {}
@@ -142,6 +150,17 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
     assert found["checks"]["problems"] == len(lines)
     assert found["checks"]["top"]["16"]["geomean"] < 1.05
     assert set(found["coefficients"]) == set(model.START)
+
+
+def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:
+    synthetic_recording().write(tmp_path / "rec")
+    out = tmp_path / "model.json"
+    command = [sys.executable, str(SCRIPT), "--recording", str(tmp_path / "rec"), "--out", str(out), "--folds", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    provenance = json.loads(out.read_text())["provenance"]
+    assert provenance["source"] == "recording rec"
+    assert str(tmp_path) not in out.read_text()
 
 
 def test_fitting_script_wants_one_source(tmp_path: Path) -> None:

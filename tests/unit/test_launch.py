@@ -1,0 +1,145 @@
+"""Operands that a kernel must not be given; descriptors and launches themselves need a GPU (tests/gpu)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from outblas import launch
+from outblas.errors import DeviceError, TensorError, ToolchainMissing
+from outblas.launch import check_operands, encode_map, raise_for
+from outblas.problem import Problem
+
+P = Problem(16, 24, 32)
+
+
+class OnGpu(torch.Tensor):  # type: ignore[misc, name-defined]
+    """A CPU tensor that says it is on a GPU."""
+
+    @property
+    def device(self) -> Any:
+        return torch.device("cuda:0")
+
+
+def operands(problem: Problem = P, cls: type = OnGpu) -> list[Any]:
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    shapes = (problem.m, problem.k), problem.b_shape, (problem.m, problem.n)
+    return [torch.empty(shape, dtype=dtype).as_subclass(cls) for shape in shapes]
+
+
+@pytest.mark.parametrize("problem", [P, Problem(16, 24, 32, "NN", "bf16"), Problem(1, 1, 1)])
+def test_what_bind_documents_is_accepted(problem: Problem) -> None:
+    check_operands(problem, *operands(problem))
+
+
+def test_cpu_tensors_are_refused() -> None:
+    with pytest.raises(TensorError, match="a is on cpu; expected one CUDA device"):
+        check_operands(P, *operands(cls=torch.Tensor))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_one_operand_elsewhere_is_refused(which: int) -> None:
+    tensors = operands()
+    tensors[which] = tensors[which].as_subclass(torch.Tensor)
+    with pytest.raises(TensorError, match="is on "):
+        check_operands(P, *tensors)
+
+
+@pytest.mark.parametrize(
+    ("which", "shape", "message"),
+    [(0, (16, 31), r"a has shape \(16, 31\)"), (1, (32, 24), r"b has shape \(32, 24\)"), (2, (24, 16), "c has shape")],
+)
+def test_shapes_must_be_the_problems(which: int, shape: tuple[int, int], message: str) -> None:
+    tensors = operands()
+    tensors[which] = torch.empty(shape, dtype=torch.float16).as_subclass(OnGpu)
+    with pytest.raises(TensorError, match=message + ".*16_24_32_TN"):
+        check_operands(P, *tensors)
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int16])
+def test_dtypes_must_be_the_problems(which: int, dtype: Any) -> None:
+    tensors = operands()
+    tensors[which] = torch.empty(tensors[which].shape, dtype=dtype).as_subclass(OnGpu)
+    with pytest.raises(TensorError, match=f"{'abc'[which]} is {dtype}; expected torch.float16"):
+        check_operands(P, *tensors)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_strides_must_be_contiguous(which: int) -> None:
+    tensors = operands()
+    rows, cols = tensors[which].shape
+    tensors[which] = torch.empty((rows, 2 * cols), dtype=torch.float16)[:, :cols].as_subclass(OnGpu)
+    with pytest.raises(TensorError, match=f"{'abc'[which]} has strides"):
+        check_operands(P, *tensors)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 16 * 32 - 1, -1, 1 - 16 * 32])
+def test_an_output_on_an_input_is_refused(shift: int) -> None:
+    square = Problem(16, 32, 32)
+    flat = torch.empty(4 * 16 * 32, dtype=torch.float16)
+    a = flat[512:1024].view(16, 32).as_subclass(OnGpu)
+    c = flat[512 + shift : 1024 + shift].view(16, 32).as_subclass(OnGpu)
+    b = torch.empty(32, 32, dtype=torch.float16).as_subclass(OnGpu)
+    with pytest.raises(TensorError, match="c overlaps a"):
+        check_operands(square, a, b, c)
+
+
+def test_neighbours_in_memory_are_no_overlap() -> None:
+    flat = torch.empty(4 * 512, dtype=torch.float16)
+    parts = [flat[512 * i : 512 * (i + 1)].view(16, 32).as_subclass(OnGpu) for i in range(3)]
+    b = torch.empty(32, 32, dtype=torch.float16).as_subclass(OnGpu)
+    for c in (parts[0], parts[2]):
+        check_operands(Problem(16, 32, 32), parts[1], b, c)
+    with pytest.raises(TensorError, match="c overlaps b"):
+        check_operands(Problem(32, 32, 32), torch.empty(32, 32, dtype=torch.float16).as_subclass(OnGpu), b, b)
+
+
+def test_inputs_may_be_the_same_tensor() -> None:
+    square = torch.empty(32, 32, dtype=torch.float16).as_subclass(OnGpu)
+    check_operands(Problem(32, 32, 32), square, square, torch.empty_like(square).as_subclass(OnGpu))
+
+
+def test_a_failed_driver_call_names_itself() -> None:
+    raise_for(0, "cuLaunchKernelEx")
+    with pytest.raises(DeviceError, match="cuLaunchKernelEx failed: 700"):
+        raise_for(700, "cuLaunchKernelEx")
+
+
+def test_a_missing_binding_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch.driver.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(ToolchainMissing, match="cuda"):
+        launch.driver()
+
+
+def test_descriptors_are_encoded_once_per_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They depend on nothing but the arguments; encoding costs more than a launch."""
+
+    class Anything:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: args
+
+    calls: list[int] = []
+
+    class Driver(Anything):
+        CUtensorMapDataType = CUtensorMapInterleave = CUtensorMapSwizzle = Anything()
+        CUtensorMapL2promotion = CUtensorMapFloatOOBfill = Anything()
+
+        def cuTensorMapEncodeTiled(self, dtype: Any, rank: int, address: int, *rest: Any) -> tuple[int, str]:
+            calls.append(address)
+            return 0, f"map of {address}"
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    encode_map.cache_clear()
+    try:
+        assert encode_map(4096, 64, 64, 64, 64, "fp16") == "map of 4096"
+        encode_map(4096, 64, 64, 64, 64, "fp16")
+        encode_map(8192, 64, 64, 64, 64, "fp16")
+        assert calls == [4096, 8192]
+    finally:
+        encode_map.cache_clear()

@@ -1,0 +1,111 @@
+"""Generated text, held to golden files: ``OUTBLAS_REGENERATE_GOLDEN=1 pytest tests/unit/test_source.py`` rewrites them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.problem import Problem
+from outblas.source import make_source, wgmma_instance
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+REGENERATE = os.environ.get("OUTBLAS_REGENERATE_GOLDEN") == "1"
+P = Problem(4096, 4096, 4096)
+PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
+    "sm90_pingpong_cluster": (P, Sm90WgmmaConfig(64, 256, 64, 4, 2, "pingpong", 2, 1, persistent=True)),
+    "sm90_split_nn_bf16": (
+        replace(P, layout="NN", dtype="bf16"),
+        Sm90WgmmaConfig(64, 96, 128, 3, split_k=4, store="direct", pdl=True),
+    ),
+    "sm80_warps_split": (P, Sm80MmaConfig(16, 32, 128, 3, 1, 1, 4, split_k=8)),
+    "sm80_scalar_fp16_acc": (Problem(127, 1001, 333, "NN", acc="fp16"), Sm80MmaConfig(64, 64, vec=1)),
+}
+KINDS = {
+    "tn_fp16_fp32": P,
+    "nn_fp16_fp32": replace(P, layout="NN"),
+    "tn_bf16_fp32": replace(P, dtype="bf16"),
+    "nn_bf16_fp32": replace(P, layout="NN", dtype="bf16"),
+    "tn_fp16_fp16": replace(P, acc="fp16"),
+    "nn_fp16_fp16": replace(P, layout="NN", acc="fp16"),
+}
+
+
+def assert_golden(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.cuh"
+    if REGENERATE:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.is_file(), f"{path.name} is missing: see the first line of this file"
+    assert text == path.read_text(), f"{path.name}: if the change is meant, see the first line of this file"
+
+
+@pytest.mark.parametrize("name", PRELUDES)
+def test_preludes_are_golden(name: str) -> None:
+    assert_golden(f"prelude_{name}", make_source(*PRELUDES[name]).text)
+
+
+def test_the_shortest_wgmma_instances_are_golden() -> None:
+    assert_golden("wgmma_n8", "".join(wgmma_instance(8, problem) for problem in KINDS.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [8, 16, 256])
+def test_wgmma_instances_say_what_ptx_wants(n: int, kind: str) -> None:
+    """One operand per accumulator register, then both descriptors and the scale; types and transposition."""
+    text, problem = wgmma_instance(n, KINDS[kind]), KINDS[kind]
+    half = problem.acc == "fp16"
+    registers = n // 4 if half else n // 2
+    operands = re.search(r'"\{([%\d, ]+)\}, "\s*"%(\d+), %(\d+), p, 1, 1, 0, ([01]);', text)
+    assert operands
+    assert operands[1].split(", ") == [f"%{i}" for i in range(registers)]
+    assert (int(operands[2]), int(operands[3])) == (registers, registers + 1)
+    assert operands[4] == ("1" if problem.layout == "NN" else "0")
+    dtype = "bf16" if problem.dtype == "bf16" else "f16"
+    assert f"m64n{n}k16.{'f16' if half else 'f32'}.{dtype}.{dtype} " in text
+    assert f"setp.ne.b32 p, %{registers + 2}, 0" in text
+    constraint = "r" if half else "f"
+    assert re.findall(r'"\+(\w)"\(d\[(\d+)\]\)', text) == [(constraint, str(i)) for i in range(registers)]
+    assert f"{'u32' if half else 'float'} (&d)[{registers}]" in text
+
+
+def test_a_source_carries_all_of_its_headers() -> None:
+    """What is included is handed over, so the same text compiles the same anywhere."""
+    for problem, config in PRELUDES.values():
+        source = make_source(problem, config)
+        headers = dict(source.headers)
+        wanted, seen = re.findall(r'#include "([^"]+)"', source.text), set[str]()
+        while wanted:
+            name = wanted.pop()
+            if name not in seen:
+                seen.add(name)
+                wanted += re.findall(r'#include "([^"]+)"', headers[name])
+        assert f"{config.family}.cuh" in seen
+        assert not any("#include <" in headers[name] for name in seen)
+        assert (source.entry, source.family, source.acc) == (config.family, config.family, problem.acc)
+
+
+def test_one_source_serves_all_extents_of_a_kind() -> None:
+    for problem, config in PRELUDES.values():
+        same = replace(problem, m=8, n=problem.n + 16, k=problem.k + 16)
+        assert make_source(same, config) == make_source(problem, config)
+
+
+def test_odd_rows_of_c_are_another_source() -> None:
+    """The only thing about extents that enters: whether two outputs may be stored at once."""
+    config = Sm80MmaConfig(64, 64, vec=1)
+    even, odd = (make_source(replace(P, n=n), config) for n in (4096, 4097))
+    assert "PAIR_STORES = true" in even.text and "PAIR_STORES = false" in odd.text
+
+
+@pytest.mark.parametrize("name", PRELUDES)
+def test_every_kind_has_its_own_sha(name: str) -> None:
+    _, config = PRELUDES[name]
+    shas = {make_source(problem, config).sha() for problem in KINDS.values()}
+    assert len(shas) == len(KINDS)
+    other = make_source(P, replace(config, pdl=not config.pdl)).sha()
+    assert other not in shas and re.fullmatch("[0-9a-f]{64}", other)
