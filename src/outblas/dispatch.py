@@ -184,7 +184,7 @@ def decide(
 
 def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
     """All that a compiled kernel depends on (see source.make_source)."""
-    return config, problem.layout, problem.dtype, problem.acc, problem.n % 2
+    return config, problem.layout, problem.dtype, problem.acc
 
 
 def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:

@@ -59,7 +59,8 @@ def _no_side_effects(lab: Lab) -> None:
         return int(torch.cuda.memory_stats(lab.device)["allocation.all.allocated"])
 
     for what, count in process_state().items():
-        if count != lab.before[what]:
+        # Fewer threads is no offence: one of an earlier step may have ended meanwhile.
+        if count > lab.before[what] or (count != lab.before[what] and "thread" not in what):
             raise _broken(f"it {what} ({lab.before[what]} -> {count})")
     tensors, threads, free = allocated(), _threads(), torch.cuda.mem_get_info(lab.device)[0]
     for _ in range(4):

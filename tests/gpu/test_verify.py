@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
 CONFIGS = [
     Sm90WgmmaConfig(64, 64),
-    Sm90WgmmaConfig(64, 64, split_k=2, pdl=True),
+    Sm90WgmmaConfig(64, 64, split_k=2, store="direct", pdl=True),
     Sm90WgmmaConfig(128, 128, consumers=2),
     Sm80MmaConfig(64, 64),
     Sm80MmaConfig(64, 64, vec=1),

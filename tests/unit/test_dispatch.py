@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -41,7 +42,9 @@ def transposed(operand: Operand) -> Operand:
 A, WEIGHT = rows(64, 256), transposed(rows(128, 256))
 
 
-def choose(a: Operand = A, b: Operand = WEIGHT, out: Operand | None = None, gpu: Gpu | None = H200, pdl: bool = False) -> Decision:  # fmt: skip
+def choose(
+    a: Operand = A, b: Operand = WEIGHT, out: Operand | None = None, gpu: Gpu | None = H200, pdl: bool = False
+) -> Decision:
     return decide(a, b, out, gpu=gpu, library=LIBRARY, pdl=pdl)
 
 
@@ -98,8 +101,6 @@ def test_a_single_column_is_both_layouts() -> None:
 def test_all_else_is_torchs(changed: dict[str, Any], why: str) -> None:
     found = choose(**changed)
     assert found.config is None and found.problem is None
-    import re
-
     assert re.search(why, found.reason), found.reason
 
 

@@ -14,7 +14,13 @@ from outblas.problem import Problem
 from outblas.source import make_source
 from outblas.space import pool, why_illegal
 
-KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16"), ("NN", "fp16", "fp16"), ("TN", "bf16", "fp32")]  # fmt: skip
+KINDS = [
+    ("TN", "fp16", "fp32"),
+    ("NN", "bf16", "fp32"),
+    ("TN", "fp16", "fp16"),
+    ("NN", "fp16", "fp16"),
+    ("TN", "bf16", "fp32"),
+]
 #: An incomplete type whose arguments the compiler's message spells out, before any code is generated.
 PROBE = "\ntemplate <int, int, int> struct Probe;\nProbe<SMEM_BYTES, THREADS, SPLIT> probe;\n"
 LARGE = (4096, 4096, 8192)

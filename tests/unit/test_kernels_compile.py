@@ -41,7 +41,7 @@ MMA = {
     "tile": Sm80MmaConfig(64, 64),
     "warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
     "large": Sm80MmaConfig(128, 128, 64, 3, 2, 4),
-    "scalar": Sm80MmaConfig(64, 64, vec=1),
+    "scalar": Sm80MmaConfig(64, 64, wn=4, vec=1),
     "pairs": Sm80MmaConfig(64, 64, vec=2),
 }
 

@@ -10,8 +10,10 @@ __device__ __forceinline__ u32 cluster_rank() {
   return r;
 }
 
-// barrier.cluster.arrive.release: announces this thread without waiting.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// barrier.cluster.arrive.relaxed: announces this thread without waiting. What the peers need to see,
+// the initialised mbarriers, is released by fence.mbarrier_init; .release here would add a
+// MEMBAR.ALL.GPU to the start of every kernel.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
 // barrier.cluster.wait.acquire: until every live thread of the cluster has arrived.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

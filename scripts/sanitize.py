@@ -1,0 +1,84 @@
+"""One representative per family, layout and split mode on small problems, for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize.py
+    compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py
+
+Runs each once on whole and once on ragged tiles, checks the result against torch in fp64 and prints a line
+each. Exits with 1 when a result is wrong or a launch fails; what the tool itself finds is its own exit code.
+A name given as argument runs those whose name contains it. Operands come straight from cudaMalloc
+(PYTORCH_NO_CUDA_MEMORY_CACHING), so that memcheck sees their ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+from outblas.compile import compile_source
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.errors import OutblasError
+from outblas.launch import load
+from outblas.oracle import Oracle
+from outblas.problem import Problem
+from outblas.source import make_source
+
+WHOLE, RAGGED, ODD = (128, 128, 256), (136, 72, 200), (67, 45, 131)
+
+#: name, problems' extents, layout, dtype, accumulator, config
+CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelConfig]] = [
+    ("wgmma", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 64, stages=3)),
+    ("wgmma", (WHOLE, RAGGED), "NN", "bf16", "fp32", Sm90WgmmaConfig(128, 64, stages=3, consumers=2)),
+    ("wgmma-acc16", (RAGGED,), "TN", "fp16", "fp16", Sm90WgmmaConfig(64, 32, stages=2, store="direct")),
+    ("wgmma-cluster", (RAGGED,), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, cluster_m=2)),
+    ("wgmma-cluster", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, cluster_m=2, cluster_n=2)),
+    ("wgmma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, split_k=3, store="direct")),
+    ("wgmma-split", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, split_k=2, store="direct")),
+    (
+        "wgmma-pingpong", (RAGGED,), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=3, consumers=2, schedule="pingpong", persistent=True),
+    ),
+    ("wgmma-persistent", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(128, 32, stages=3, consumers=2, persistent=True)),
+    ("mma", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(64, 64)),
+    ("mma", (RAGGED,), "NN", "bf16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4)),
+    ("mma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4, split_k=3)),
+    ("mma-split", (RAGGED,), "NN", "fp16", "fp16", Sm80MmaConfig(32, 32, 64, 3, 2, 2, split_k=2)),
+    ("mma-scalar", (ODD,), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 32, 3, 2, 2, vec=1)),
+]  # fmt: skip
+
+
+def run(problem: Problem, config: KernelConfig) -> float:
+    """Worst error of one launch, in units of the bound."""
+    import torch
+
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(s, generator=generator).to(dtype).cuda() for s in ((problem.m, problem.k), problem.b_shape))
+    c = torch.full((problem.m, problem.n), torch.nan, dtype=dtype, device="cuda")
+    call = load(compile_source(make_source(problem, config)), config).bind(problem, a, b, c)
+    torch.cuda.synchronize()
+    call(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    return float(Oracle(problem, a.cpu(), b.cpu()).worst(c.cpu()))
+
+
+def main(wanted: str = "") -> int:
+    failures = 0
+    for name, extents, layout, dtype, acc, config in CASES:
+        for m, n, k in extents if wanted in f"{name}-{layout}" else ():
+            problem = Problem(m, n, k, layout, dtype, acc)  # type: ignore[arg-type]
+            try:
+                error = run(problem, config)
+                verdict = "ok" if error <= 1 else "WRONG"
+                detail = f"error {error:.3g} of the bound"
+            except (OutblasError, RuntimeError) as failure:
+                verdict, detail = "FAILED", str(failure).splitlines()[0]
+            failures += verdict != "ok"
+            print(f"{verdict:6} {name:16} {problem.key:28} {detail}", flush=True)
+    print(f"{failures} failed" if failures else "all ok")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))

@@ -1,0 +1,223 @@
+"""``outblas.matmul`` on a GPU: right, on the caller's stream, in graphs, and torch's wherever it must be."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+
+import torch
+
+import outblas
+from outblas import dispatch
+from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.dispatch import DeviceState, explain, load_kernel
+from outblas.errors import TensorError
+from outblas.library import Choice, Library, Row
+from outblas.oracle import Oracle
+from outblas.problem import Problem
+from outblas.space import gpu_of_device
+
+pytestmark = pytest.mark.gpu
+
+PLAIN = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
+SPLIT = Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct", pdl=True)
+SCALAR = Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
+TUNED = [
+    (Problem(256, 512, 1024), PLAIN, SPLIT),
+    (Problem(256, 512, 1024, "NN", "bf16"), PLAIN, None),
+    (Problem(127, 1001, 333), SCALAR, None),
+    (Problem(127, 1001, 333, "NN"), SCALAR, None),
+    (Problem(1, 4096, 4096), SPLIT, SPLIT),
+]
+
+
+def row(problem: Problem, plain: Any, pdl: Any) -> Row:
+    choices = [None if c is None else Choice(c, 1.2, 1.1, 1.3) for c in (plain, pdl)]
+    return Row(problem, "lt_auto", "", "test", *choices)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
+    """A library with the rows above, whatever the package ships."""
+    gpu = gpu_of_device(0)
+    if gpu.arch != 90:
+        pytest.skip("the kernels are Hopper's")
+    monkeypatch.delenv("OUTBLAS_PDL", raising=False)
+    torch.cuda.init()
+    state = DeviceState(gpu, Library(gpu.name, tuple(row(*entry) for entry in TUNED)), load_kernel)
+    monkeypatch.setattr(dispatch, "_devices", {0: state})
+    yield state
+    torch.cuda.synchronize()
+
+
+def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
+    """(A, B as matmul takes it, B as stored)."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    a = torch.randn(problem.m, problem.k, device="cuda", generator=generator).to(dtype)
+    stored = torch.randn(problem.b_shape, device="cuda", generator=generator).to(dtype)
+    return a, stored.t() if problem.layout == "TN" else stored, stored
+
+
+def assert_right(problem: Problem, a: Any, stored: Any, c: Any) -> None:
+    assert c.shape == (problem.m, problem.n) and c.dtype == a.dtype
+    assert float(Oracle(problem, a, stored).worst(c)) <= 1.0
+
+
+def used(device: DeviceState) -> int:
+    return int(device.status()["calls_bound"])
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("problem", [p for p, _, _ in TUNED], ids=lambda p: p.key)
+def test_a_tuned_problem_runs_its_kernel(problem: Problem, pdl: bool, device: DeviceState) -> None:
+    a, b, stored = operands(problem)
+    entry = device.library.lookup(problem)
+    assert entry is not None
+    config = entry.choice(pdl)
+    for _ in range(3):
+        assert_right(problem, a, stored, outblas.matmul(a, b, pdl=pdl))
+    assert (used(device) > 0) == (config is not None)
+    assert explain(a, b, pdl=pdl).startswith("torch.matmul: " if config is None else config.config.family)
+
+
+@pytest.mark.parametrize("mnk", [(64, 64, 64), (127, 1000, 333), (1, 1, 1), (0, 8, 8), (8, 8, 0)])
+def test_other_problems_are_torchs_bit_for_bit(mnk: tuple[int, int, int], device: DeviceState) -> None:
+    m, n, k = mnk
+    a, b = torch.randn(m, k, device="cuda").half(), torch.randn(n, k, device="cuda").half().t()
+    assert torch.equal(outblas.matmul(a, b), torch.matmul(a, b))
+    assert used(device) == 0 and "torch.matmul" in explain(a, b)
+
+
+def test_out_is_written_and_returned(device: DeviceState) -> None:
+    problem = TUNED[0][0]
+    a, b, stored = operands(problem)
+    out = torch.full((problem.m, problem.n), torch.nan, dtype=a.dtype, device="cuda")
+    version = out._version
+    assert outblas.matmul(a, b, out=out) is out
+    assert_right(problem, a, stored, out)
+    assert used(device) == 1 and out._version > version  # autograd sees that it changed
+    with pytest.raises(TensorError, match="out shares memory with a"):
+        outblas.matmul(a[:, :256].contiguous(), a[:, :256].t(), out=a.view(-1)[: 256 * 256].view(256, 256))
+    square = torch.randn(64, 64, device="cuda").half()
+    with pytest.raises(TensorError, match="out shares memory with a"):
+        outblas.matmul(square, square.t().clone(), out=square)
+
+
+def test_misaligned_operands_are_torchs(device: DeviceState) -> None:
+    problem = TUNED[0][0]
+    a, b, stored = operands(problem)
+    shifted = torch.empty(a.numel() + 1, dtype=a.dtype, device="cuda")[1:].view_as(a).copy_(a)
+    assert "not aligned" in explain(shifted, b)
+    assert_right(problem, a, stored, outblas.matmul(shifted, b))
+    assert used(device) == 0
+
+
+def test_it_follows_the_callers_stream(device: DeviceState) -> None:
+    """The inputs are made on a side stream behind a long wait; nothing but stream order protects the product."""
+    problem = TUNED[0][0]
+    a, b, stored = operands(problem)
+    outblas.matmul(a, b)
+    late = torch.zeros_like(a)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(a)
+        c = outblas.matmul(late, b)
+    stream.synchronize()
+    assert_right(problem, a, stored, c)
+
+
+def test_graphs_replay_it(device: DeviceState) -> None:
+    problem = TUNED[0][0]
+    a, b, stored = operands(problem)
+    outblas.matmul(a, b)  # loads the kernel
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = outblas.matmul(a, b)
+    assert used(device) >= 2
+    for seed in (1, 2):
+        x, _, y = operands(problem, seed)
+        a.copy_(x), stored.copy_(y)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(problem, x, y, c)
+
+
+def test_a_kernel_that_is_not_loaded_is_left_out_of_a_capture(device: DeviceState) -> None:
+    problem = TUNED[0][0]
+    a, b, stored = operands(problem)
+    torch.matmul(a, b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = outblas.matmul(a, b)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(problem, a, stored, c)
+    assert used(device) == 0 and not device.failed
+    outblas.matmul(a, b)
+    assert used(device) == 1
+
+
+def test_outputs_are_given_back_to_torch(device: DeviceState) -> None:
+    """Bound calls are kept by address; the memory is not kept with them."""
+    a, b, _ = operands(TUNED[0][0])
+    outblas.matmul(a, b)
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(50):
+        outblas.matmul(a, b)
+    assert torch.cuda.memory_allocated() == before and used(device) <= 3
+
+
+def test_threads_with_streams_of_their_own(device: DeviceState) -> None:
+    problem = TUNED[0][0]
+    sets = [operands(problem, seed) for seed in range(8)]
+    torch.cuda.synchronize()
+    results: dict[int, Any] = {}
+
+    def work(index: int) -> None:
+        stream = torch.cuda.Stream()
+        a, b, _ = sets[index]
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                results[index] = outblas.matmul(a, b)
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, (a, _, stored) in enumerate(sets):
+        assert_right(problem, a, stored, results[index])
+
+
+def test_gradients_autocast_and_compile_are_torchs(device: DeviceState) -> None:
+    problem = TUNED[0][0]
+    a, b, _ = operands(problem)
+    weight = b.t().clone().requires_grad_()
+    outblas.matmul(a, weight.t()).sum().backward()
+    assert weight.grad is not None and weight.grad.shape == weight.shape
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert outblas.matmul(a, b).dtype == torch.bfloat16
+    compiled = torch.compile(lambda x, y: outblas.matmul(x, y), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(a, b), torch.matmul(a, b))
+    assert used(device) == 0
+
+
+def test_devices_must_be_one(device: DeviceState) -> None:
+    a, b, _ = operands(TUNED[0][0])
+    with pytest.raises(TensorError, match="b is on cpu, a on cuda:0"):
+        outblas.matmul(a, b.cpu())

@@ -1,0 +1,146 @@
+"""Representatives of both families, proved in full (all gates) on awkward and plain problems of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+
+import torch
+
+from outblas.compile import compile_source
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.errors import ConfigError, TensorError
+from outblas.evaluate import representatives
+from outblas.evaluation import Status
+from outblas.launch import load
+from outblas.operands import Operands, torch_dtype
+from outblas.problem import Problem
+from outblas.source import make_source
+from outblas.space import gpu_of_device, why_illegal
+from outblas.verify import prove
+
+pytestmark = pytest.mark.gpu
+
+KINDS = [
+    ("TN", "fp16", "fp32"),
+    ("NN", "fp16", "fp32"),
+    ("TN", "bf16", "fp32"),
+    ("NN", "bf16", "fp32"),
+    ("TN", "fp16", "fp16"),
+    ("NN", "fp16", "fp16"),
+]
+CONFIGS: dict[str, KernelConfig] = {
+    "wgmma_tile": Sm90WgmmaConfig(128, 128, stages=4, consumers=2),
+    "wgmma_pdl": Sm90WgmmaConfig(64, 64, stages=6, pdl=True),
+    "wgmma_narrow_direct": Sm90WgmmaConfig(64, 16, 128, store="direct"),
+    "wgmma_bk128": Sm90WgmmaConfig(64, 96, 128, stages=3),
+    "wgmma_wide": Sm90WgmmaConfig(128, 256, stages=3, consumers=2),
+    "wgmma_three_consumers": Sm90WgmmaConfig(192, 128, stages=4, consumers=3),
+    "wgmma_two_blocks": Sm90WgmmaConfig(64, 64, stages=4, min_blocks=2),
+    "wgmma_split2": Sm90WgmmaConfig(128, 128, stages=3, consumers=2, split_k=2, store="direct"),
+    "wgmma_split3": Sm90WgmmaConfig(64, 64, stages=4, split_k=3, store="direct"),
+    "wgmma_split16_pdl": Sm90WgmmaConfig(64, 32, stages=3, split_k=16, store="direct", pdl=True),
+    "wgmma_cluster_2x1": Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2),
+    "wgmma_cluster_1x2": Sm90WgmmaConfig(64, 128, stages=4, cluster_n=2, raster="n"),
+    "wgmma_cluster_2x2": Sm90WgmmaConfig(128, 64, stages=4, consumers=2, cluster_m=2, cluster_n=2, group=3),
+    "wgmma_split_cluster": Sm90WgmmaConfig(64, 64, stages=3, cluster_m=2, split_k=2, store="direct"),
+    "wgmma_persistent": Sm90WgmmaConfig(128, 256, stages=3, consumers=2, persistent=True, raster="n"),
+    "wgmma_persistent_cluster": Sm90WgmmaConfig(128, 192, stages=3, consumers=2, cluster_m=2, persistent=True),
+    "wgmma_pingpong": Sm90WgmmaConfig(64, 256, stages=4, consumers=2, schedule="pingpong", persistent=True),
+    "wgmma_pingpong_cluster": Sm90WgmmaConfig(
+        128, 128, stages=4, consumers=2, schedule="pingpong", cluster_n=2, persistent=True, pdl=True
+    ),
+    "mma_tile": Sm80MmaConfig(64, 64),
+    "mma_pdl": Sm80MmaConfig(32, 32, 64, 6, 2, 2, 2, pdl=True),
+    "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
+    "mma_split": Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4),
+    "mma_large": Sm80MmaConfig(128, 128, 64, 3, 2, 4),
+    "mma_one_stage": Sm80MmaConfig(64, 64, 64, 1, 2, 4),
+    "mma_quads": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=4),
+    "mma_pairs": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=2),
+    "mma_scalar": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1),
+    "mma_scalar_split": Sm80MmaConfig(16, 16, 64, 4, 1, 1, 4, split_k=2, vec=1, pdl=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def capable() -> None:
+    if gpu_of_device(0).arch != 90:
+        pytest.skip("these kernels are Hopper's")
+
+
+def kernel(problem: Problem, config: KernelConfig) -> Any:
+    torch.cuda.init()
+    return load(compile_source(make_source(problem, config)), config)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="_".join)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_gate_on_every_representative(name: str, kind: tuple[str, str, str]) -> None:
+    config, gpu = CONFIGS[name], gpu_of_device(0)
+    any_size = Problem(4096, 4096, 4096, *kind)  # type: ignore[arg-type]
+    reason = why_illegal(any_size, config, gpu)
+    if reason:
+        pytest.skip(f"not legal: {reason}")
+    problems = representatives(any_size, config, gpu)
+    assert len(problems) >= 3
+    loaded = kernel(any_size, config)
+    for problem in problems:
+        verdict = prove(loaded, problem)
+        assert verdict.status is Status.PASSED, f"{problem.key}: {verdict.detail}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_runs_are_bitwise_equal(name: str) -> None:
+    """Also over two operand sets at other addresses, on another stream, with other work beside it."""
+    problem, config = Problem(1000, 1032, 4104), CONFIGS[name]
+    loaded = kernel(problem, config)
+    data = Operands(problem, 2, "cuda:0")
+    data.fill_normal(3)
+    data.set_inputs(1, *data[0][:2])
+    calls = [loaded.bind(problem, *data[i]) for i in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    first = None
+    for _ in range(5):
+        for index in range(2):
+            data.poison(index)
+        torch.cuda.synchronize()
+        for call, stream in zip(calls, streams, strict=True):
+            call(stream.cuda_stream)
+        torch.cuda.synchronize()
+        bits = [data[i][2].view(torch.int16).clone() for i in range(2)]
+        first = bits[0] if first is None else first
+        assert all(torch.equal(first, b) for b in bits)
+
+
+@pytest.mark.parametrize("offset", [2, 8])
+def test_misaligned_operands_are_refused(offset: int) -> None:
+    problem, config = Problem(64, 64, 64), CONFIGS["wgmma_tile"]
+    flat = torch.zeros(64 * 64 + 64, dtype=torch.float16, device="cuda:0")
+    good = [torch.zeros(64, 64, dtype=torch.float16, device="cuda:0") for _ in range(2)]
+    bad = flat[offset // 2 : offset // 2 + 64 * 64].view(64, 64)
+    loaded = kernel(problem, config)
+    for operands in ((bad, *good), (good[0], bad, good[1]), (*good, bad)):
+        with pytest.raises(TensorError, match=f"address that is {offset} past a multiple of 16 bytes"):
+            loaded.bind(problem, *operands)
+
+
+def test_scalar_loads_take_any_address() -> None:
+    problem, config = Problem(63, 64, 65), CONFIGS["mma_scalar"]
+    shapes = ((63, 65), (64, 65), (63, 64))
+    a, b, c = (torch.randn(r * s + 1, device="cuda:0").half()[1:].view(r, s) for r, s in shapes)
+    kernel(problem, config).bind(problem, a, b, c)(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    assert torch.allclose(c.double(), a.double() @ b.double().t(), rtol=2e-3, atol=2e-2)
+
+
+def test_an_illegal_config_is_refused_when_it_is_bound() -> None:
+    problem, config = Problem(64, 64, 64), CONFIGS["wgmma_split2"]
+    tensors = [torch.zeros(64, 64, dtype=torch_dtype(problem), device="cuda:0") for _ in range(3)]
+    with pytest.raises(ConfigError, match="split_k 2 exceeds the 1 K tiles"):
+        kernel(problem, config).bind(problem, *tensors)
