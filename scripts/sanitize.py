@@ -33,13 +33,19 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
     ("wgmma-acc16", (RAGGED,), "TN", "fp16", "fp16", Sm90WgmmaConfig(64, 32, stages=2, store="direct")),
     ("wgmma-cluster", (RAGGED,), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, cluster_m=2)),
     ("wgmma-cluster", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, cluster_m=2, cluster_n=2)),
-    ("wgmma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, split_k=3, store="direct")),
+    (
+        "wgmma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=2, split_k=3, store="direct"),
+    ),
     ("wgmma-split", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, split_k=2, store="direct")),
     (
         "wgmma-pingpong", (RAGGED,), "TN", "fp16", "fp32",
         Sm90WgmmaConfig(64, 32, stages=3, consumers=2, schedule="pingpong", persistent=True),
     ),
-    ("wgmma-persistent", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(128, 32, stages=3, consumers=2, persistent=True)),
+    (
+        "wgmma-persistent", (RAGGED,), "NN", "fp16", "fp32",
+        Sm90WgmmaConfig(128, 32, stages=3, consumers=2, persistent=True),
+    ),
     ("mma", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(64, 64)),
     ("mma", (RAGGED,), "NN", "bf16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4)),
     ("mma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4, split_k=3)),

@@ -258,6 +258,8 @@ class DeviceState:
             if found is None:
                 found = decide(a, b, out, gpu=self.gpu, library=self.library, pdl=pdl)
                 _keep(self._decisions, key, found, KEPT_DECISIONS)
+            else:
+                self._decisions.move_to_end(key)
             return found
 
     def run(

