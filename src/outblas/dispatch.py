@@ -300,7 +300,8 @@ class DeviceState:
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
                 call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c)
-                release_operands(call)
+                # Kept by address, it must not keep the memory: torch could then never use it again.
+                call.release()
                 _keep(self._calls, key, call, KEPT_CALLS)
             else:
                 self._calls.move_to_end(key)
@@ -331,16 +332,6 @@ class DeviceState:
 
             ensure_context()
             self._threads.ready = True
-
-
-def release_operands(call: Any) -> None:
-    """Let go of the tensors of a bound call.
-
-    A call that is kept by address must not keep the memory: torch could then never use it again. The
-    address, not the tensor, is what the call depends on.
-    """
-    params, kept = getattr(call, "_keep", ((), ()))
-    call._keep = params, tuple(x for x in kept if not hasattr(x, "data_ptr"))
 
 
 def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:

@@ -13,7 +13,7 @@ from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.library import Library
-from outblas.model import predict_many
+from outblas.model import rank
 from outblas.problem import Problem
 from outblas.provenance import collect, gpu_state
 from outblas.results import write_atomic
@@ -79,9 +79,7 @@ def shortlist(problem: Problem, gpu: Gpu, tried: int = TRIED) -> list[KernelConf
     row = Library.packaged(gpu.name, missing_ok=True).lookup(problem)
     known = [c.config for c in (row.plain, row.pdl) if c is not None] if row else []
     legal = candidates(problem, gpu)
-    predicted = predict_many(problem, legal, gpu) if legal else []
-    order = sorted(range(len(legal)), key=lambda i: predicted[i])
-    ranked = [legal[i] for i in order]
+    ranked = [legal[i] for i in rank(problem, legal, gpu)]
     half = tried // 2
     chosen = [c for c in ranked if not c.pdl][:half] + [c for c in ranked if c.pdl][:half]
     found = [c for c in dict.fromkeys([*known, *chosen]) if why_illegal(problem, c, gpu) is None]

@@ -37,6 +37,7 @@ class Options:
         baselines: names timed in the same rounds as the candidates.
         recheck: prove again, on a replay of the timed graph, after timing.
         chunk: candidates timed in the same rounds.
+        speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
         mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
         warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
     """
@@ -49,6 +50,7 @@ class Options:
     baselines: tuple[str, ...] = NAMES
     recheck: bool = True
     chunk: int = CHUNK
+    speedups: bool = True
     mode: str = "offline"
     warmup_seconds: float = 0.0
     benchmark_seconds: float = 0.0
@@ -360,7 +362,9 @@ class Handler:
                         candidate.verdict,
                         timings[str(index)],
                         {name: t.median_us for name, t in baselines.timings.items()},
-                        speedup(timings, str(index), rivals, options.seed) if rivals and options.rounds >= 3 else None,
+                        speedup(timings, str(index), rivals, options.seed)
+                        if rivals and options.rounds >= 3 and options.speedups
+                        else None,
                         candidate.counters,
                     )
                 emit.done(index, (value, baselines))

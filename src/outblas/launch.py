@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
@@ -27,12 +28,19 @@ PORTABLE_CLUSTER = 8
 
 
 class Call:
-    """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there."""
+    """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there.
 
-    def __init__(self, function: Any, config: Any, params: list[Any], keep: tuple[Any, ...]) -> None:
+    Calls of one kernel and problem share a launch configuration, which holds the stream while it is
+    launched: threads that share a kernel must take turns.
+    """
+
+    def __init__(
+        self, function: Any, config: Any, params: list[Any], keep: tuple[Any, ...], operands: tuple[Any, ...]
+    ) -> None:
         self._driver = driver()
         self._function, self._config = function, config
         self._keep = (params, keep)  # the driver reads the parameters at every launch
+        self._operands = operands
         addresses = [p if isinstance(p, int) else ctypes.addressof(p) for p in params]
         self._array = (ctypes.c_void_p * len(addresses))(*addresses)
         self._params = ctypes.addressof(self._array)
@@ -42,6 +50,19 @@ class Call:
         result = self._driver.cuLaunchKernelEx(self._config, self._function, self._params, 0)
         if result[0]:
             check("cuLaunchKernelEx", result)
+
+    def release(self) -> None:
+        """Let go of the operand tensors; the caller then answers for their memory at every call."""
+        self._operands = ()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Launch configuration, extents as kernel arguments, and (rows, cols, box rows, box cols) per TMA map."""
+
+    launch: Any
+    extents: tuple[Any, ...]
+    boxes: tuple[tuple[int, int, int, int], ...]
 
 
 class LoadedKernel:
@@ -64,6 +85,24 @@ class LoadedKernel:
         entry = cubin.entry.encode()
         self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, entry))
         self._attributes_set = False
+        # What depends on the problem but not on the operands, made once for all that are bound.
+        self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
+
+    def _make_plan(self, problem: Problem, device_index: int) -> _Plan:
+        """Raises ConfigError if the config is not legal for the problem."""
+        gpu = gpu_of_device(device_index)
+        reason = why_illegal(problem, self.config, gpu)
+        if reason is not None:
+            raise ConfigError(
+                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first"
+            )
+        shape = geometry(problem, self.config)
+        if not self._attributes_set:
+            self._set_attributes(shape.smem_bytes, shape.cluster)
+        launch = launch_config(grid(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
+        extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
+        boxes = tensor_boxes(problem, self.config) if isinstance(self.config, Sm90WgmmaConfig) else ()
+        return _Plan(launch, extents, boxes)
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
         attribute = driver().CUfunction_attribute
@@ -87,24 +126,17 @@ class LoadedKernel:
             ConfigError: the config is not legal for this problem.
         """
         check_operands(problem, a, b, c)
-        gpu = gpu_of_device(a.device.index or 0)
-        reason = why_illegal(problem, self.config, gpu)
-        if reason is not None:
-            raise ConfigError(
-                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first"
-            )
+        plan = self._plan(problem, a.device.index or 0)
         self._check_alignment(a, b, c)
-        shape = geometry(problem, self.config)
-        if not self._attributes_set:
-            self._set_attributes(shape.smem_bytes, shape.cluster)
-        launch = launch_config(grid(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
-        extents = [ctypes.c_int(x) for x in (problem.m, problem.n, problem.k)]
-        if isinstance(self.config, Sm90WgmmaConfig):
-            maps = tensor_maps(problem, self.config, a.data_ptr(), b.data_ptr(), c.data_ptr())
-            params: list[Any] = [m.getPtr() for m in maps] + [ctypes.c_void_p(c.data_ptr()), *extents]
-            return Call(self._function, launch, params, (maps, a, b, c, self))
+        if plan.boxes:
+            maps = [
+                encode_map(tensor.data_ptr(), rows, cols, box_rows, box_cols, problem.dtype)
+                for tensor, (rows, cols, box_rows, box_cols) in zip((a, b, c), plan.boxes, strict=True)
+            ]
+            params = [m.getPtr() for m in maps] + [ctypes.c_void_p(c.data_ptr()), *plan.extents]
+            return Call(self._function, plan.launch, params, (self, maps), (a, b, c))
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
-        return Call(self._function, launch, pointers + extents, (a, b, c, self))
+        return Call(self._function, plan.launch, [*pointers, *plan.extents], (self,), (a, b, c))
 
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
         need = ROW_ALIGN_BYTES if isinstance(self.config, Sm90WgmmaConfig) else self.config.vec * ELEMENT_BYTES
@@ -164,17 +196,15 @@ def launch_config(ctas: tuple[int, int, int], shape: Any, pdl: bool, gpu: Gpu) -
     return config
 
 
-def tensor_maps(problem: Problem, config: Sm90WgmmaConfig, a: int, b: int, c: int) -> tuple[Any, Any, Any]:
-    """TMA descriptors of A, B and C for operands at these device addresses."""
+def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
+    """(rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
     constants = dict(geometry(problem, config).constants)
-    map_a = encode_map(a, problem.m, problem.k, config.bm // config.cluster_n, 64, problem.dtype)
+    box_a = (problem.m, problem.k, config.bm // config.cluster_n, 64)
     if problem.layout == "TN":
-        map_b = encode_map(b, problem.n, problem.k, config.bn // config.cluster_m, 64, problem.dtype)
+        box_b = (problem.n, problem.k, config.bn // config.cluster_m, 64)
     else:
-        width = int(constants["B_WIDTH"])
-        map_b = encode_map(b, problem.k, problem.n, config.bk // config.cluster_m, width, problem.dtype)
-    map_c = encode_map(c, problem.m, problem.n, 64, int(constants["EPI_W"]), problem.dtype)
-    return map_a, map_b, map_c
+        box_b = (problem.k, problem.n, config.bk // config.cluster_m, int(constants["B_WIDTH"]))
+    return box_a, box_b, (problem.m, problem.n, 64, int(constants["EPI_W"]))
 
 
 @functools.lru_cache(maxsize=8192)

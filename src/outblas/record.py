@@ -53,7 +53,7 @@ def run_record(
     settings = {"suite": suite, "problems": [p.key for p in problems], "catalogue": names, "rounds": ROUNDS}
     journal = Journal(out_dir / "record.jsonl", settings)
     done = {entry["problem"] for entry in journal.entries}
-    options = Options(gpu_index, gpu, rounds=ROUNDS, level="full", recheck=False, chunk=len(catalogue) or 1)
+    options = Options(gpu_index, gpu, rounds=ROUNDS, recheck=False, chunk=len(catalogue) or 1, speedups=False)
     end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:

@@ -75,7 +75,8 @@ def wgmma_instance(n: int, problem: Problem) -> str:
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n{n}k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)[{registers}], u64 a, u64 b, int accumulate) {{
+__device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)[{registers}], u64 a, u64 b,
+                                               int accumulate) {{
   asm volatile(
       "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{n}k16.{"f16" if half else "f32"}.{dtype}.{dtype} "

@@ -48,8 +48,10 @@ def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str 
 
 
 def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
+    if min(c.bm, c.bn, c.bk, c.stages, c.consumers, c.cluster_m, c.cluster_n, c.split_k, c.group, c.min_blocks) < 1:
+        return "extents must be positive"
     pingpong = c.schedule == "pingpong"
-    m_blocks = c.bm // 64 if pingpong else c.bm // 64 // c.consumers if c.consumers in (1, 2, 3) else 0
+    m_blocks = c.bm // 64 if pingpong else c.bm // 64 // c.consumers
     accumulators = m_blocks * c.bn // 2 // (2 if p.acc == "fp16" else 1)
     multicast = c.cluster_m * c.cluster_n
     rules = (
@@ -62,7 +64,6 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
-        (c.split_k < 1 or min(c.cluster_m, c.cluster_n, c.group) < 1, "extents must be positive"),
         (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
         (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
@@ -84,7 +85,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
 
 
 def _sm80_reason(p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:
-    if min(c.bm, c.bn, c.bk, c.wm, c.wn, c.wk, c.stages, c.split_k) < 1:
+    if min(c.bm, c.bn, c.bk, c.wm, c.wn, c.wk, c.stages, c.split_k, c.vec) < 1:
         return "extents must be positive"
     rules = (
         (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
