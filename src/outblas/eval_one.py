@@ -12,6 +12,7 @@ from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status, Timing
+from outblas.latency import check_qps, percentile
 from outblas.library import Library
 from outblas.model import rank
 from outblas.problem import Problem
@@ -20,7 +21,6 @@ from outblas.results import write_atomic
 from outblas.roofline import Gpu, floor_us
 from outblas.sandbox import STEP_TIMEOUT_S
 from outblas.space import candidates, gpu_of_device, why_illegal
-from outblas.timing import check_qps, percentile
 
 #: Candidates tried for a problem, the library's winners and the ranking model's first choices.
 TRIED = 24

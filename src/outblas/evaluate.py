@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from outblas.baselines import NAMES, RIVALS, Bindable
-from outblas.config import KernelConfig, Sm80MmaConfig
+from outblas.config import KernelConfig, Sm80MmaConfig, config_name
 from outblas.errors import CompileError, DeviceError, OutblasError, ProblemError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.problem import Problem
@@ -36,6 +36,7 @@ class Options:
             timed operands only.
         baselines: names timed in the same rounds as the candidates.
         recheck: prove again, on a replay of the timed graph, after timing.
+        proved: names of configs proved in full before, by the run that this one resumes.
         chunk: candidates timed in the same rounds.
         speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
         mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
@@ -49,6 +50,7 @@ class Options:
     level: Level = "full"
     baselines: tuple[str, ...] = NAMES
     recheck: bool = True
+    proved: frozenset[str] = frozenset()
     chunk: int = CHUNK
     speedups: bool = True
     mode: str = "offline"
@@ -214,7 +216,7 @@ class Handler:
 
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
-        self._kernels: dict[tuple[str, KernelConfig], Any] = {}
+        self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
         self._desk: _Desk | None = None
 
@@ -315,7 +317,7 @@ class Handler:
         from outblas.verify import prove
 
         full: Verdict | None = None
-        if self._options.level == "full":
+        if self._options.level == "full" and config_name(config) not in self._options.proved:
             p = desk.problem
             key = (config, p.layout, p.dtype, p.acc)
             if key not in self._proved:

@@ -18,6 +18,7 @@ WATCHED = (
     "cuda.bindings.driver",
     "numpy",
     "outblas.driver",
+    "outblas.latency",
     "outblas.operands",
     "outblas.oracle",
     "outblas.rules",

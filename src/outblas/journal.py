@@ -6,6 +6,7 @@ finished piece of work. A line cut short by a crash is dropped, everything befor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             length = self._read(settings) if resume and path.exists() else 0
-            self._file = path.open("r+b" if length else "wb")
+            # Unbuffered: a line that the disk refuses must not come back when the file is closed.
+            self._file = path.open("r+b" if length else "wb", buffering=0)
             self._file.truncate(length)
             self._file.seek(length)
             if not length:
@@ -60,9 +62,17 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(entry).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        end = self._file.tell()
+        line = json.dumps(entry).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):  # a part that stays is dropped at the next start
+                self._file.truncate(end)
+                self._file.seek(end)
+            raise
 
     def _read(self, settings: Mapping[str, Any]) -> int:
         """Load the whole lines; return how many bytes they are."""

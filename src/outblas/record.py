@@ -22,6 +22,7 @@ from outblas.model import left_out
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.recording import CODE, Recording
+from outblas.source import kernels_sha
 from outblas.space import gpu_of_device, why_illegal
 
 #: Interleaved rounds per cell.
@@ -50,10 +51,30 @@ def run_record(
 
     gpu = gpu_of_device(gpu_index)
     names = [config_name(c) for c in catalogue]
-    settings = {"suite": suite, "problems": [p.key for p in problems], "catalogue": names, "rounds": ROUNDS}
+    settings = {
+        "suite": suite,
+        "problems": [p.key for p in problems],
+        "catalogue": names,
+        "rounds": ROUNDS,
+        "kernels": kernels_sha(),
+    }
     journal = Journal(out_dir / "record.jsonl", settings)
     done = {entry["problem"] for entry in journal.entries}
-    options = Options(gpu_index, gpu, rounds=ROUNDS, recheck=False, chunk=len(catalogue) or 1, speedups=False)
+    proved = {
+        name
+        for entry in journal.entries
+        for name, cell in zip(names, entry["cells"], strict=True)
+        if cell[0] == Status.PASSED.value
+    }
+    options = Options(
+        gpu_index,
+        gpu,
+        rounds=ROUNDS,
+        recheck=False,
+        proved=frozenset(proved),
+        chunk=len(catalogue) or 1,
+        speedups=False,
+    )
     end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:

@@ -7,11 +7,12 @@ from typing import Any
 from outblas.baselines import Call, make_baselines
 from outblas.config import config_name
 from outblas.evaluation import Speedup, Status, Timing
+from outblas.latency import server
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import Row
 from outblas.roofline import Gpu, floor_us, regime
-from outblas.timing import server, speedup
+from outblas.timing import speedup
 
 #: Baselines of server mode; nvmmh is left out, being our own kernel by another's choice.
 SERVER_BASELINES = ("torch", "cublas", "lt_heuristic", "lt_auto")

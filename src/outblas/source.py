@@ -88,6 +88,11 @@ __device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)
 """
 
 
+def kernels_sha() -> str:
+    """SHA-256 (hex) of all kernel files: equal hashes, equal kernels."""
+    return hashlib.sha256(json.dumps(_kernel_headers()).encode()).hexdigest()
+
+
 @functools.cache
 def _kernel_headers() -> tuple[tuple[str, str], ...]:
     root = resources.files("outblas") / "kernels"

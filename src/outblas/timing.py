@@ -1,4 +1,4 @@
-"""The only clock.
+"""The only clock of GPU time (outblas.latency has that of requests).
 
 ``offline``: GPU time per call. A CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
 non-blocking stream, operands rotated over buffers totalling 200 MB where R allows, N(0, 1) data. In
@@ -12,9 +12,6 @@ memset would leave dirty lines, whose write-back the call would pay for). The ev
 subtracted from a graph's time honestly, so there is no graph: each call stands alone between two
 events on the plugged stream, and a round's figure is the median over its calls. The gap from event
 to kernel (1-2 us, the same for every entry) is in the figure: ratios are therefore conservative.
-
-``server``: requests of a Poisson process, one call each; host time from the call to its completion
-(a stream synchronise). Entries alternate in random order, a block of requests at a time.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from time import perf_counter, perf_counter_ns
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -35,11 +32,11 @@ from outblas.evaluation import Speedup, Timing
 from outblas.operands import GUARD_BYTES, Operands
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets, repeats
-from outblas.stats import paired_speedup
+from outblas.stats import paired_speedup, unpaired_speedup
 
 MIN_ROUNDS, MAX_ROUNDS, QUICK_ROUNDS = 7, 2000, 3
-#: Calls of one entry in one cold round; requests in a block of ``server``.
-COLD_CALLS, SERVER_BLOCK = 4, 16
+#: Calls of one entry in one cold round.
+COLD_CALLS = 4
 #: Tries to queue a round ahead of the GPU; longest plug.
 _TRIES, _MAX_PLUG_US = 10, 50_000.0
 #: Cycles that a plug spins per microsecond: a bound on the SM clock in MHz.
@@ -317,70 +314,6 @@ def offline(
                 graph.free()
 
 
-def server(
-    entries: Mapping[str, Bindable], problem: Problem, target_qps: float | None, warmup_seconds: float = 1.0,
-    benchmark_seconds: float = 5.0, seed: int = 0, gpu_index: int = 0,
-) -> dict[str, Timing]:  # fmt: skip
-    """Latency per request at a Poisson arrival rate; see the module's text.
-
-    Args:
-        target_qps: requests per second offered to each entry while it is served.
-        benchmark_seconds: of all entries together; every entry gets one block of requests at least.
-
-    Raises:
-        UsageError: ``target_qps`` missing, not finite or <= 0. DeviceError: no GPU, a failed call.
-    """
-    check_qps(target_qps)
-    assert target_qps is not None
-    with Bench(problem, gpu_index, seed) as bench:
-        bound: dict[str, list[Call]] = {}
-        for name, entry in entries.items():
-            prepare(entry, bench)
-            bound[name] = bench.bind(entry)
-        bench.synchronize()
-        serve = {name: _requests(calls, bench) for name, calls in bound.items()}
-        blocks = server_blocks(serve, target_qps, warmup_seconds, benchmark_seconds, random.Random(seed))
-        return {name: summary("server", samples, 1, bench.sets) for name, samples in blocks.items()}
-
-
-def server_blocks(
-    serve: Mapping[str, Callable[[], None]], target_qps: float, warmup_seconds: float, benchmark_seconds: float,
-    rng: random.Random, clock_ns: Callable[[], int] = perf_counter_ns,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Latencies in microseconds per entry; ``serve[name]()`` serves one request to its completion.
-
-    Arrivals of a block are drawn in advance; the host waits for each in a busy loop. A request that
-    arrives while another is served starts late; its latency still counts from its own call.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in serve}
-    for seconds, keep in ((warmup_seconds, False), (benchmark_seconds, True)):
-        end = clock_ns() + int(1e9 * seconds)
-        while True:
-            for name in rng.sample(list(serve), len(serve)):
-                arrival = clock_ns()
-                for _ in range(SERVER_BLOCK):
-                    arrival += int(1e9 * rng.expovariate(target_qps))
-                    while clock_ns() < arrival:
-                        pass
-                    begin = clock_ns()
-                    serve[name]()
-                    if keep:
-                        samples[name].append((clock_ns() - begin) / 1e3)
-                    if clock_ns() >= end and (samples[name] or not keep):
-                        break  # at a low rate a block may outlast the time
-            if clock_ns() >= end:
-                break
-    return samples
-
-
-def check_qps(target_qps: float | None) -> None:
-    """Raises UsageError unless the rate is a finite number above 0."""
-    if target_qps is None or not math.isfinite(target_qps) or target_qps <= 0:
-        raise UsageError(
-            f"target-qps is {target_qps}", "requests per second, a number above 0", "pass e.g. --target-qps 100"
-        )
-
-
 def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], seed: int = 0) -> Speedup:
     """Ours against the fastest baseline (by median) of the same rounds, with a 95% bootstrap interval.
 
@@ -398,7 +331,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], 
     best = min(present, key=lambda name: timings[name].median_us)
     mine, theirs = timings[ours], timings[best]
     if mine.mode == "server":
-        ratio, low, high = _unpaired(mine.samples_us, theirs.samples_us, seed)
+        ratio, low, high = unpaired_speedup(mine.samples_us, theirs.samples_us, seed)
     else:
         ratio, low, high = paired_speedup(mine.samples_us, theirs.samples_us, seed=seed)
     return Speedup(best, ratio, low, high)
@@ -415,11 +348,6 @@ def summary(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets:
     low, mid, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
     kept = tuple(float(s) for s in samples)
     return Timing(mode, kept, float(mid), float((high - low) / mid), repeats, operand_sets)
-
-
-def percentile(timing: Timing, q: float) -> float:
-    """The q-th percentile of a timing's samples, microseconds (50 and 99 for server)."""
-    return float(np.percentile(np.asarray(timing.samples_us), q))
 
 
 def prepare(entry: Bindable, bench: Bench) -> None:
@@ -443,34 +371,6 @@ def _rounds(
     while len(samples) < rounds or (clock() < end and len(samples) < MAX_ROUNDS):
         samples.append(one())
     return samples
-
-
-def _requests(calls: Sequence[Call], bench: Bench) -> Callable[[], None]:
-    """Serves one request after the other, rotating over the operand sets."""
-    turn: Iterator[int] = iter(())
-    stream, wait = bench.stream, driver().cuStreamSynchronize
-
-    def serve() -> None:
-        nonlocal turn
-        index = next(turn, None)
-        if index is None:
-            turn = iter(range(len(calls)))
-            index = next(turn)
-        calls[index](stream)
-        check("cuStreamSynchronize", wait(stream))
-
-    return serve
-
-
-def _unpaired(
-    ours: Sequence[float], base: Sequence[float], seed: int, resamples: int = 2000
-) -> tuple[float, float, float]:
-    """(ratio of medians, low, high): 95% bootstrap interval over independent resamples of both sides."""
-    rng = np.random.default_rng(seed)
-    x, y = np.asarray(ours), np.asarray(base)
-    medians = [(np.median(rng.choice(y, y.size)), np.median(rng.choice(x, x.size))) for _ in range(resamples)]
-    low, high = np.percentile([b / o for b, o in medians], (2.5, 97.5))
-    return float(np.median(y) / np.median(x)), float(low), float(high)
 
 
 def _classes(skip: Any) -> tuple[type[BaseException], ...]:

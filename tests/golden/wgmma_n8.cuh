@@ -2,7 +2,8 @@
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n8k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b,
+                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
@@ -15,7 +16,8 @@ __device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int 
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n8k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b,
+                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
@@ -28,7 +30,8 @@ __device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int 
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n8k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b,
+                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
@@ -41,7 +44,8 @@ __device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int 
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n8k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b,
+                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
@@ -54,7 +58,8 @@ __device__ __forceinline__ void wgmma_instance(float (&d)[4], u64 a, u64 b, int 
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n8k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance(u32 (&d)[2], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_instance(u32 (&d)[2], u64 a, u64 b,
+                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 "
@@ -67,7 +72,8 @@ __device__ __forceinline__ void wgmma_instance(u32 (&d)[2], u64 a, u64 b, int ac
 #include "ptx/types.cuh"
 
 // D (+)= A B, m64n8k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance(u32 (&d)[2], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_instance(u32 (&d)[2], u64 a, u64 b,
+                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 "

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas import timing  # noqa: E402
+from outblas import latency, timing  # noqa: E402
 from outblas.baselines import make_baselines  # noqa: E402
 from outblas.errors import DeviceError  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
@@ -42,9 +42,9 @@ def test_twice_the_work_takes_longer(rivals):
 
 
 def test_server_serves_every_entry(rivals):
-    found = timing.server(rivals, Problem(64, 64, 64), 2000.0, 0.05, 0.3)
+    found = latency.server(rivals, Problem(64, 64, 64), 2000.0, 0.05, 0.3)
     assert all(t.mode == "server" and t.samples_us for t in found.values())
-    assert all(timing.percentile(t, 99) >= timing.percentile(t, 50) > 0 for t in found.values())
+    assert all(latency.percentile(t, 99) >= latency.percentile(t, 50) > 0 for t in found.values())
 
 
 def test_an_entry_that_cannot_do_it_is_left_out_with_its_reason(rivals):

@@ -31,7 +31,9 @@ every_agent = pytest.mark.parametrize("name", AGENTS)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ranking model with a known order, in place of the real one."""
     stand_in = ModuleType("outblas.model")
-    stand_in.predict_us = lambda problem, config, gpu: 1000.0 / config.bm + config.bn  # type: ignore[attr-defined]
+    stand_in.rank = lambda problem, configs, gpu: np.argsort(  # type: ignore[attr-defined]
+        [1000.0 / config.bm + config.bn for config in configs], kind="stable"
+    )
     monkeypatch.setitem(sys.modules, "outblas.model", stand_in)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from outblas import dispatch
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.dispatch import Decision, DeviceState, Operand, decide, explain, kernel_kind, matmul, overlap
+from outblas.decide import Decision, Operand, decide, kernel_kind, overlap
+from outblas.dispatch import DeviceState, explain, matmul
 from outblas.errors import CompileError, DeviceError, TensorError
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
@@ -124,7 +126,10 @@ class FakeTensor:
 class FakeCall:
     def __init__(self, log: list[tuple[Any, ...]], *tensors: FakeTensor) -> None:
         self.log, self.addresses = log, [t.data_ptr() for t in tensors]
-        self._keep = (["params"], ("maps", *tensors))
+        self.operands = tensors
+
+    def release(self) -> None:
+        self.operands = ()
 
     def __call__(self, stream: int) -> None:
         self.log.append((*self.addresses, stream))
@@ -169,7 +174,7 @@ def test_bound_calls_do_not_keep_their_operands(kernel: FakeKernel) -> None:
     """Else torch's allocator could never hand out an output's memory again."""
     device = DeviceState(H200, LIBRARY, lambda problem, config: (kernel, 0.0))
     run(device, 1, 2, 3)
-    assert kernel.bound[0]._keep == (["params"], ("maps",))
+    assert kernel.bound[0].operands == ()
 
 
 def test_bound_calls_are_limited_and_the_least_recent_goes(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> None:
@@ -229,11 +234,8 @@ def test_threads_never_share_a_call_in_flight(launches: list[tuple[Any, ...]]) -
             return SlowCall(self.log, *tensors)
 
     device = DeviceState(H200, LIBRARY, lambda problem, config: (SlowKernel(launches), 0.0))
-    threads = [threading.Thread(target=run, args=(device, 1, 2, 3, stream)) for stream in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as threads:  # raises here what a thread raises
+        list(threads.map(lambda stream: run(device, 1, 2, 3, stream), range(16)))
     assert sorted(launches) == [(stream, stream) for stream in range(16)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,48 +55,6 @@ def test_warm_up_rounds_are_not_kept():
     runs = []
     timing._rounds(lambda: runs.append(1) or [1.0], 7, 20.0, 0.0, Clock(1.0))
     assert len(runs) > 7 + 15
-
-
-@pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])
-def test_server_wants_a_rate(qps):
-    with pytest.raises(UsageError, match="target-qps"):
-        timing.server({}, None, qps)
-
-
-def serve_with(duration_ns, qps, seconds, names=("ours", "theirs"), warmup=0.0):
-    clock = Clock(1000)
-    calls = {name: 0 for name in names}
-
-    def request(name):
-        def serve():
-            calls[name] += 1
-            clock.now += duration_ns[name]
-
-        return serve
-
-    samples = timing.server_blocks({n: request(n) for n in names}, qps, warmup, seconds, random.Random(1), clock)
-    return samples, calls, clock
-
-
-def test_server_latency_runs_from_the_call_to_completion():
-    samples, calls, _ = serve_with({"ours": 10_000, "theirs": 30_000}, 5000.0, 0.1)
-    assert np.median(samples["ours"]) == pytest.approx(11.0) and np.median(samples["theirs"]) == pytest.approx(31.0)
-    assert calls == {name: len(s) + 1 for name, s in samples.items()}  # one untimed request each
-
-
-def test_server_arrivals_have_the_target_rate():
-    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 2.0)
-    assert sum(map(len, samples.values())) / (clock.now / 1e9) == pytest.approx(1000.0, rel=0.1)
-
-
-def test_server_warm_up_is_served_and_not_kept():
-    samples, calls, _ = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 0.1, warmup=0.1)
-    assert all(calls[name] > len(samples[name]) > 0 for name in calls)
-
-
-def test_server_at_a_low_rate_ends_with_a_sample_of_each():
-    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 10.0, 0.01)
-    assert all(len(s) >= 1 for s in samples.values()) and clock.now < 2e9
 
 
 def test_speedup_is_paired_with_the_fastest_baseline():
@@ -213,17 +170,3 @@ def test_freeing_a_graph_twice_is_harmless(monkeypatch):
     graph.free()
     graph.free()
     assert cu.log == ["cuGraphExecDestroy"]
-
-
-def test_requests_rotate_over_the_operand_sets(monkeypatch):
-    cu, seen = FalseDriver(), []
-    monkeypatch.setattr(timing, "driver", lambda: cu)
-    serve = timing._requests([lambda s, i=i: seen.append(i) for i in range(3)], false_bench(monkeypatch, cu))
-    for _ in range(7):
-        serve()
-    assert seen == [0, 1, 2, 0, 1, 2, 0] and cu.log.count("cuStreamSynchronize") == 7
-
-
-def test_percentiles_come_from_the_samples():
-    t = offline([float(i) for i in range(1, 102)], "server")
-    assert timing.percentile(t, 50) == 51.0 and timing.percentile(t, 99) == 100.0

@@ -16,7 +16,7 @@ class Heuristic(Agent):
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        from outblas.model import predict_us
+        from outblas.model import rank
 
         left = unexplored(candidates, history)
-        return sorted(left, key=lambda config: predict_us(problem, config, self.gpu))[:n]
+        return [left[i] for i in rank(problem, left, self.gpu)[:n]] if left else []

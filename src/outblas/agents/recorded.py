@@ -73,9 +73,9 @@ class Recorded(Agent):
     def _by_model(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
         if not configs:
             return []
-        from outblas.model import predict_us
+        from outblas.model import rank
 
-        return sorted(configs, key=lambda config: predict_us(problem, config, self.gpu))
+        return [configs[i] for i in rank(problem, configs, self.gpu)]
 
     def _load(self) -> Recording:
         if self._recording is None:

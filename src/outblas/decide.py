@@ -1,0 +1,149 @@
+"""Whether a product goes to a kernel of the library or to torch: decided without a GPU, torch or a tensor.
+
+A decision is a pure function of what is known of the operands: shapes, strides, dtypes and alignment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.errors import ProblemError
+from outblas.library import Library
+from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.roofline import Gpu
+from outblas.space import why_illegal
+
+
+class Operand(NamedTuple):
+    """What a decision needs to know of a tensor.
+
+    ``dtype`` is ``fp16``, ``bf16`` or torch's name of another; ``offset`` is the address modulo 16 bytes.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done with a product: ``config`` on ``problem``, or torch (both None) for ``reason``."""
+
+    config: KernelConfig | None
+    problem: Problem | None
+    reason: str
+
+
+def decide(
+    a: Operand, b: Operand, out: Operand | None, *, gpu: Gpu | None, library: Library, pdl: bool = False
+) -> Decision:
+    """What to do with a product: a pure function of what is known of its operands.
+
+    Args:
+        gpu: the operands' device, None: not supported. library: of that GPU. pdl: PDL allowed.
+    """
+    wrong = _why_not_gemm(a, b, out)
+    if wrong:
+        return Decision(None, None, wrong)
+    if gpu is None or gpu.arch != 90:
+        return Decision(None, None, "the GPU is not sm_90")
+    reason = "b is neither contiguous nor the transpose of a contiguous weight"
+    stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
+    for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
+        if not _row_major(shape, strides):
+            continue
+        try:
+            problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
+        except ProblemError as error:
+            return Decision(None, None, error.wrong)
+        found = _from_library(problem, (a, b, out), gpu, library, pdl)
+        if found.config is not None:
+            return found
+        reason = found.reason
+    return Decision(None, None, reason)
+
+
+def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
+    """All that a compiled kernel depends on (see source.make_source)."""
+    return config, problem.layout, problem.dtype, problem.acc
+
+
+def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return f"operands of {len(a.shape)} and {len(b.shape)} dimensions"
+    if a.shape[1] != b.shape[0]:
+        return f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not match"
+    if 0 in (*a.shape, *b.shape):
+        return "an extent is zero"
+    if a.dtype not in ("fp16", "bf16") or a.dtype != b.dtype:
+        return f"dtypes {a.dtype} and {b.dtype}"
+    if not _row_major(a.shape, a.strides):
+        return f"a has strides {tuple(a.strides)}"
+    if out is None:
+        return ""
+    if tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype:
+        return f"out is {tuple(out.shape)} of {out.dtype}"
+    return "" if _row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+
+
+def _from_library(
+    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, pdl: bool
+) -> Decision:
+    row = library.lookup(problem)
+    if row is None:
+        return Decision(None, None, f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)")
+    choice = row.choice(pdl)
+    if choice is None:
+        return Decision(None, None, f"{problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}")
+    illegal = why_illegal(problem, choice.config, gpu)
+    if illegal:
+        return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
+    need = ROW_ALIGN_BYTES if isinstance(choice.config, Sm90WgmmaConfig) else choice.config.vec * ELEMENT_BYTES
+    if any(o is not None and o.offset % need for o in operands):
+        return Decision(None, None, f"an operand is not aligned to {need} bytes")
+    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
+    return Decision(choice.config, problem, f"measured at {figures} on {row.source or library.gpu}")
+
+
+def _row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """As torch's is_contiguous: the stride of an extent of 1 means nothing."""
+    return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])
+
+
+def overlap(x: Any, y: Any) -> bool:
+    """Whether two tensors may share an element; blocks of columns of one matrix do not.
+
+    Exact for what lies apart and for two 2-D views of equal row pitch; True for anything more entangled.
+    """
+    if not x.numel() or not y.numel():
+        return False
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    if x1 <= y0 or y1 <= x0:
+        return False
+    rows = [_rows(t) for t in (x, y)]
+    if None in rows or x.element_size() != y.element_size():
+        return True
+    (pitch, width_x), (pitch_y, width_y) = rows  # type: ignore[misc]
+    bytes_apart = y0 - x0
+    if pitch != pitch_y or max(width_x, width_y) > pitch or bytes_apart % x.element_size():
+        return True
+    apart = bytes_apart // x.element_size() % pitch
+    return apart < width_x or apart + width_y > pitch
+
+
+def _span(t: Any) -> tuple[int, int]:
+    """Addresses of the first byte and of the byte after the last."""
+    last = sum((extent - 1) * stride for extent, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def _rows(t: Any) -> tuple[int, int] | None:
+    """(pitch, width) in elements of a 2-D view whose rows or columns are dense, else None."""
+    if t.dim() != 2:
+        return None
+    (outer, rows), (inner, width) = sorted(zip(t.stride(), t.shape, strict=True), reverse=True)
+    return (outer, width) if inner == 1 and rows >= 1 else None

@@ -1,0 +1,117 @@
+"""A live evaluator without a GPU: figures are functions of (problem, config), failures are ordered by the test."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from outblas.baselines import NAMES, RIVALS
+from outblas.config import KernelConfig, config_name
+from outblas.evaluate import Baselines, Options
+from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.problem import Problem
+from outblas.roofline import H200
+
+PROVENANCE = {
+    "gpu": "NVIDIA H200 (a fake)",
+    "driver": "0",
+    "toolchain": {"outblas": "0"},
+    "date": "2000-01-01",
+    "commit": "0",
+    "command": "test",
+}
+STATE = {"sm_clock_mhz": 1700, "temperature_c": 45}
+#: Baseline -> microseconds, the same for every problem; lt_auto is the fastest.
+BASELINES_US = {"torch": 5.0, "cublas": 4.5, "lt_heuristic": 4.25, "lt_auto": 4.0, "nvmmh": 3.0}
+
+
+def time_us(problem: Problem, config: KernelConfig) -> float:
+    """1.0 to 3.0 us, another figure for every cell."""
+    return 1.0 + zlib.crc32(f"{problem.key}:{config_name(config)}".encode()) % 2000 / 1000
+
+
+def timing(us: float, rounds: int = 9, mode: str = "offline") -> Timing:
+    return Timing(mode, (us,) * rounds, us, 0.01, 32, 4)
+
+
+class FakeGpu:
+    """What all evaluators of a test share: what was asked, and how it is to fail.
+
+    Attributes:
+        statuses: (problem, config) -> status, where it is not PASSED.
+        interrupt: problems at which ``evaluate`` raises this error instead.
+        missing: names of baselines that cannot be timed.
+        asked: (gpu index, problem, configs) of every call of ``evaluate``.
+        options: those of every evaluator made; closed: how many were closed.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: dict[tuple[Problem, KernelConfig], Status] = {}
+        self.interrupt: dict[Problem, BaseException] = {}
+        self.missing: set[str] = set()
+        self.asked: list[tuple[int, Problem, tuple[KernelConfig, ...]]] = []
+        self.options: list[Options] = []
+        self.closed = 0
+
+    def evaluator(self, gpu_index: int = 0, options: Options | None = None, **_: Any) -> FakeEvaluator:
+        """In place of the class LiveEvaluator."""
+        options = options or Options(gpu_index)
+        self.options.append(options)
+        return FakeEvaluator(self, gpu_index, options)
+
+
+class FakeEvaluator:
+    def __init__(self, state: FakeGpu, index: int, options: Options) -> None:
+        self._state, self._index, self.options = state, index, options
+        self.gpu = options.gpu
+
+    def __enter__(self) -> FakeEvaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._state.closed += 1
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
+        listed = list(pairs)
+        for problem in dict.fromkeys(p for p, _ in listed):
+            self._state.asked.append((self._index, problem, tuple(c for p, c in listed if p == problem)))
+            if problem in self._state.interrupt:
+                raise self._state.interrupt[problem]
+        for problem, config in reversed(listed):  # answers come in any order
+            yield self._answer(problem, config)
+
+    def baseline_report(self, problem: Problem) -> Baselines:
+        names = [n for n in NAMES if n in self.options.baselines and n not in self._state.missing]
+        left_out = dict.fromkeys(sorted(self._state.missing), "it was lost")
+        found = {n: timing(BASELINES_US[n], self.options.rounds) for n in names}
+        return Baselines(found, {n: f"{n}'s algorithm" for n in names}, left_out)
+
+    def _answer(self, problem: Problem, config: KernelConfig) -> Evaluation:
+        status = self._state.statuses.get((problem, config), Status.PASSED)
+        if status is not Status.PASSED:
+            return Evaluation(problem, config, status, "as ordered", Verdict(status, (), "as ordered"))
+        us = time_us(problem, config)
+        rivals = {n: t.median_us for n, t in self.baseline_report(problem).timings.items() if n in RIVALS}
+        speedup = None
+        if rivals and self.options.speedups:
+            best = min(rivals, key=lambda name: rivals[name])
+            speedup = Speedup(best, rivals[best] / us, (rivals[best] - 0.1) / us, (rivals[best] + 0.1) / us)
+        return Evaluation(
+            problem, config, status, "", Verdict(status, ("static", "memory"), "", 0.5),
+            timing(us, self.options.rounds), dict(BASELINES_US), speedup,
+        )  # fmt: skip
+
+
+def install(monkeypatch: Any, module: Any) -> FakeGpu:
+    """Put a fake GPU under ``outblas.bench``, ``outblas.record`` or ``outblas.eval_one``."""
+    state = FakeGpu()
+    monkeypatch.setattr(module, "LiveEvaluator", state.evaluator)
+    monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(module, "collect", lambda command, index=0: {**PROVENANCE, "command": command})
+    if hasattr(module, "gpu_state"):
+        monkeypatch.setattr(module, "gpu_state", lambda index=0: dict(STATE))
+    return state
