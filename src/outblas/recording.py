@@ -8,7 +8,6 @@ dense: every cell is there, with a verdict, or marked as illegal or left out.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable
@@ -24,6 +23,17 @@ from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.problem import Problem
+from outblas.recording_files import (
+    BASELINES,
+    CELLS,
+    CODE,
+    FORMAT,
+    STATUSES,
+    baselines_to_arrays,
+    cells_to_arrays,
+    read_table,
+    write_table,
+)
 from outblas.roofline import GPUS, Gpu
 
 if TYPE_CHECKING:
@@ -34,17 +44,7 @@ if TYPE_CHECKING:
     else:
         from importlib.abc import Traversable
 
-FORMAT = 1
-#: ``Recording.status`` holds indices into this tuple.
-STATUSES = tuple(Status)
-CODE = {status: np.int8(i) for i, status in enumerate(STATUSES)}
 _NOT_OFFERED = (CODE[Status.LEFT_OUT], CODE[Status.ILLEGAL])
-_CELLS, _BASELINES = "_cells.parquet", "_baselines.parquet"
-_KINDS = {_CELLS: "recording-cells", _BASELINES: "recording-baselines"}
-_COLUMNS = {
-    _CELLS: ("problem", "candidate", "status", "median_us", "spread", "rounds"),
-    _BASELINES: ("problem", "name", "median_us", "spread", "detail"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +126,15 @@ class Recording:
             pa.array([self.baseline_spread[name][i] for i, name in measured], pa.float32()),
             pa.array([self.baseline_detail[name][i] for i, name in measured], pa.string()).dictionary_encode(),
         ]
-        self._write_table(folder / (stem + _BASELINES), _BASELINES, baselines)
-        self._write_table(folder / (stem + _CELLS), _CELLS, cells)
-        return folder / (stem + _CELLS)
+        metadata = {
+            "suite": self.suite,
+            "problems": [p.key for p in self.problems],
+            "catalogue": [config_name(c) for c in self.catalogue],
+            "provenance": self.provenance,
+        }
+        write_table(folder / (stem + BASELINES), BASELINES, baselines, metadata)
+        write_table(folder / (stem + CELLS), CELLS, cells, metadata)
+        return folder / (stem + CELLS)
 
     @property
     def gpu(self) -> Gpu:
@@ -223,36 +229,6 @@ class Recording:
             if found:
                 raise RecordError(f"the recording has {fault}", "a dense matrix", "record it again")
 
-    def _write_table(self, path: Path, suffix: str, columns: list[Any]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        metadata = {
-            "format": FORMAT,
-            "kind": _KINDS[suffix],
-            "suite": self.suite,
-            "problems": [p.key for p in self.problems],
-            "catalogue": [config_name(c) for c in self.catalogue],
-            "provenance": self.provenance,
-        }
-        table = pa.Table.from_arrays(columns, names=list(_COLUMNS[suffix]))
-        table = table.replace_schema_metadata({b"outblas": json.dumps(metadata).encode()})
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                pq.write_table(table, file, compression="zstd")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise RecordError(
-                f"recording {path} could not be written ({error.strerror or error})",
-                "a writable folder and free disk space",
-                "free some space or choose another folder; nothing recorded before was changed",
-            ) from error
-
 
 def packaged() -> list[str]:
     """Names of the recordings that come with the package."""
@@ -272,24 +248,24 @@ def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]
         folder = _package_root().joinpath(text)
     else:
         path = Path(text)
-        if path.is_file() and path.name.endswith(_CELLS):
-            return [(cast("Traversable", path.parent), path.name.removesuffix(_CELLS))]
+        if path.is_file() and path.name.endswith(CELLS):
+            return [(cast("Traversable", path.parent), path.name.removesuffix(CELLS))]
         folder = cast("Traversable", path)
     names = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
     # A name that starts with a dot is a write that never finished.
-    stems = [n.removesuffix(_CELLS) for n in names if n.endswith(_CELLS) and not n.startswith(".")]
+    stems = [n.removesuffix(CELLS) for n in names if n.endswith(CELLS) and not n.startswith(".")]
     if not stems:
         raise UsageError(
             f"no recording {text!r}",
-            f"a packaged name ({', '.join(packaged()) or 'none in this installation'}) or a folder of *{_CELLS}",
+            f"a packaged name ({', '.join(packaged()) or 'none in this installation'}) or a folder of *{CELLS}",
             "check the name, or make one with: outblas record",
         )
     return [(folder, stem) for stem in stems]
 
 
 def _load_part(folder: Traversable, stem: str) -> Recording:
-    cells, metadata = _read_table(folder.joinpath(stem + _CELLS), _CELLS)
-    baselines, other = _read_table(folder.joinpath(stem + _BASELINES), _BASELINES)
+    cells, metadata = read_table(folder.joinpath(stem + CELLS), CELLS)
+    baselines, other = read_table(folder.joinpath(stem + BASELINES), BASELINES)
     if {**metadata, "kind": ""} != {**other, "kind": ""}:
         raise RecordError(
             f"recording {stem}: cells and baselines are not of the same run",
@@ -299,104 +275,19 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
     try:
         problems = tuple(Problem.from_key(key) for key in metadata["problems"])
         catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
-        arrays = _cells_to_arrays(cells, len(problems), len(catalogue))
+        arrays = cells_to_arrays(cells, len(problems), len(catalogue))
         return Recording(
             str(metadata["suite"]),
             problems,
             catalogue,
             *arrays,
-            *_baselines_to_arrays(baselines, len(problems)),
+            *baselines_to_arrays(baselines, len(problems)),
             dict(metadata["provenance"]),
         )
     except (OutblasError, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise RecordError(
             f"recording {stem} cannot be used ({error})", f"a whole recording of format {FORMAT}", "record it again"
         ) from error
-
-
-def _read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(pa.BufferReader(path.read_bytes()))
-        metadata = json.loads((table.schema.metadata or {}).get(b"outblas", b"{}"))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
-        raise RecordError(
-            f"recording file {path} cannot be read ({reason})",
-            "a whole Parquet file",
-            "the file is missing or truncated: copy it again or record it again",
-        ) from error
-    found = (metadata.get("format"), metadata.get("kind")) if isinstance(metadata, dict) else (None, None)
-    if found != (FORMAT, _KINDS[suffix]):
-        raise RecordError(
-            f"recording file {path} is of format {found[0]}, kind {found[1]}",
-            f"format {FORMAT}, kind {_KINDS[suffix]}",
-            "use the release that wrote it, or record it again",
-        )
-    missing = [name for name in _COLUMNS[suffix] if name not in table.column_names]
-    if missing:
-        raise RecordError(
-            f"recording file {path} has no column {', '.join(missing)}", ", ".join(_COLUMNS[suffix]), "record it again"
-        )
-    return table, metadata
-
-
-def _cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
-    row, column = _integers(table["problem"]), _integers(table["candidate"])
-    _inside(row, rows, "problem")
-    _inside(column, columns, "candidate")
-    flat = row * columns + column
-    if len(flat) != rows * columns or len(np.unique(flat)) != len(flat):
-        raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
-    words = table["status"].combine_chunks().dictionary_encode()
-    words = words.combine_chunks() if hasattr(words, "combine_chunks") else words
-    codes = np.array([CODE[Status(word)] for word in words.dictionary.to_pylist()], dtype=np.int8)
-    status = np.empty(rows * columns, np.int8)
-    status[flat] = codes[_integers(words.indices)]
-    median, spread = np.empty(rows * columns, np.float32), np.empty(rows * columns, np.float32)
-    median[flat], spread[flat] = _floats(table["median_us"]), _floats(table["spread"])
-    rounds = np.empty(rows * columns, np.int16)
-    rounds[flat] = _integers(table["rounds"])
-    shape = (rows, columns)
-    return status.reshape(shape), median.reshape(shape), spread.reshape(shape), rounds.reshape(shape)
-
-
-def _baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
-    row = _integers(table["problem"])
-    _inside(row, rows, "problem")
-    names = table["name"].to_pylist()
-    if len(set(zip(row.tolist(), names, strict=True))) != len(names):
-        raise ValueError("a baseline is given twice for a problem")
-    medians, spreads, details = _floats(table["median_us"]), _floats(table["spread"]), table["detail"].to_pylist()
-    us: dict[str, NDArray[np.float32]] = {}
-    spread: dict[str, NDArray[np.float32]] = {}
-    detail: dict[str, list[str]] = {}
-    for i, name in enumerate(names):
-        if name not in us:
-            us[name], spread[name] = (np.full(rows, np.nan, np.float32) for _ in range(2))
-            detail[name] = [""] * rows
-        us[name][row[i]], spread[name][row[i]], detail[name][row[i]] = medians[i], spreads[i], details[i] or ""
-    return us, spread, {name: tuple(lines) for name, lines in detail.items()}
-
-
-def _integers(column: Any) -> NDArray[np.int64]:
-    if column.null_count:
-        raise ValueError("a null where a whole number is needed")
-    return cast("NDArray[np.int64]", column.to_numpy().astype(np.int64))
-
-
-def _floats(column: Any) -> NDArray[np.float32]:
-    """float32, null as NaN."""
-    import pyarrow as pa
-
-    return cast("NDArray[np.float32]", column.cast(pa.float32()).to_numpy(zero_copy_only=False))
-
-
-def _inside(indices: NDArray[np.int64], count: int, what: str) -> None:
-    if ((indices < 0) | (indices >= count)).any():
-        raise ValueError(f"a {what} index outside 0..{count - 1}")
 
 
 def _merge(parts: list[Recording]) -> Recording:

@@ -9,7 +9,7 @@ import pytest
 
 from fake_gpu import BASELINES_US, FakeGpu, install, time_us
 from outblas import record
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.problem import Problem
@@ -21,7 +21,7 @@ CATALOGUE: tuple[KernelConfig, ...] = (
     Sm90WgmmaConfig(64, 64),
     Sm90WgmmaConfig(64, 64, pdl=True),
     Sm80MmaConfig(64, 64),
-    Sm80MmaConfig(16, 64, vec=1),
+    Sm80MmaConfig(32, 64, 32, vec=1),
 )
 ALIGNED = (Problem(64, 128, 256), Problem(128, 128, 256), Problem(256, 128, 64))
 #: Rows of K = 255 elements: TMA cannot take them, nor loads of eight elements.
@@ -168,3 +168,23 @@ def test_a_disk_that_refuses_keeps_the_journal(gpu: FakeGpu, tmp_path: Path, mon
             run(tmp_path)
     gpu.asked.clear()
     assert run(tmp_path) is not None and gpu.asked == []
+
+
+def test_a_resumed_run_trusts_the_proofs_of_its_own_journal_only(gpu: FakeGpu, tmp_path: Path) -> None:
+    gpu.statuses[ALIGNED[0], CATALOGUE[1]] = Status.WRONG  # never passes before the interruption
+    gpu.statuses[ALIGNED[1], CATALOGUE[1]] = Status.WRONG
+    gpu.interrupt[ALIGNED[2]] = RuntimeError("stop")
+    with pytest.raises(RuntimeError):
+        run(tmp_path)
+    assert gpu.options[0].proved == frozenset()
+    gpu.interrupt.clear()
+    run(tmp_path)
+    assert gpu.options[1].proved == {config_name(c) for c in CATALOGUE if c is not CATALOGUE[1]}
+
+
+def test_other_kernels_do_not_resume(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row measured before a kernel file was edited is not mixed with rows measured after."""
+    run(tmp_path)
+    monkeypatch.setattr(record, "kernels_sha", lambda: "another")
+    with pytest.raises(UsageError, match="other settings"):
+        run(tmp_path)

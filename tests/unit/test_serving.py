@@ -1,0 +1,107 @@
+"""Server mode through the public API, with false times: the rows that it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_gpu import PROVENANCE, timing
+from outblas import serving
+from outblas.config import Sm90WgmmaConfig, config_name
+from outblas.evaluation import Speedup
+from outblas.library import Choice, Library, Row
+from outblas.problem import Problem
+from outblas.results import read_result, summarise, write_result
+from outblas.roofline import H200
+
+TUNED, OTHER = Problem(64, 128, 256), Problem(128, 128, 256)
+CONFIG = Sm90WgmmaConfig(64, 64)
+LIBRARY = Library("h200", (Row(TUNED, "lt_auto", "", "cuda:0", Choice(CONFIG, 1.2, 1.1, 1.3)), Row(OTHER, "lt_auto")))
+US = {"ours": 8.0, "torch": 12.0, "cublas": 10.0, "lt_heuristic": 11.0, "lt_auto": 10.5}
+
+
+class Entry:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def detail(self, problem: Problem) -> str:
+        return f"{self.name} of {problem.key}"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of every call of the server's clock."""
+    asked: list[tuple[Any, ...]] = []
+
+    def server(entries: Any, *arguments: Any, **named: Any) -> Any:
+        asked.append((set(entries), *arguments, named))
+        return {name: timing(US[name], 40, "server") for name in entries}
+
+    monkeypatch.setattr(serving, "server", server)
+    monkeypatch.setattr(serving, "make_baselines", lambda index, names: {name: Entry(name) for name in names})
+    return asked
+
+
+def test_ours_is_served_against_every_native_baseline(served: list[tuple[Any, ...]]) -> None:
+    timings, found, details = serving.serve(TUNED, 2, 100.0, 0.1, 0.5)
+    assert served == [({"ours", *serving.SERVER_BASELINES}, TUNED, 100.0, 0.1, 0.5, {"gpu_index": 2})]
+    assert isinstance(found, Speedup) and found.baseline == "cublas" and found.ratio == pytest.approx(1.25)
+    assert details == {name: f"{name} of {TUNED.key}" for name in serving.SERVER_BASELINES}
+    assert timings["ours"].mode == "server"
+
+
+def test_a_row_of_a_tuned_problem(served: list[tuple[Any, ...]]) -> None:
+    (row,) = serving.server_rows(TUNED, LIBRARY, 0, H200, 100.0)
+    assert (row["config"], row["status"], row["fallback"], row["pdl"]) == (config_name(CONFIG), "passed", False, False)
+    assert (row["ours_us"], row["baseline"], row["baseline_us"]) == (8.0, "cublas", 10.0)
+    assert row["published"] == row["speedup"] == pytest.approx(1.25)
+    assert {name: row[f"{name}_us"] for name in serving.SERVER_BASELINES} == {n: US[n] for n in US if n != "ours"}
+    assert row["baseline_detail"] == f"cublas of {TUNED.key}" and row["rounds"] == 40
+
+
+@pytest.mark.parametrize("problem", [OTHER, Problem(8, 8, 8)])
+def test_where_the_library_has_no_kernel_the_row_falls_back(served: list[tuple[Any, ...]], problem: Problem) -> None:
+    (row,) = serving.server_rows(problem, LIBRARY, 0, H200, 100.0)
+    assert (row["fallback"], row["published"], row["config"], row["status"]) == (True, 1.0, "", "left_out")
+    assert "speedup" not in row and "ours_us" not in row
+
+
+def test_rows_make_a_result_file(served: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    rows = [row for p in (TUNED, OTHER) for row in serving.server_rows(p, LIBRARY, 0, H200, 100.0)]
+    path = write_result(rows, {"suite": "grid1000", "provenance": PROVENANCE}, tmp_path / "server.parquet")
+    assert [row["mode"] for row in read_result(path).rows] == ["server", "server"]
+    (summary,) = summarise(path)
+    assert (summary["n"], summary["fallbacks"], summary["mode"], summary["pdl"]) == (2, 1, "server", False)
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_the_public_api_is_called_as_a_user_calls_it(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """``matmul(a, weight.t(), out=c)`` for TN, ``matmul(a, b, out=c)`` for NN, on the stream that is given."""
+    torch = pytest.importorskip("torch")
+    streams, calls, current = [], [], []
+
+    class Stream:
+        def __init__(self, handle: int, device: int) -> None:
+            streams.append((handle, device))
+            self.handle = handle
+
+        def __enter__(self) -> None:
+            current.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr("outblas.dispatch.matmul", lambda a, b, out: calls.append((a, b, out, tuple(current))))
+    problem = Problem(2, 3, 4, layout)  # type: ignore[arg-type]
+    a, b, c = torch.zeros(2, 4), torch.zeros(problem.b_shape), torch.zeros(2, 3)
+    call = serving.PublicApi(1).bind(problem, a, b, c)
+    call(77)
+    call(77)
+    assert streams == [(77, 1)] and current == []
+    for used, right, out, during in calls:
+        assert used is a and out is c and during == (77,)
+        assert right.shape == (4, 3) and right.data_ptr() == b.data_ptr()
