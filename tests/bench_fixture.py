@@ -58,7 +58,7 @@ def make_row(problem: Problem, pdl: bool, rng: random.Random) -> dict[str, Any]:
         "fallback": fallback,
         "ours_us": None if fallback else base_us / speedup,
         "ours_spread": None if fallback else 0.01,
-        "baseline": rng.choice(("cublaslt_auto", "cublaslt_heuristic", "torch")),
+        "baseline": rng.choice(("lt_auto", "cublaslt_heuristic", "torch")),
         "baseline_us": base_us,
         "baseline_detail": "algo 7",
         "speedup": None if fallback else speedup,

@@ -12,6 +12,7 @@ from outblas.evaluate import Baselines, Options
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.problem import Problem
 from outblas.roofline import H200
+from outblas.space import candidates
 
 PROVENANCE = {
     "gpu": "NVIDIA H200 (a fake)",
@@ -74,6 +75,19 @@ class FakeEvaluator:
 
     def close(self) -> None:
         self._state.closed += 1
+
+    @property
+    def source(self) -> str:
+        return f"cuda:{self._index}"
+
+    def candidates(self, problem: Problem) -> list[KernelConfig]:
+        return candidates(problem, self.gpu)
+
+    def baselines(self, problem: Problem) -> dict[str, float]:
+        return {name: t.median_us for name, t in self.baseline_report(problem).timings.items()}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return self.baseline_report(problem).details.get(name, "")
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
         listed = list(pairs)

@@ -54,9 +54,9 @@ def synthetic_recording(problems: int = 12, candidates: int = 10, seed: int = 7)
         np.where(passed, rng.uniform(1, 3, shape), np.nan).astype(np.float32),
         np.where(passed, 0.01, np.nan).astype(np.float32),
         np.where(passed, 7, 0).astype(np.int16),
-        {"cublaslt_auto": blas, "torch": (blas * 1.1).astype(np.float32)},
-        {"cublaslt_auto": spread, "torch": spread},
-        {"cublaslt_auto": tuple(f"algo {i}" for i in range(problems)), "torch": ("",) * problems},
+        {"lt_auto": blas, "torch": (blas * 1.1).astype(np.float32)},
+        {"lt_auto": spread, "torch": spread},
+        {"lt_auto": tuple(f"algo {i}" for i in range(problems)), "torch": ("",) * problems},
         {"gpu": "NVIDIA H200", "driver": "0", "toolchain": "0", "date": "2000-01-01", "commit": "0", "command": "test"},
     )
 
@@ -68,8 +68,8 @@ def passed_evaluation(problem: Problem, config: KernelConfig, low: float = 1.1, 
         Status.PASSED,
         verdict=Verdict(Status.PASSED, ("compiles", "exact"), max_err_ratio=0.5),
         timing=Timing("offline", (1.0, 2.0, 3.0), 2.0, 0.1, 32, 4),
-        baselines_us={"cublaslt_auto": 2.0 * ratio},
-        speedup=Speedup("cublaslt_auto", ratio, low, ratio * ratio / low),
+        baselines_us={"lt_auto": 2.0 * ratio},
+        speedup=Speedup("lt_auto", ratio, low, ratio * ratio / low),
         counters={"l2_hit_rate": 0.5},
     )
 

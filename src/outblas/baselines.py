@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outblas.errors import DeviceError
@@ -33,6 +33,7 @@ __all__ = [
     "LtHeuristic",
     "NvMatmulHeuristics",
     "TorchMm",
+    "fastest",
     "make_baselines",
     "nvmmh_config",
     "nvmmh_configs",
@@ -42,6 +43,17 @@ __all__ = [
 NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
 #: Those whose fastest is *the* baseline; nvmmh is another's choice of our own kernels.
 RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
+
+
+def fastest(times: Mapping[str, float]) -> str:
+    """Name of *the* baseline among ``times`` (name -> microseconds): the fastest of :data:`RIVALS`.
+
+    nvmmh counts only where nothing else was timed.
+    """
+    rivals = [name for name in RIVALS if name in times] or list(times)
+    return min(rivals, key=lambda name: times[name])
+
+
 #: Algorithms asked of cuBLASLt by ``lt_auto``.
 AUTO_REQUEST = 100
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from outblas.baselines import RIVALS
 from outblas.config import config_name
+from outblas.errors import DeviceError
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
@@ -60,18 +61,21 @@ def run_bench(
     journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, resume)
     done = {entry["problem"] for entry in journal.entries}
     todo = [p for p in problems if p.key not in done]
+    written = False
     try:
         for entry in _on_gpus(todo, chosen, gpu_indices, mode, rounds, target_qps, seed):
             journal.append(entry)
             if progress is not None:
-                published = [r["published"] for e in journal.entries for r in e["rows"] if r["pdl"]]
+                # The last row of a problem: PDL allowed, or the only one (server mode).
+                published = [e["rows"][-1]["published"] for e in journal.entries]
                 progress(len(journal.entries), len(problems), geomean(published))
         by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
         rows = [row for p in problems for row in by_key[p.key]]
         provenance = {**collect(f"outblas bench --suite {suite}", gpu_indices[0]), "library": dict(chosen.provenance)}
         write_result(rows, {"suite": suite, "provenance": provenance}, out_path)
+        written = True
     finally:
-        journal.close(done=len(journal.entries) == len(problems) and out_path.exists())
+        journal.close(done=written)
     return out_path
 
 
@@ -156,7 +160,15 @@ class _Station:
 
 def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu) -> Row:
     times = {name: timing.median_us for name, timing in report.timings.items()}
-    best = min((name for name in RIVALS if name in times), key=lambda name: times[name])
+    rivals = [name for name in RIVALS if name in times]
+    if not rivals:
+        why = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
+        raise DeviceError(
+            f"no baseline of {problem.key} could be timed ({why})",
+            "at least one",
+            "run the same command again: it resumes",
+        )
+    best = min(rivals, key=lambda name: times[name])
     timing = report.timings[best]
     row: Row = {
         **problem.to_json(),
@@ -189,7 +201,7 @@ def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, 
         "ours_us": evaluation.timing.median_us,
         "ours_spread": evaluation.timing.spread,
         "baseline": speedup.baseline,
-        "baseline_us": times[speedup.baseline],
+        "baseline_us": evaluation.baselines_us[speedup.baseline],  # of the same rounds
         "baseline_detail": report.details.get(speedup.baseline),
         "speedup": speedup.ratio,
         "low": speedup.low,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outblas.config import KernelConfig, config_name
+from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
@@ -110,6 +111,13 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
     for evaluation in evaluator.evaluate([(problem, config) for config in wanted]):
         cells[wanted[evaluation.config]] = _cell(evaluation)
     report = evaluator.baseline_report(problem)
+    if not report.timings:
+        why = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
+        raise DeviceError(
+            f"no baseline of {problem.key} could be timed ({why})",
+            "at least one",
+            "run the same command again: it resumes",
+        )
     baselines = {
         name: [timing.median_us, timing.spread, report.details.get(name, "")] for name, timing in report.timings.items()
     }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from outblas.baselines import fastest
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Status
@@ -190,9 +191,9 @@ class Recording:
         return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
 
     def best_baseline(self, problem: Problem) -> tuple[str, float]:
-        """Name and microseconds of the fastest baseline."""
+        """Name and microseconds of the baseline (see :func:`outblas.baselines.fastest`)."""
         found = self.baselines_of(problem)
-        name = min(found, key=lambda n: found[n])
+        name = fastest(found)
         return name, found[name]
 
     def _validate(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outblas.baselines import fastest
 from outblas.config import KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
@@ -86,7 +87,7 @@ class ReplayEvaluator(Evaluator):
             return Evaluation(problem, config, status, "recorded", Verdict(status), baselines_us=baselines)
         median, spread = float(recording.median_us[row, column]), float(recording.spread[row, column])
         rounds = int(recording.rounds[row, column])
-        name = min(baselines, key=lambda n: baselines[n])
+        name = fastest(baselines)
         error = math.hypot(
             standard_error(spread, rounds), standard_error(float(recording.baseline_spread[name][row]), rounds)
         )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from outblas.agents.base import Agent
+from outblas.baselines import fastest
 from outblas.config import KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
@@ -169,6 +170,6 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
     if winner is not None and winner.speedup is not None:
         name = winner.speedup.baseline
     else:
-        name = min(times, key=lambda n: times[n]) if times else ""
+        name = fastest(times) if times else ""
     detail = evaluator.baseline_detail(search.problem, name) if name else ""
     return Row(search.problem, name, detail, evaluator.source, plain, pdl)

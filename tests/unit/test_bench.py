@@ -12,7 +12,7 @@ from fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_
 from outblas import bench
 from outblas.baselines import RIVALS
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
-from outblas.errors import RecordError, UsageError
+from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
@@ -237,3 +237,46 @@ def test_a_library_that_is_not_there_is_one_clear_error(gpu: FakeGpu, tmp_path: 
     with pytest.raises(RecordError, match="cannot be read"):
         run(tmp_path / "none.json", tmp_path / "out.parquet")
     assert gpu.options == [] and list(tmp_path.iterdir()) == []
+
+
+def test_server_mode_has_one_row_per_problem_and_progress(
+    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def server_rows(problem: Problem, library: Library, index: int, gpu: Any, qps: float) -> list[dict[str, Any]]:
+        return [{
+            **problem.to_json(), "mode": "server", "pdl": False, "config": "", "status": "left_out", "fallback": True,
+            "baseline": "torch", "baseline_us": 9.0, "published": 1.0, "floor_us": 1.0, "regime": "launch",
+        }]  # fmt: skip
+
+    monkeypatch.setattr("outblas.serving.server_rows", server_rows)
+    seen: list[tuple[int, int, float]] = []
+    result = run(
+        library, tmp_path / "out.parquet", mode="server", target_qps=100.0, progress=lambda *at: seen.append(at)
+    )
+    assert len(result.rows) == 4 and seen == [(i + 1, 4, 1.0) for i in range(4)]
+
+
+def test_an_older_result_in_the_way_does_not_cost_the_journal(
+    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(library, tmp_path / "out.parquet")
+
+    def full(*_: object) -> None:
+        raise RecordError("cannot write out.parquet", "room there", "free space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "write_result", full)
+        with pytest.raises(RecordError):
+            run(library, tmp_path / "out.parquet")
+    gpu.asked.clear()
+    assert len(run(library, tmp_path / "out.parquet").rows) == 8 and gpu.asked == []
+
+
+def test_a_problem_without_any_baseline_stops_the_run_in_one_line_and_is_done_again(
+    gpu: FakeGpu, library: Path, tmp_path: Path
+) -> None:
+    gpu.missing = set(BASELINES_US)
+    with pytest.raises(DeviceError, match="no baseline of 64_128_256.*it was lost.*it resumes"):
+        run(library, tmp_path / "out.parquet")
+    gpu.missing = set()
+    assert len(run(library, tmp_path / "out.parquet").rows) == 8

@@ -18,8 +18,8 @@ LIBRARY = Library(
     "h200",
     (
         Row(PROBLEMS[0], "torch", "", "replay:h200", Choice(PLAIN, 1.2, 1.1, 1.3), Choice(PDL, 1.5, 1.4, 1.6)),
-        Row(PROBLEMS[1], "cublaslt_auto", "algo 7", "replay:h200", None, Choice(PDL, 1.05, 1.01, 1.1)),
-        Row(PROBLEMS[2], "cublaslt_auto", "algo 9", "replay:h200"),
+        Row(PROBLEMS[1], "lt_auto", "algo 7", "replay:h200", None, Choice(PDL, 1.05, 1.01, 1.1)),
+        Row(PROBLEMS[2], "lt_auto", "algo 9", "replay:h200"),
     ),
     {"agent": "random"},
 )
@@ -35,7 +35,7 @@ def test_saved_and_loaded_equal(tmp_path: Path) -> None:
 def test_the_file_says_use_the_baseline_with_null(tmp_path: Path) -> None:
     LIBRARY.save(tmp_path / "l.json")
     row = json.loads((tmp_path / "l.json").read_text())["rows"][1]
-    assert row["config"] is None and row["speedup"] is None and row["baseline"] == "cublaslt_auto"
+    assert row["config"] is None and row["speedup"] is None and row["baseline"] == "lt_auto"
     assert row["config_pdl"].startswith("sm90_wgmma_gemm:") and row["low_pdl"] == 1.01
 
 

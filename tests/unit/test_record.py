@@ -10,7 +10,7 @@ import pytest
 from fake_gpu import BASELINES_US, FakeGpu, install, time_us
 from outblas import record
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
-from outblas.errors import RecordError, UsageError
+from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
@@ -188,3 +188,13 @@ def test_other_kernels_do_not_resume(gpu: FakeGpu, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(record, "kernels_sha", lambda: "another")
     with pytest.raises(UsageError, match="other settings"):
         run(tmp_path)
+
+
+def test_a_problem_without_any_baseline_stops_the_run_in_one_line_and_is_done_again(
+    gpu: FakeGpu, tmp_path: Path
+) -> None:
+    gpu.missing = set(BASELINES_US)
+    with pytest.raises(DeviceError, match="no baseline of 64_128_256.*it was lost.*it resumes"):
+        run(tmp_path)
+    gpu.missing = set()
+    assert run(tmp_path) is not None

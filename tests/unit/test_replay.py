@@ -73,4 +73,4 @@ def test_the_interval_covers_a_simulated_median_ratio() -> None:
 
 def test_it_says_where_the_figures_come_from() -> None:
     assert (REPLAY.source, REPLAY.gpu.name) == ("replay:h200", "h200")
-    assert REPLAY.baseline_detail(RECORDING.problems[3], "cublaslt_auto") == "algo 3"
+    assert REPLAY.baseline_detail(RECORDING.problems[3], "lt_auto") == "algo 3"

@@ -135,7 +135,7 @@ def test_a_problem_that_always_fails_uses_the_baseline(tmp_path: Path) -> None:
                 yield Evaluation(problem, config, Status.COMPILE_ERROR)
 
     library = run(tmp_path / "s.sqlite", Failing())
-    assert all(row.plain is None and row.pdl is None and row.baseline == "cublaslt_auto" for row in library.rows)
+    assert all(row.plain is None and row.pdl is None and row.baseline == "lt_auto" for row in library.rows)
     assert library.geomean(pdl=True) == 1.0
 
 

@@ -57,7 +57,7 @@ def test_a_fall_back_has_no_figure_of_ours_and_counts_as_one(store: Store) -> No
 
 def test_baselines_recorded_in_the_run_come_before_those_of_now(store: Store) -> None:
     slow = passed_evaluation(PROBLEM, PLAIN, low=0.8, ratio=0.9)
-    assert {row["baseline_us"] for row in rows_of(store, [slow], "cublaslt_auto")} == set(slow.baselines_us.values())
+    assert {row["baseline_us"] for row in rows_of(store, [slow], "lt_auto")} == set(slow.baselines_us.values())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_baselines_recorded_in_the_run_come_before_those_of_now(store: Store) ->
     ],
 )
 def test_a_fall_back_says_how_far_ours_came(store: Store, evaluations: list[Evaluation], status: str) -> None:
-    assert {row["status"] for row in rows_of(store, evaluations, "cublaslt_auto")} == {status}
+    assert {row["status"] for row in rows_of(store, evaluations, "lt_auto")} == {status}
 
 
 def test_a_problem_without_a_baseline_is_refused(store: Store) -> None:
