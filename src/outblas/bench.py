@@ -24,6 +24,7 @@ from outblas.problem import Problem
 from outblas.provenance import collect, gpu_state
 from outblas.results import COLUMNS, Row, write_result
 from outblas.roofline import Gpu, floor_us, regime
+from outblas.source import kernels_sha
 from outblas.space import gpu_of_device
 from outblas.stats import geomean
 
@@ -55,8 +56,8 @@ def run_bench(
     gpu = gpu_of_device(gpu_indices[0])
     chosen = Library.load(library) if library is not None else Library.packaged(gpu.name)
     settings = {
-        "suite": suite, "mode": mode, "rounds": rounds, "library": str(library), "target_qps": target_qps,
-        "layouts": list(layouts), "problems": [p.key for p in problems],
+        "suite": suite, "mode": mode, "rounds": rounds, "seed": seed, "target_qps": target_qps,
+        "library": chosen.sha(), "kernels": kernels_sha(), "problems": [p.key for p in problems],
     }  # fmt: skip
     journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, resume)
     done = {entry["problem"] for entry in journal.entries}

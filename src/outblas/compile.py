@@ -25,10 +25,12 @@ __all__ = ["ARCHITECTURES", "DEFAULT_CACHE", "Cubin", "CubinCache", "compile_man
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 #: ``-v`` puts registers and spills into the log. ptxas takes one option per ``--ptxas-options``.
+#: ``--no-cache``: NVRTC's own cache answers without ptxas' words, which registers and spills are read from.
 #: ``--no-source-include`` keeps files of the working directory out: headers are the Source's own.
 BASE_OPTIONS = (
     "-std=c++17",
     "-default-device",
+    "--no-cache",
     "--no-source-include",
     "--ptxas-options=-v",
     "--ptxas-options=--warn-on-spills",

@@ -7,6 +7,7 @@ launch and one where it is allowed (which may be the same kernel).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -107,6 +108,18 @@ class Library:
         """How many rows use the baseline."""
         return sum(row.choice(pdl) is None for row in self.rows)
 
+    def sha(self) -> str:
+        """SHA-256 (hex) of the content: equal hashes, equal libraries."""
+        return hashlib.sha256(json.dumps(self._to_json(), sort_keys=True).encode()).hexdigest()
+
+    def _to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "gpu": self.gpu,
+            "rows": [_row_to_json(row) for row in self.rows],
+            "provenance": dict(self.provenance),
+        }
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON file; by atomic rename, so that readers see the old file or the new one.
 
@@ -114,12 +127,7 @@ class Library:
             RecordError: it could not be written; a file of that name is then as it was.
         """
         target = Path(path)
-        data = {
-            "format": FORMAT,
-            "gpu": self.gpu,
-            "rows": [_row_to_json(row) for row in self.rows],
-            "provenance": dict(self.provenance),
-        }
+        data = self._to_json()
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
