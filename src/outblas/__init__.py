@@ -11,17 +11,17 @@ from outblas.errors import OutblasError
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
-    from outblas.dispatch import matmul
+    from outblas.dispatch import explain, matmul, status, use_library
 
 __version__ = "0.1.0"
-__all__ = ["OutblasError", "Problem", "__version__", "matmul"]
+__all__ = ["OutblasError", "Problem", "__version__", "explain", "matmul", "status", "use_library"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "matmul":
-        from outblas.dispatch import matmul
+    if name in ("explain", "matmul", "status", "use_library"):
+        from outblas import dispatch
 
-        return matmul
+        return getattr(dispatch, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.config import KernelConfig, config_name
 from outblas.decide import Decision, Operand, decide, kernel_kind, overlap
-from outblas.errors import CompileError, DeviceError, OutblasError, TensorError, ToolchainMissing
+from outblas.errors import CompileError, DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.library import Library
 from outblas.problem import ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
@@ -90,6 +90,27 @@ def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
     if failed:
         return f"torch.matmul: {failed}"
     return f"{config_name(found.config)} for {found.problem.key}: {found.reason}"
+
+
+def use_library(library: Library | str | os.PathLike[str] | None, device: int = 0) -> None:
+    """Let :func:`matmul` use another library on a CUDA device from now on, e.g. one that ``outblas tune`` wrote.
+
+    Args:
+        library: a library or its file; None: the packaged one again.
+
+    Raises:
+        RecordError: the file cannot be used. DeviceError: no such GPU, or it is older than sm_80.
+        UsageError: the library is of another GPU.
+    """
+    gpu = gpu_of_device(device)
+    if library is None:
+        chosen = Library.packaged(gpu.name, missing_ok=True)
+    else:
+        chosen = library if isinstance(library, Library) else Library.load(library)
+    if chosen.rows and chosen.gpu != gpu.name:
+        raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
+    with _devices_lock:
+        _devices[device] = DeviceState(gpu, chosen, load_kernel)
 
 
 def status() -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from outblas import dispatch
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, Operand, decide, kernel_kind, overlap
 from outblas.dispatch import DeviceState, explain, matmul
-from outblas.errors import CompileError, DeviceError, TensorError
+from outblas.errors import CompileError, DeviceError, TensorError, UsageError
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
@@ -355,3 +355,25 @@ def test_pdl_is_opted_into_by_argument_or_environment(monkeypatch: pytest.Monkey
 
 def test_status_is_empty_before_the_first_gpu() -> None:
     assert dispatch.status() == {}
+
+
+def test_another_library_can_be_used(monkeypatch, tmp_path):
+
+    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(dispatch, "_devices", {})
+    problem, config = Problem(64, 64, 64), Sm80MmaConfig(16, 16, wm=1, wn=1)
+    mine = Library("h200", (Row(problem, plain=Choice(config, 1.1, 1.05, 1.2)),))
+    mine.save(tmp_path / "mine.json")
+    dispatch.use_library(tmp_path / "mine.json")
+    assert dispatch._device(0).library.lookup(problem).choice(False).config == config
+    dispatch.use_library(None)
+    assert len(dispatch._device(0).library.rows) == len(Library.packaged("h200", missing_ok=True).rows)
+    with pytest.raises(UsageError, match="a library of other"):
+        dispatch.use_library(Library("other", mine.rows))
+
+    def none(index):
+        raise DeviceError("no CUDA device 0", "a GPU", "run outblas doctor")
+
+    monkeypatch.setattr(dispatch, "gpu_of_device", none)
+    with pytest.raises(DeviceError):
+        dispatch.use_library(mine)

@@ -155,8 +155,13 @@ def test_server_mode_reports_percentiles(gpu: FakeGpu, tmp_path: Path, monkeypat
         found = {"ours": timing(9.0, mode="server"), "torch": timing(12.0, mode="server")}
         return found, Speedup("torch", 12 / 9, 1.3, 1.4), {"torch": "torch.mm"}
 
+    used: list[Any] = []
     monkeypatch.setattr("outblas.serving.serve", serve)
+    monkeypatch.setattr("outblas.eval_one.use_library", lambda library, index: used.append(library))
     result = run(tmp_path, mode="server", qps=100.0)
+    # outblas.matmul is timed with the kernel found here, and has its own library back afterwards.
+    assert [row.problem for row in used[0].rows] == [PROBLEM] and used[0].rows[0].plain is not None
+    assert used[1:] == [None]
     assert asked == [(PROBLEM, 0, 100.0, 0.0, 0.1)]
     rows = named(result)
     assert rows["ours"]["p50_us"] == rows["ours"]["p99_us"] == 9.0 and rows["ours"]["speedup"] == 12 / 9

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outblas import evaluate as ev
+from outblas import worker as ev
 from outblas.config import Sm90WgmmaConfig
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Timing, Verdict
