@@ -52,7 +52,9 @@ def main() -> None:
         print(row)
     provenance = {**collect("scripts/compile_throughput.py"), "cpu": platform.processor() or platform.machine()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"unit": "core-seconds", "rows": rows, "provenance": provenance}, indent=1) + "\n")
+    options.out.write_text(
+        json.dumps({"unit": "core-seconds", "rows": rows, "provenance": provenance}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

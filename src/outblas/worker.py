@@ -1,0 +1,359 @@
+"""What lives in the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
+
+A bad candidate becomes an Evaluation with its status; only a lost CUDA context ends the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from outblas.baselines import NAMES, RIVALS, Bindable
+from outblas.config import KernelConfig, Sm80MmaConfig, config_name
+from outblas.errors import CompileError, DeviceError, OutblasError, ProblemError, ToolchainMissing
+from outblas.evaluation import Evaluation, Status, Timing, Verdict
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+from outblas.sandbox import Emit, Faulted
+
+if TYPE_CHECKING:
+    from outblas.timing import Bench, GraphEntry
+    from outblas.verify import CellProver, Level
+
+#: Candidates timed in the same rounds, unless the options say otherwise.
+CHUNK = 12
+#: (problem, config or None for "baselines only", nvMatmulHeuristics' config).
+Item = tuple[Problem, "KernelConfig | None", "KernelConfig | None"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a worker evaluates.
+
+    Attributes:
+        gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
+        level: ``full`` proves every config once on :func:`representatives` too; ``cell`` proves on the
+            timed operands only.
+        baselines: names timed in the same rounds as the candidates.
+        recheck: prove again, on a replay of the timed graph, after timing.
+        proved: names of configs proved in full before, by the run that this one resumes.
+        chunk: candidates timed in the same rounds.
+        speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
+        mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
+        warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
+    """
+
+    gpu_index: int = 0
+    gpu: Gpu = H200
+    rounds: int = 7
+    seed: int = 0
+    level: Level = "full"
+    baselines: tuple[str, ...] = NAMES
+    recheck: bool = True
+    proved: frozenset[str] = frozenset()
+    chunk: int = CHUNK
+    speedups: bool = True
+    mode: str = "offline"
+    warmup_seconds: float = 0.0
+    benchmark_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Baselines of one problem: name -> time, detail, and why one was left out."""
+
+    timings: dict[str, Timing] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
+    """Problems of the same layout, dtype and accumulator on which a config is proved in full.
+
+    Whole tiles; ragged M, N and K; less than one tile; K long, with signed inputs; N = K, where calls can
+    be chained; more tiles than SMs; rows that are not 16-byte aligned. Only those that the config allows.
+    """
+    from outblas.space import why_illegal
+
+    bm, bn, bk = config.bm, config.bn, config.bk
+    shapes = [
+        (2 * bm, 2 * bn, 4 * bk),
+        (bm + 1, bn + 8, 3 * bk + 8),
+        (1, 8, 8),
+        (7, 2 * bn + 24, bk + 24),
+        (2 * bm - 1, 2 * bn - 8, 4096 + 8),
+        (256, 256, 256),
+        (16, 64, 16384),
+        (7 * bm + 3, 19 * bn + 8, 2 * bk + 8),
+        (127, 1001, 333),
+    ]
+    if isinstance(config, Sm80MmaConfig):
+        shapes.append((33, 2 * bn - 2, 2 * bk + 2))
+    found = []
+    for m, n, k in dict.fromkeys(shapes):
+        try:
+            candidate = Problem(m, n, k, problem.layout, problem.dtype, problem.acc)
+        except ProblemError:
+            continue
+        if why_illegal(candidate, config, gpu) is None:
+            found.append(candidate)
+    return found
+
+
+def architecture(gpu: Gpu) -> str:
+    """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
+    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
+
+
+def make_handler(options: Options) -> Handler:
+    """The worker's handler (see outblas.sandbox)."""
+    return Handler(options)
+
+
+class Handler:
+    """Lives in the worker: answers batches of :data:`Item`."""
+
+    def __init__(self, options: Options) -> None:
+        from outblas.baselines import make_baselines
+
+        self._options = options
+        self._baselines = make_baselines(options.gpu_index, options.baselines)
+        self._kernels: dict[tuple[Any, ...], Any] = {}
+        self._proved: dict[tuple[Any, ...], Verdict] = {}
+        self._desk: _Desk | None = None
+
+    def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
+        for problem, group in groupby(items, key=lambda item: item[1][0]):
+            self._problem(problem, list(group), emit)
+
+    def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
+        emit.begin(None)
+        try:
+            desk = self._at(problem, items[0][1][2])
+        except ToolchainMissing:
+            raise
+        except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
+            self._give_up(problem, items, _one_line(_or_fault(error)), emit)
+            return
+        waiting: list[tuple[int, _Candidate]] = []
+        for index, (_, config, _) in items:
+            if config is None:
+                emit.done(index, (None, desk.measure_baselines(self._options)))
+                continue
+            emit.begin(index)
+            tried = self._try(desk, config, emit, index)
+            if isinstance(tried, Evaluation):
+                emit.done(index, (tried, None))
+                continue
+            waiting.append((index, tried))
+            if len(waiting) == self._options.chunk:
+                self._time(desk, waiting, emit)
+                waiting = []
+        if waiting:
+            self._time(desk, waiting, emit)
+
+    def _give_up(self, problem: Problem, items: list[tuple[int, Item]], detail: str, emit: Emit) -> None:
+        for index, (_, config, _) in items:
+            if config is None:
+                emit.done(index, (None, Baselines(left_out={"all": detail})))
+            else:
+                emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
+
+    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> _Desk:
+        if self._desk is None or self._desk.problem != problem:
+            if self._desk is not None:
+                self._desk.close()
+                self._desk = None
+            if "nvmmh" in self._baselines:
+                self._baselines["nvmmh"].offer({problem: nvmmh})
+            self._desk = _Desk(problem, self._options, self._baselines)
+        return self._desk
+
+    def _try(self, desk: _Desk, config: KernelConfig, emit: Emit, index: int) -> Evaluation | _Candidate:
+        """Everything up to a captured graph; a failure is an Evaluation."""
+        from outblas.space import why_illegal
+
+        def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
+            return Evaluation(desk.problem, config, status, detail, verdict or Verdict(status, (), detail))
+
+        reason = why_illegal(desk.problem, config, self._options.gpu)
+        if reason is not None:
+            return failed(Status.ILLEGAL, reason)
+        try:
+            kernel, counters = self._kernel(desk.problem, config)
+        except CompileError as error:
+            return failed(Status.COMPILE_ERROR, str(error))
+        except _Static as static:
+            return failed(Status.STATIC_REJECTED, str(static))
+        except DeviceError as error:  # the driver cannot load it
+            return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
+        try:
+            verdict = self._prove(desk, kernel, config, emit, index)
+            if verdict.status is not Status.PASSED:
+                return failed(verdict.status, verdict.detail, verdict)
+            return _Candidate(config, desk.bench.capture(kernel), verdict, counters)
+        except ToolchainMissing:
+            raise
+        except Exception as error:  # whatever a candidate raises is its own failure
+            return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
+
+    def _kernel(self, problem: Problem, config: KernelConfig) -> tuple[Any, dict[str, float]]:
+        """A loaded kernel and its counters; gate 1 is in here."""
+        from outblas.compile import compile_source
+        from outblas.launch import load
+        from outblas.sass import check_static
+        from outblas.source import make_source
+
+        source = make_source(problem, config)
+        key = (source.sha(), config)
+        if key not in self._kernels:
+            cubin = compile_source(source, architecture(self._options.gpu))
+            reason = check_static(cubin.facts, source, cubin)
+            if reason is not None:
+                raise _Static(reason)
+            counters = {"registers": float(cubin.registers), "compile_seconds": cubin.compile_seconds}
+            self._kernels[key] = (load(cubin, config), counters)
+        return self._kernels[key]  # type: ignore[no-any-return]
+
+    def _prove(self, desk: _Desk, kernel: Bindable, config: KernelConfig, emit: Emit, index: int) -> Verdict:
+        from outblas.verify import prove
+
+        full: Verdict | None = None
+        if self._options.level == "full" and config_name(config) not in self._options.proved:
+            p = desk.problem
+            key = (config, p.layout, p.dtype, p.acc)
+            if key not in self._proved:
+                for small in representatives(p, config, self._options.gpu):
+                    emit.begin(index)  # a sign of life: each proof has the time limit to itself
+                    verdict = prove(kernel, small, None, "full", self._options.gpu_index)
+                    if verdict.status is not Status.PASSED:
+                        detail = f"on {small.mnk}: {verdict.detail}"
+                        self._proved[key] = Verdict(verdict.status, verdict.gates, detail, verdict.max_err_ratio)
+                        break
+                    self._proved[key] = verdict
+            full = self._proved.get(key)
+            if full is not None and full.status is not Status.PASSED:
+                return full
+            emit.begin(index)
+        cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        if cell.status is not Status.PASSED or full is None:
+            return cell
+        return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
+
+    def _time(self, desk: _Desk, waiting: list[tuple[int, _Candidate]], emit: Emit) -> None:
+        """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
+        from outblas.timing import speedup
+
+        alone = waiting[0][0] if len(waiting) == 1 else None
+        emit.begin(alone)
+        options = self._options
+        graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
+        try:
+            timings = desk.measure({**desk.graphs, **graphs}, options)
+            baselines = desk.report(timings)
+            rivals = [name for name in RIVALS if name in timings]
+            for index, candidate in waiting:
+                after = desk.prover.graph(candidate.graph.executable) if options.recheck else candidate.verdict
+                if after.status is not Status.PASSED:
+                    detail = f"after timing: {after.detail}"
+                    value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
+                else:
+                    value = Evaluation(
+                        desk.problem,
+                        candidate.config,
+                        Status.PASSED,
+                        "",
+                        candidate.verdict,
+                        timings[str(index)],
+                        {name: t.median_us for name, t in baselines.timings.items()},
+                        speedup(timings, str(index), rivals, options.seed)
+                        if rivals and options.rounds >= 3 and options.speedups
+                        else None,
+                        candidate.counters,
+                    )
+                emit.done(index, (value, baselines))
+        except (OutblasError, RuntimeError) as error:
+            raise _or_fault(error) from error
+        finally:
+            for graph in graphs.values():
+                graph.free()
+
+
+@dataclass
+class _Candidate:
+    """Proved and captured, waiting to be timed."""
+
+    config: KernelConfig
+    graph: GraphEntry
+    verdict: Verdict
+    counters: dict[str, float]
+
+
+class _Desk:
+    """What is made once per problem: operands, reference, graphs of the baselines."""
+
+    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any]) -> None:
+        from outblas.timing import Bench, prepare
+        from outblas.verify import CellProver
+
+        self.problem, self._entries = problem, baselines
+        self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
+        self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
+        self.graphs: dict[str, GraphEntry] = {}
+        self._left_out: dict[str, str] = {}
+        for name, entry in baselines.items():
+            try:
+                prepare(entry, self.bench)
+                if name == "nvmmh":  # our own kernel: it has to be right before it is timed
+                    verdict = self.prover.call(entry.bind(problem, *self.bench.operands(0)))
+                    if verdict.status is not Status.PASSED:
+                        self._left_out[name] = verdict.detail
+                        continue
+                self.graphs[name] = self.bench.capture(entry)
+            except (OutblasError, RuntimeError) as error:
+                self._left_out[name] = _one_line(_or_fault(error))
+
+    def measure_baselines(self, options: Options) -> Baselines:
+        return self.report(self.measure(self.graphs, options))
+
+    def measure(self, graphs: Mapping[str, GraphEntry], options: Options) -> dict[str, Timing]:
+        """Interleaved rounds of captured entries, hot or cold."""
+        how = (options.rounds, options.seed, options.warmup_seconds, options.benchmark_seconds)
+        if options.mode == "offline_cold":
+            return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
+        return self.bench.measure(graphs, *how)
+
+    def report(self, timings: Mapping[str, Timing]) -> Baselines:
+        """The baselines' part of some rounds."""
+        found = {name: timings[name] for name in self.graphs}
+        details = {name: self._entries[name].detail(self.problem) for name in self.graphs}
+        return Baselines(found, details, dict(self._left_out))
+
+    def close(self) -> None:
+        for graph in self.graphs.values():
+            graph.free()
+        self.bench.close()
+
+
+class _Static(Exception):
+    """Gate 1 rejects."""
+
+
+def _or_fault(error: Exception) -> Exception:
+    """The error, if the CUDA context is still sound.
+
+    Raises:
+        Faulted: it is not.
+    """
+    from outblas.driver import sticky_error
+
+    sticky = sticky_error()
+    if sticky:
+        raise Faulted(f"{sticky}: {_one_line(error)}") from error
+    return error
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
