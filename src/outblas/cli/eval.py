@@ -43,7 +43,7 @@ def evaluate(
 
 
 def show(problem: Problem, result: Mapping[str, Any]) -> None:
-    """Print what ``run_eval`` returned: ``rows`` as a table, every other entry as a line.
+    """Print what ``run_eval`` returned: ``rows`` as a table with details below, every other entry as a line.
 
     A row is a mapping; columns are taken from :data:`COLUMNS` in that order where any row has them.
     """
@@ -51,6 +51,9 @@ def show(problem: Problem, result: Mapping[str, Any]) -> None:
     out.print(f"{problem.key}", markup=False)
     if rows:
         out.print(_table(rows))
+        for row in rows:  # too long for a column
+            if row.get("detail"):
+                out.print(f"  {row['name']}: {row['detail']}", markup=False, highlight=False, soft_wrap=True)
     for key, value in result.items():
         if key != "rows" and not isinstance(value, (dict, list, tuple)) and value not in (None, ""):
             out.print(f"{key}: {value}", markup=False)
@@ -68,7 +71,6 @@ COLUMNS: dict[str, tuple[str, int | None]] = {
     "low": ("95% from", 3),
     "high": ("to", 3),
     "spread": ("spread", 3),
-    "detail": ("detail", None),
 }
 
 
