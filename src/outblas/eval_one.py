@@ -13,13 +13,13 @@ from outblas.dispatch import use_library
 from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status, Timing
+from outblas.files import write_atomic
 from outblas.latency import check_qps, percentile
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
 from outblas.model import rank
 from outblas.problem import Problem
 from outblas.provenance import collect, gpu_state
-from outblas.results import write_atomic
 from outblas.roofline import Gpu, floor_us
 from outblas.sandbox import STEP_TIMEOUT_S
 from outblas.space import candidates, gpu_of_device, why_illegal

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
+from outblas.files import write_atomic
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
@@ -126,24 +127,7 @@ class Library:
         Raises:
             RecordError: it could not be written; a file of that name is then as it was.
         """
-        target = Path(path)
-        data = self._to_json()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise RecordError(
-                f"library {target} could not be written ({error.strerror or error})",
-                "a writable path and free disk space",
-                "free some space or choose another path",
-            ) from error
+        write_atomic(Path(path), (json.dumps(self._to_json(), indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Library:

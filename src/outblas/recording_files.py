@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from outblas.errors import RecordError
 from outblas.evaluation import Status
+from outblas.files import write_atomic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,21 +48,9 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
     full = {"format": FORMAT, "kind": KINDS[suffix], **metadata}
     table = pa.Table.from_arrays(columns, names=list(COLUMNS[suffix]))
     table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RecordError(
-            f"recording {path} could not be written ({error.strerror or error})",
-            "a writable folder and free disk space",
-            "free some space or choose another folder; nothing recorded before was changed",
-        ) from error
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    write_atomic(path, sink.getvalue().to_pybytes())
 
 
 def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:

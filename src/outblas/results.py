@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outblas.errors import OutblasError, RecordError
+from outblas.files import write_atomic
 from outblas.problem import Problem
 from outblas.stats import flop_weighted, geomean, losses
 
@@ -236,30 +237,6 @@ def stale(path: Path, want: str) -> str | None:
     return None
 
 
-def write_atomic(path: Path, data: bytes) -> Path:
-    """Write and sync a temporary file beside ``path``, then rename it into place.
-
-    Raises:
-        RecordError: when the disk refuses it (no space, no right); what was at ``path`` is kept.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(scratch, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except OSError as error:
-        _remove(scratch)
-        raise RecordError(
-            f"cannot write {path}: {error.strerror or error}",
-            f"{len(data)} bytes of room there",
-            "free space or choose another path",
-        ) from error
-    return path
-
-
 def read_meta(path: Path) -> dict[str, Any]:
     """The ``outblas`` metadata of any Parquet file of ours, format checked, kind not.
 
@@ -379,10 +356,3 @@ def _positive(value: Any) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return  # the write already failed and says why; a left-over scratch file harms nothing

@@ -15,11 +15,12 @@ from outblas.agents import make_agent
 from outblas.device import Device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluator import Evaluator
+from outblas.files import write_atomic
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
-from outblas.results import PROVENANCE, write_atomic, write_result
+from outblas.results import PROVENANCE, write_result
 from outblas.store import Store
 from outblas.tune import Progress, tune
 from outblas.tune_result import result_rows

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import RecordError
+from outblas.files import write_atomic
 from outblas.report.picture import speedup_svg
-from outblas.results import bench_files, read_result, stale, summary_text, write_atomic
+from outblas.results import bench_files, read_result, stale, summary_text
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 RESULTS, README, PICTURE = Path("results/h200"), Path("README.md"), Path("docs/img/speedup.svg")
