@@ -1,0 +1,159 @@
+"""What ships: recording, catalogue and library agree with each other, and the published figures with their files.
+
+These tests read the package's own files, not fixtures.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import ROOT
+from outblas.config import KernelConfig, config_name
+from outblas.evaluation import Status
+from outblas.library import INSTALL_ABOVE, Library
+from outblas.problem import Problem
+from outblas.recording import CODE, Recording
+from outblas.report import check_published
+from outblas.results import PROVENANCE, bench_files, read_result
+from outblas.space import catalogue, why_illegal
+from outblas.suites import suite
+
+DATA = ROOT / "src" / "outblas" / "data"
+RESULTS = ROOT / "results" / "h200"
+MOST_BYTES = 15_000_000
+#: How many of the library's kernels are compiled here; always the same ones.
+SAMPLE = 10
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return Recording.load("h200")
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library.packaged("h200")
+
+
+def installed(library: Library) -> list[tuple[Problem, KernelConfig]]:
+    """Every (problem, kernel) that the library would launch."""
+    choices = ((row.problem, row.choice(pdl)) for row in library.rows for pdl in (False, True))
+    return [(problem, choice.config) for problem, choice in choices if choice is not None]
+
+
+def check_provenance(provenance: dict[str, Any]) -> None:
+    """A measurement on an H200 whose GPU, driver, toolchain, time and commit are all known."""
+    assert set(PROVENANCE) <= set(provenance)
+    assert "H200" in provenance["gpu"] and re.fullmatch(r"\d+(\.\d+)+", provenance["driver"])
+    assert all(provenance["toolchain"][part] for part in ("outblas", "python", "nvrtc", "torch", "cublas"))
+    assert datetime.fromisoformat(provenance["date"]).utcoffset() is not None
+    assert re.fullmatch(r"[0-9a-f]{7,40}", provenance["commit"]) and provenance["command"]
+
+
+def test_the_recording_is_small_enough_to_ship() -> None:
+    files = list((DATA / "recordings").rglob("*.parquet"))
+    assert files and sum(f.stat().st_size for f in files) < MOST_BYTES
+
+
+def test_the_recording_is_the_catalogue_on_grid1000(recording: Recording) -> None:
+    assert recording.catalogue == catalogue("h200")
+    assert set(recording.problems) == set(suite("grid1000")) and len(recording.problems) == 1000
+    assert len(recording.catalogue) >= 128
+    assert {type(c) for c in recording.catalogue} == {type(c) for c in catalogue("pool")}, "both families"
+
+
+def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
+    """The catalogue holds proven kernels only: a wrong, faulty or slow-to-die cell is a bug that ships."""
+    fine = [CODE[s] for s in (Status.PASSED, Status.LEFT_OUT, Status.ILLEGAL)]
+    assert np.isin(recording.status, fine).all()
+    passed = recording.status == CODE[Status.PASSED]
+    assert passed.any(axis=1).all(), "every problem has a kernel"
+    assert (recording.median_us[passed] > 0).all() and (recording.rounds[passed] > 0).all()
+    assert np.isnan(recording.median_us[~passed]).all()
+
+
+def test_the_recordings_verdict_of_legality_is_the_predicates(recording: Recording) -> None:
+    for i in range(0, len(recording.problems), 37):
+        illegal = [why_illegal(recording.problems[i], c) is not None for c in recording.catalogue]
+        assert illegal == (recording.status[i] == CODE[Status.ILLEGAL]).tolist(), recording.problems[i].key
+
+
+def test_every_problem_has_its_baselines(recording: Recording) -> None:
+    assert {"torch", "cublas", "lt_heuristic", "lt_auto"} <= set(recording.baselines)
+    for name in ("torch", "cublas", "lt_heuristic", "lt_auto"):
+        assert (recording.baselines[name] > 0).all(), name
+
+
+def test_the_library_decides_grid1000_with_legal_kernels_of_the_catalogue(library: Library) -> None:
+    assert {row.problem for row in library.rows} == set(suite("grid1000"))
+    shipped = set(catalogue("h200"))
+    for problem, config in installed(library):
+        assert config in shipped, f"{problem.key}: {config_name(config)} is not in the catalogue"
+        assert why_illegal(problem, config) is None, problem.key
+
+
+def test_the_library_installs_certain_wins_only(library: Library) -> None:
+    for row in library.rows:
+        assert row.baseline, row.problem.key
+        for pdl in (False, True):
+            choice = row.choice(pdl)
+            if choice is not None:
+                assert INSTALL_ABOVE < choice.low <= choice.speedup <= choice.high, row.problem.key
+                assert pdl or not choice.config.pdl, row.problem.key
+
+
+def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
+    from outblas.compile import compile_source
+    from outblas.sass import check_static
+    from outblas.source import make_source
+
+    first = {config_name(config): (problem, config) for problem, config in reversed(installed(library))}
+    assert len(first) >= SAMPLE
+    chosen = random.Random(0).sample(sorted(first), SAMPLE)
+    assert {name.partition(":")[0] for name in chosen} == {"sm90_wgmma_gemm", "sm80_mma_gemm"}
+    for name in chosen:
+        source = make_source(*first[name])
+        cubin = compile_source(source, cache=None)
+        assert (cubin.spill_bytes, cubin.stack_bytes, cubin.facts.ldl, cubin.facts.stl) == (0, 0, 0, 0), name
+        assert check_static(cubin.facts, source, cubin) is None, name
+
+
+def test_all_that_was_measured_says_where_and_when(recording: Recording, library: Library) -> None:
+    for part in recording.provenance.get("parts", [recording.provenance]):
+        check_provenance(part)
+    check_provenance(dict(library.provenance))
+    for path in bench_files(RESULTS):
+        check_provenance(read_result(path).provenance)
+
+
+def test_the_summary_the_readme_and_the_picture_are_what_the_result_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert check_published() == []
+
+
+def test_the_tuned_result_file_is_the_packaged_library(library: Library) -> None:
+    rows = read_result(RESULTS / "grid1000_tn_fp16_fp32_offline_tuned.parquet").rows
+    assert len(rows) == 2 * len(library.rows)
+    for row in rows:
+        found = library.lookup(Problem.from_json(row))
+        assert found is not None
+        choice = found.choice(row["pdl"])
+        assert row["fallback"] == (choice is None)
+        if choice is not None:
+            assert row["config"] == config_name(choice.config)
+            assert row["published"] == pytest.approx(choice.speedup)
+
+
+def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
+    """A stray file would ship with the wheel; a missing kind would break it."""
+    kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert kinds - {".py", ".typed", ""} == {".cuh", ".json", ".parquet"}
+    assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
