@@ -197,7 +197,35 @@ def test_a_replay_says_so_plainly(tmp_path):
     html = render(load_run(run_directory(tmp_path, run)))
     assert "replayed recorded measurements of Recorded GPU, 1999-12-31" in html
     assert "Nothing was timed" in html and "Measured on" not in html
-    assert "chosen by" in html and "run: agent" in html
+    assert "Selection bias" in html and "chosen by" in html and "run: agent" in html
+
+
+def test_provenance_is_in_words_and_says_nothing_twice(tmp_path):
+    toolchain = {"nvrtc": "13.0", "torch": "2.11"}
+    measured = {**META["provenance"], "toolchain": toolchain}
+    run = {
+        **{"format": 1, "kind": "tune", "agent": "random", "problems": ["TN_fp16_fp32"]},
+        **{
+            "provenance": measured,
+            "recording": {"name": "h200", "provenance": {**measured, "command": "the recorder"}},
+        },
+    }
+    write_result(make_rows((64,)), {**META, "provenance": measured}, tmp_path / "result.parquet")
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    table = without_plotly(render(load_run(tmp_path))).split("Where these figures come from</span>")[1]
+    facts = dict(re.findall(r"<th scope='row'>(.*?)</th><td[^>]*>(.*?)</td>", table))
+    assert facts["toolchain"] == "nvrtc 13.0, torch 2.11" and facts["run: agent"] == "random"
+    assert facts["run: problems"] == "TN_fp16_fp32"
+    assert [f for f in facts if f.startswith("recording")] == ["recording: name", "recording: command"]
+    assert facts["recording: command"] == "the recorder" and "{" not in "".join(facts.values())
+
+
+def test_a_time_of_day_is_readable(tmp_path):
+    provenance = {**META["provenance"], "date": "2026-01-02T03:04:05+00:00"}
+    write_result(make_rows((64,)), {**META, "provenance": provenance}, tmp_path / "r.parquet")
+    assert "Measured on Synthetic H200 (test fixture), 2026-01-02 03:04 UTC." in render(
+        load_run(tmp_path / "r.parquet")
+    )
 
 
 def test_a_live_run_does_not_claim_a_replay(tmp_path, page):

@@ -15,16 +15,17 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Summary rows (see ``outblas.results.summarise``) as a table."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("suite", "layout", "dtype", "acc", "mode", "PDL"):
-        table.add_column(heading)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for heading in ("suite", "layout, types", "mode", "PDL"):
+        table.add_column(heading, no_wrap=True)
     for heading in ("n", "geomean", "by FLOP", "min", "losses", "fall-backs"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        words = [str(row[key]) for key in ("suite", "layout", "dtype", "acc", "mode")]
+        kind = f"{row['layout']} {row['dtype']}/{row['acc']}"
         figures = [number(row[key], 3) for key in ("geomean", "flop_weighted", "min")]
         counts = [str(row["losses"]), str(row["fallbacks"])]
-        table.add_row(*words, "on" if row["pdl"] else "off", str(row["n"]), *figures, *counts)
+        pdl = "on" if row["pdl"] else "off"
+        table.add_row(str(row["suite"]), kind, str(row["mode"]), pdl, str(row["n"]), *figures, *counts)
     return table
 
 

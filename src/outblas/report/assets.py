@@ -41,6 +41,7 @@ caption span { display: inline-block; position: sticky; left: .7rem; padding-rig
   max-width: min(1150px, calc(100vw - 3.5rem)); }
 th, td { padding: .3rem .7rem; text-align: right; border-top: 1px solid var(--line); white-space: nowrap; }
 tbody th, .text { text-align: left; font-weight: 500; }
+.long { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 thead th, thead th.text { background: var(--card); position: sticky; top: 0; font-weight: 600; }
 main { padding-bottom: 3rem; }
 @media (max-width: 1000px) { .cards { grid-template-columns: repeat(3, minmax(0, 1fr)); } }

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from outblas.errors import ToolchainMissing
+from outblas.files import write_atomic
 from outblas.report.assets import CSS, JS
 from outblas.report.data import EMBEDDED, Group, Run, load_run, published_us, regime_rows, shape, tflops
 from outblas.report.figures import NAMES, figures
-from outblas.results import PROVENANCE, Row, figures_of, write_atomic
+from outblas.results import PROVENANCE, Row, figures_of
 
 #: Only what is inline may load: the browser itself refuses every request.
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 #: Columns of words; every other column holds figures and aligns right.
-_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact", "Value"})
+_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact"})
+#: Columns of words that may be long, and break.
+_LONG = frozenset({"Value"})
 
 _SELECTION = (
-    "Winners are shown with the times that they were chosen by, which flatters them a little; "
+    "Selection bias: winners are shown with the times that they were chosen by, which flatters them a little; "
     "outblas bench times them afresh."
 )
 
@@ -149,7 +153,10 @@ def _heat(group: Group, index: int) -> str:
     controls = (slider if len(ks) > 1 else f"<span>K = {ks[0]}</span>") + (
         toggle if len(group.pdls) > 1 else f"<span>{NAMES[group.pdls[0]]}</span>"
     )
-    note = "Blue is faster than the best baseline, orange slower; the scale is logarithmic and centred at 1."
+    note = (
+        "Blue is faster than the best baseline, orange slower; the scale is logarithmic and centred at 1. "
+        "1.00 without colour: the library falls back to the baseline, or is level with it."
+    )
     return f"<div class='controls'>{controls}</div>" + _chart(index, "heat", "Speed-up over M and N for one K", note)
 
 
@@ -219,7 +226,7 @@ def _fallback_line(r: Row) -> tuple[Any, ...]:
 def _origin(run: Run) -> str:
     """Where the figures come from, in words; a replay says so before anything else."""
     m = run.measured
-    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(str(m.get("date", "unknown")))
+    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(_when(m.get("date", "unknown")))
     bias = f" {_SELECTION}" if run.tuned else ""
     if run.replayed:
         return (
@@ -227,6 +234,12 @@ def _origin(run: Run) -> str:
             f"Nothing was timed on the machine that made this report.{bias}</p>"
         )
     return f"<p class='origin'>Measured on {gpu}, {date}.{bias}</p>"
+
+
+def _when(date: Any) -> str:
+    """A UTC time of ISO 8601 to the minute, as one reads it; anything else as it is."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(\+00:00|Z)", str(date))
+    return f"{found[1]} {found[2]} UTC" if found else str(date)
 
 
 def _method(groups: Sequence[Group]) -> str:
@@ -246,21 +259,44 @@ def _method(groups: Sequence[Group]) -> str:
 def _provenance(run: Run) -> str:
     facts: dict[str, Any] = {"suite": run.result.suite, "result file": run.result.path.name}
     facts |= {f: run.result.provenance.get(f) for f in PROVENANCE}
-    facts |= {f"run: {key}": value for key, value in sorted(run.run.items())}
+    facts |= _run_facts(run.run, facts)
     clock = [r["sm_clock_mhz"] for r in run.result.rows if r["sm_clock_mhz"] is not None]
     heat = [r["temperature_c"] for r in run.result.rows if r["temperature_c"] is not None]
     if clock:
         facts["SM clock"] = f"{min(clock):g} to {max(clock):g} MHz"
     if heat:
         facts["temperature"] = f"{min(heat):g} to {max(heat):g} °C"
-    lines = [(name, v if isinstance(v, str) else json.dumps(v, sort_keys=True)) for name, v in facts.items()]
+    lines = [(name, _spelt(value)) for name, value in facts.items()]
     table = _table("Where these figures come from", ("Fact", "Value"), lines)
     return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{table}</section>"
 
 
+def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """What run.json says beyond the ``known`` facts; of a recording its name, and where its provenance differs."""
+    facts: dict[str, Any] = {}
+    for key, value in sorted(run.items()):
+        nested = value.items() if isinstance(value, dict) else ()
+        inner = dict(nested).pop("provenance", {})
+        if key == "provenance":
+            facts |= {f"run: {k}": v for k, v in nested if known.get(k) != v}
+        elif isinstance(inner, dict) and inner:
+            facts |= {f"{key}: {k}": v for k, v in nested if k != "provenance"}
+            facts |= {f"{key}: {k}": v for k, v in inner.items() if known.get(k) != v}
+        elif key not in ("format", "kind") and known.get(key) != value:
+            facts[f"run: {key}"] = value
+    return facts
+
+
+def _spelt(value: Any) -> str:
+    """A fact in words."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_spelt(v)}" for key, v in value.items())
+    return ", ".join(map(_spelt, value)) if isinstance(value, list) else str(value)
+
+
 def _table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], limited: bool = False) -> str:
     """A table in a scroll box, ``limited`` in height too; the first cell of a line is its header."""
-    cls = [" class='text'" if h in _TEXT else "" for h in head]
+    cls = [" class='text long'" if h in _LONG else " class='text'" if h in _TEXT else "" for h in head]
     top = "".join(f"<th scope='col'{c}>{escape(h)}</th>" for h, c in zip(head, cls, strict=True))
     body = "".join(
         f"<tr><th scope='row'>{escape(str(line[0]))}</th>"
