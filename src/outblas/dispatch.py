@@ -52,8 +52,12 @@ def matmul(
     Raises:
         TensorError: tensors on different devices, or ``out`` shares memory with an input.
         DeviceError: the driver refused a launch.
+        ToolchainMissing: torch is not installed.
     """
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise _no_torch() from error
 
     if torch.compiler.is_compiling() or _untouchable(torch, a, b, out):
         return torch.matmul(a, b, out=out)
@@ -74,7 +78,10 @@ def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
     Raises:
         TensorError: as :func:`matmul`.
     """
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise _no_torch() from error
 
     reason = _untouchable(torch, a, b, out)
     if reason:
@@ -90,6 +97,10 @@ def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
     if failed:
         return f"torch.matmul: {failed}"
     return f"{config_name(found.config)} for {found.problem.key}: {found.reason}"
+
+
+def _no_torch() -> ToolchainMissing:
+    return ToolchainMissing("torch is not installed", "torch built for CUDA", "pip install 'outblas[gpu]'")
 
 
 def use_library(library: Library | str | os.PathLike[str] | None, device: int = 0) -> None:

@@ -44,6 +44,22 @@ def test_an_unknown_attribute_is_an_attribute_error() -> None:
     assert not hasattr(outblas, "no_such_name")
 
 
+def test_a_product_without_torch_is_one_clear_line() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # as if not installed
+import outblas
+from outblas.errors import ToolchainMissing
+for call in (outblas.matmul, outblas.explain):
+    try:
+        call(object(), object())
+    except ToolchainMissing as error:
+        print(error)
+"""
+    line = "torch is not installed; expected torch built for CUDA; pip install 'outblas[gpu]'"
+    assert run_python(code).splitlines() == [line, line]
+
+
 def test_version_is_a_release_number() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+([ab.]\w+)?", outblas.__version__)
 
