@@ -28,7 +28,7 @@ def write_atomic(path: Path, data: bytes) -> Path:
             scratch.unlink()
         raise RecordError(
             f"cannot write {path}: {error.strerror or error}",
-            f"{len(data)} bytes of room there",
-            "free space or choose another path",
+            f"a writable path with room for {len(data)} bytes",
+            "free some space or choose another path",
         ) from error
     return path

@@ -90,6 +90,10 @@ def run_tune(
         DeviceError, ToolchainMissing: the live GPU cannot be used.
     """
     files = RunFiles(path)
+    if device.recording is not None and agent == "recorded":
+        raise UsageError(
+            "agent recorded on a recording would read the answers", "a live GPU for it", "choose another agent"
+        )
     settings = Settings(suite, _short(problems, suite), agent, budget, seed, str(device))
     with open_evaluator(device) as evaluator:
         searcher = make_agent(agent, seed, evaluator.gpu)

@@ -31,9 +31,9 @@ def outblas(*arguments: str) -> Any:
 
 
 def assert_refused(result: Any, *words: str) -> None:
-    """One line on stderr (after what is being done) with every word, nothing on stdout, exit 2, no traceback."""
+    """One line on stderr with every word, nothing on stdout, exit 2, no traceback."""
     assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
-    lines = [line for line in result.stderr.strip().splitlines() if not line.startswith("tuning ")]
+    lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("error: ")
     assert all(word in lines[0] for word in words), lines[0]
@@ -407,3 +407,11 @@ def outblas_doctor_check(ok: bool | None, required: bool) -> Any:
     from outblas.doctor import Check
 
     return Check("the thing", ok, "found this", "do that", required)
+
+
+def test_the_agent_that_reads_a_recording_is_refused_on_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert_refused(
+        outblas("tune", "--agent", "recorded", "--device", "replay:h200", "--run", str(run)), "would read the answers"
+    )
+    assert not run.exists()

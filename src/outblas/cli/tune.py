@@ -44,9 +44,15 @@ def tune(
 
     from outblas.tune_run import run_tune
 
-    err.print(f"tuning {len(problems)} problems of {suite} on {where}, agent {agent}, budget {budget}", markup=False)
     with common.progress_bar("tune") as progress:
-        library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), progress)
+
+        def first(done: int, total: int, note: object = "") -> None:
+            if done == 1:  # said only once there is something to wait for: an error stands alone
+                what = f"tuning {len(problems)} problems of {suite} on {where}, agent {agent}, budget {budget}"
+                err.print(what, markup=False)
+            progress(done, total, note)
+
+        library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), first)
     for pdl in (False, True):
         title = "PDL allowed" if pdl else "without PDL"
         fallbacks = f"{library.fallbacks(pdl)} of {len(library.rows)} fall back to the baseline"
