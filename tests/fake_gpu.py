@@ -45,6 +45,7 @@ class FakeGpu:
         missing: names of baselines that cannot be timed.
         asked: (gpu index, problem, configs) of every call of ``evaluate``.
         options: those of every evaluator made; closed: how many were closed.
+        expected: (gpu index, problems) of every call of ``expect``.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class FakeGpu:
         self.asked: list[tuple[int, Problem, tuple[KernelConfig, ...]]] = []
         self.options: list[Options] = []
         self.closed = 0
+        self.expected: list[tuple[int, tuple[Problem, ...]]] = []
 
     def evaluator(self, gpu_index: int = 0, options: Options | None = None, **_: Any) -> FakeEvaluator:
         """In place of the class LiveEvaluator."""
@@ -79,6 +81,9 @@ class FakeEvaluator:
     @property
     def source(self) -> str:
         return f"cuda:{self._index}"
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        self._state.expected.append((self._index, tuple(problems)))
 
     def candidates(self, problem: Problem) -> list[KernelConfig]:
         return candidates(problem, self.gpu)

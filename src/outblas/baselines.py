@@ -260,7 +260,7 @@ class NvMatmulHeuristics:
     name = "nvmmh"
 
     def __init__(self, gpu_index: int = 0) -> None:
-        self._loaded: dict[tuple[str, KernelConfig], Any] = {}
+        self._loaded: dict[tuple[Any, ...], Any] = {}
         self._configs: dict[Problem, KernelConfig | None] = {}
 
     def offer(self, configs: dict[Problem, KernelConfig | None]) -> None:
@@ -276,7 +276,7 @@ class NvMatmulHeuristics:
         """
         from outblas.compile import compile_source
         from outblas.launch import load
-        from outblas.source import make_source
+        from outblas.source import kernel_kind, make_source
 
         config = self._config(problem)
         if config is None:
@@ -285,10 +285,9 @@ class NvMatmulHeuristics:
                 "a tile that it can build",
                 "leave this baseline out",
             )
-        source = make_source(problem, config)
-        key = (source.sha(), config)
+        key = kernel_kind(problem, config)
         if key not in self._loaded:
-            self._loaded[key] = load(compile_source(source), config)
+            self._loaded[key] = load(compile_source(make_source(problem, config)), config)
         return self._loaded[key].bind(problem, a, b, c)
 
     def detail(self, problem: Problem) -> str:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import RIVALS
+from outblas.baselines import RIVALS, fastest
 from outblas.config import config_name
-from outblas.errors import DeviceError
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
@@ -93,6 +92,7 @@ def _on_gpus(
     def serve(index: int) -> None:
         try:
             with _Station(index, library, mode, rounds, qps, seed) as station:
+                station.expect(todo)
                 while not stop.is_set():
                     try:
                         problem = work.get_nowait()
@@ -140,6 +140,11 @@ class _Station:
     def __exit__(self, *_: object) -> None:
         self._evaluator.close()
 
+    def expect(self, problems: Sequence[Problem]) -> None:
+        """Problems that are to come, here or on another GPU."""
+        if self._mode != "server":
+            self._evaluator.expect(problems)
+
     def rows(self, problem: Problem) -> list[Row]:
         """The two rows of one problem."""
         if self._mode == "server":
@@ -161,15 +166,9 @@ class _Station:
 
 def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu) -> Row:
     times = {name: timing.median_us for name, timing in report.timings.items()}
-    rivals = [name for name in RIVALS if name in times]
-    if not rivals:
-        why = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
-        raise DeviceError(
-            f"no baseline of {problem.key} could be timed ({why})",
-            "at least one",
-            "run the same command again: it resumes",
-        )
-    best = min(rivals, key=lambda name: times[name])
+    if not any(name in times for name in RIVALS):
+        raise report.none_timed(problem)
+    best = fastest(times)
     timing = report.timings[best]
     row: Row = {
         **problem.to_json(),

@@ -6,7 +6,7 @@ A decision is a pure function of what is known of the operands: shapes, strides,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import ProblemError
@@ -67,11 +67,6 @@ def decide(
     return Decision(None, None, reason)
 
 
-def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
-    """All that a compiled kernel depends on (see source.make_source)."""
-    return config, problem.layout, problem.dtype, problem.acc
-
-
 def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
     if len(a.shape) != 2 or len(b.shape) != 2:
         return f"operands of {len(a.shape)} and {len(b.shape)} dimensions"
@@ -112,38 +107,3 @@ def _from_library(
 def _row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """As torch's is_contiguous: the stride of an extent of 1 means nothing."""
     return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])
-
-
-def overlap(x: Any, y: Any) -> bool:
-    """Whether two tensors may share an element; blocks of columns of one matrix do not.
-
-    Exact for what lies apart and for two 2-D views of equal row pitch; True for anything more entangled.
-    """
-    if not x.numel() or not y.numel():
-        return False
-    (x0, x1), (y0, y1) = _span(x), _span(y)
-    if x1 <= y0 or y1 <= x0:
-        return False
-    rows = [_rows(t) for t in (x, y)]
-    if None in rows or x.element_size() != y.element_size():
-        return True
-    (pitch, width_x), (pitch_y, width_y) = rows  # type: ignore[misc]
-    bytes_apart = y0 - x0
-    if pitch != pitch_y or max(width_x, width_y) > pitch or bytes_apart % x.element_size():
-        return True
-    apart = bytes_apart // x.element_size() % pitch
-    return apart < width_x or apart + width_y > pitch
-
-
-def _span(t: Any) -> tuple[int, int]:
-    """Addresses of the first byte and of the byte after the last."""
-    last = sum((extent - 1) * stride for extent, stride in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
-
-def _rows(t: Any) -> tuple[int, int] | None:
-    """(pitch, width) in elements of a 2-D view whose rows or columns are dense, else None."""
-    if t.dim() != 2:
-        return None
-    (outer, rows), (inner, width) = sorted(zip(t.stride(), t.shape, strict=True), reverse=True)
-    return (outer, width) if inner == 1 and rows >= 1 else None

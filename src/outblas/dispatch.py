@@ -17,11 +17,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outblas.config import KernelConfig, config_name
-from outblas.decide import Decision, Operand, decide, kernel_kind, overlap
+from outblas.decide import Decision, Operand, decide
 from outblas.errors import CompileError, DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.library import Library
+from outblas.overlap import overlap
 from outblas.problem import ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
+from outblas.source import kernel_kind
 from outblas.space import gpu_of_device
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class LiveEvaluator:
             DeviceError: the worker cannot start, or fails by itself. ToolchainMissing: a wheel is missing.
         """
         listed = list(pairs)
-        self._ask_nvmmh(dict.fromkeys(p for p, _ in listed))
+        self.expect(dict.fromkeys(p for p, _ in listed))
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             items: list[Item] = [(problem, config, self._nvmmh.get(problem)) for _, config in group]
             for index, value in self.sandbox.run(items):
@@ -87,7 +87,7 @@ class LiveEvaluator:
     def baseline_report(self, problem: Problem) -> Baselines:
         """Times with samples, details, and why a baseline was left out."""
         if problem not in self._baselines:
-            self._ask_nvmmh([problem])
+            self.expect([problem])
             for _, value in self.sandbox.run([(problem, None, self._nvmmh.get(problem))]):
                 lost = isinstance(value, Lost)
                 self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
@@ -101,8 +101,11 @@ class LiveEvaluator:
             self._baselines[problem] = baselines
         return evaluation  # type: ignore[no-any-return]
 
-    def _ask_nvmmh(self, problems: Iterable[Problem]) -> None:
-        """nvMatmulHeuristics' choices, many problems in one subprocess; without the package there are none."""
+    def expect(self, problems: Iterable[Problem]) -> None:
+        """Problems that are to come: asks nvMatmulHeuristics for all at once, in one subprocess.
+
+        Not needed, but a subprocess per problem costs 0.07 s. Without the package there are no choices.
+        """
         new = [p for p in problems if p not in self._nvmmh]
         if not new or "nvmmh" not in self.options.baselines:
             return

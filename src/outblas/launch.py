@@ -16,6 +16,7 @@ from outblas.cubin import Cubin
 from outblas.driver import check, driver
 from outblas.errors import ConfigError, TensorError
 from outblas.geometry import geometry, grid
+from outblas.overlap import overlap
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
 from outblas.space import gpu_of_device, why_illegal
@@ -170,7 +171,7 @@ def check_operands(problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.
         if not tensor.is_contiguous():
             raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous row-major tensor", "make it so")
     for name, tensor in (("a", a), ("b", b)):
-        if _overlap(tensor, c):
+        if overlap(tensor, c):
             raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
 
 
@@ -243,8 +244,3 @@ def ensure_context() -> None:
         import torch
 
         torch.cuda.synchronize()  # torch makes the context at its first use of the device
-
-
-def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    first, second = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (x, y))
-    return second[0] < first[1]

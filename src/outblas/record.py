@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from outblas.config import KernelConfig, config_name
-from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
@@ -79,11 +78,12 @@ def run_record(
     end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:
-            for problem in problems:
+            todo = [p for p in problems if p.key not in done]
+            evaluator.expect(todo)
+            for problem in todo:
                 if monotonic() > end:
                     return None
-                if problem.key not in done:
-                    journal.append(_measure(evaluator, problem, catalogue))
+                journal.append(_measure(evaluator, problem, catalogue))
                 if progress is not None:
                     progress(len(journal.entries), len(problems))
     finally:
@@ -112,12 +112,7 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
         cells[wanted[evaluation.config]] = _cell(evaluation)
     report = evaluator.baseline_report(problem)
     if not report.timings:
-        why = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
-        raise DeviceError(
-            f"no baseline of {problem.key} could be timed ({why})",
-            "at least one",
-            "run the same command again: it resumes",
-        )
+        raise report.none_timed(problem)
     baselines = {
         name: [timing.median_us, timing.spread, report.details.get(name, "")] for name, timing in report.timings.items()
     }

@@ -68,6 +68,15 @@ class Baselines:
     details: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def none_timed(self, problem: Problem) -> DeviceError:
+        """The error of a long run that needs a baseline where none could be timed."""
+        why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
+        return DeviceError(
+            f"no baseline of {problem.key} could be timed ({why})",
+            "at least one",
+            "run the same command again: it resumes",
+        )
+
 
 def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
     """Problems of the same layout, dtype and accumulator on which a config is proved in full.
@@ -204,11 +213,11 @@ class Handler:
         from outblas.compile import compile_source
         from outblas.launch import load
         from outblas.sass import check_static
-        from outblas.source import make_source
+        from outblas.source import kernel_kind, make_source
 
-        source = make_source(problem, config)
-        key = (source.sha(), config)
+        key = kernel_kind(problem, config)
         if key not in self._kernels:
+            source = make_source(problem, config)
             cubin = compile_source(source, architecture(self._options.gpu))
             reason = check_static(cubin.facts, source, cubin)
             if reason is not None:
@@ -218,14 +227,14 @@ class Handler:
         return self._kernels[key]  # type: ignore[no-any-return]
 
     def _prove(self, desk: _Desk, kernel: Bindable, config: KernelConfig, emit: Emit, index: int) -> Verdict:
+        from outblas.source import kernel_kind
         from outblas.verify import prove
 
         full: Verdict | None = None
         if self._options.level == "full" and config_name(config) not in self._options.proved:
-            p = desk.problem
-            key = (config, p.layout, p.dtype, p.acc)
+            key = kernel_kind(desk.problem, config)
             if key not in self._proved:
-                for small in representatives(p, config, self._options.gpu):
+                for small in representatives(desk.problem, config, self._options.gpu):
                     emit.begin(index)  # a sign of life: each proof has the time limit to itself
                     verdict = prove(kernel, small, None, "full", self._options.gpu_index)
                     if verdict.status is not Status.PASSED:

@@ -280,3 +280,8 @@ def test_a_problem_without_any_baseline_stops_the_run_in_one_line_and_is_done_ag
         run(library, tmp_path / "out.parquet")
     gpu.missing = set()
     assert len(run(library, tmp_path / "out.parquet").rows) == 8
+
+
+def test_all_problems_to_come_are_announced_at_once(gpu: FakeGpu, library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path / "out.parquet")
+    assert gpu.expected == [(0, PROBLEMS)]

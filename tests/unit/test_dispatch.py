@@ -11,12 +11,14 @@ import pytest
 
 from outblas import dispatch
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.decide import Decision, Operand, decide, kernel_kind, overlap
+from outblas.decide import Decision, Operand, decide
 from outblas.dispatch import DeviceState, explain, matmul
 from outblas.errors import CompileError, DeviceError, TensorError, UsageError
 from outblas.library import Choice, Library, Row
+from outblas.overlap import overlap
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
+from outblas.source import kernel_kind
 
 PLAIN, DEPENDENT = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True)
 SCALAR = Sm80MmaConfig(64, 64, vec=1)
