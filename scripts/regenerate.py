@@ -1,12 +1,13 @@
 """Make everything that is measured, on a GPU: recording, library, published results. Resumable.
 
-    python scripts/regenerate.py --work build/h200 [--steps record,tune,confirm,tuned,bench]
+    python scripts/regenerate.py --work build/h200 [--steps record,tune,confirm,tuned,bench,demote]
 
 record   the catalogue over grid1000 TN, fp16, fp32 accumulate    -> <work>/recording/
 tune     the recording's best two of each launch option, re-timed -> <work>/library.json
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 tuned    tune and confirm as a result file, all problems         -> <work>/grid1000_tn_fp16_fp32_offline_tuned.parquet
 bench    the library against every baseline, fresh process        -> <work>/grid1000_tn_fp16_fp32_offline.parquet
+demote   (only when asked for) what was behind in the bench is not kept; then bench again
 
 Then copy them to src/outblas/data/{recordings/h200,libraries} and results/h200, and run
 ``outblas results --write``.
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from outblas.agents.recorded import Recorded
 from outblas.bench import run_bench
@@ -89,20 +91,34 @@ def confirm(work: Path, gpu_index: int) -> None:
         [row.problem for row in doubtful], SUITE, work / "library.json", path, (gpu_index,), "offline", (LAYOUT,),
         BENCH_ROUNDS, True, printer("confirm"), seed=SEEDS["confirm"],
     )  # fmt: skip
-    lost = {
-        (row["m"], row["n"], row["k"], row["pdl"])
-        for row in read_result(path).rows
-        if not row["fallback"] and row["low"] <= 1.0
-    }
+    lost = [row for row in read_result(path).rows if not row["fallback"] and row["low"] <= 1.0]
+    _without(library, lost).save(work / "library.json")
+    print(f"confirm: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
+
+
+def demote(work: Path, gpu_index: int) -> None:
+    """Drop the kernels that were behind the baseline in the bench; the bench is then to be made again (needs no GPU).
+
+    The losing bench stays beside it, under another name.
+    """
+    path = work / f"{STEM}_offline.parquet"
+    lost = [row for row in read_result(path).rows if not row["fallback"] and row["published"] < 1.0]
+    _without(Library.load(work / "library.json"), lost).save(work / "library.json")
+    path.rename(work / f"{STEM}_offline_before_demote.parquet")
+    print(f"demote: {len(lost)} kernels not kept", flush=True)
+
+
+def _without(library: Library, lost: list[dict[str, Any]]) -> Library:
+    """The library less the kernels of these result rows: those problems use the baseline."""
+    keys = {(row["m"], row["n"], row["k"], row["pdl"]) for row in lost}
     rows = []
     for row in library.rows:
         p = row.problem
         for pdl, name in ((False, "plain"), (True, "pdl")):
-            if (p.m, p.n, p.k, pdl) in lost:
+            if (p.m, p.n, p.k, pdl) in keys:
                 row = replace(row, **{name: None})
         rows.append(row)
-    replace(library, rows=tuple(rows)).save(work / "library.json")
-    print(f"confirm: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
+    return replace(library, rows=tuple(rows))
 
 
 def _is_close(choice: Choice | None) -> bool:
@@ -140,14 +156,15 @@ def bench(work: Path, gpu_index: int) -> None:
     )  # fmt: skip
 
 
-STEPS = {"record": record, "tune": tune_recorded, "confirm": confirm, "tuned": tuned, "bench": bench}
+DEFAULT_STEPS = {"record": record, "tune": tune_recorded, "confirm": confirm, "tuned": tuned, "bench": bench}
+STEPS = {**DEFAULT_STEPS, "demote": demote}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--gpu-device-id", type=int, default=0)
-    parser.add_argument("--steps", default=",".join(STEPS))
+    parser.add_argument("--steps", default=",".join(DEFAULT_STEPS))
     parser.add_argument("--here", action="store_true", help="run the one step given in this process")
     options = parser.parse_args()
     names = options.steps.split(",")
