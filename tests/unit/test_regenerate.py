@@ -32,7 +32,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_step_leaves_files_that_load(script: Any, tmp_path: Path) -> None:
-    for step in script.STEPS.values():
+    for step in script.DEFAULT_STEPS.values():
         step(tmp_path, 0)
     assert list(Recording.load(tmp_path / "recording").problems) == PROBLEMS
     library = Library.load(tmp_path / "library.json")
@@ -53,3 +53,17 @@ def test_a_kernel_that_does_not_win_again_is_not_kept(
     script.confirm(tmp_path, 0)
     library = Library.load(tmp_path / "library.json")
     assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(PROBLEMS)
+
+
+def test_a_kernel_behind_in_the_bench_is_demoted_and_the_next_bench_falls_back(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in script.DEFAULT_STEPS.values():
+        step(tmp_path, 0)
+    (tmp_path / f"{script.STEM}_offline.parquet").unlink()
+    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 3.95)
+    script.bench(tmp_path, 0)
+    script.demote(tmp_path, 0)
+    script.bench(tmp_path, 0)
+    assert all(row["fallback"] for row in read_result(tmp_path / f"{script.STEM}_offline.parquet").rows)
+    assert (tmp_path / f"{script.STEM}_offline_1.parquet").exists()  # the losing bench is kept
