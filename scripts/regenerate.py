@@ -1,11 +1,10 @@
 """Make everything that is measured, on a GPU: recording, library, published results. Resumable.
 
-    python scripts/regenerate.py --work build/h200 [--steps record,tune,confirm,tuned,bench,demote]
+    python scripts/regenerate.py --work build/h200 [--steps record,tune,confirm,bench,demote]
 
 record   the catalogue over grid1000 TN, fp16, fp32 accumulate    -> <work>/recording/
 tune     the recording's best two of each launch option, re-timed -> <work>/library.json
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
-tuned    tune and confirm as a result file, all problems         -> <work>/grid1000_tn_fp16_fp32_offline_tuned.parquet
 bench    the library against every baseline, fresh process        -> <work>/grid1000_tn_fp16_fp32_offline.parquet
 demote   (only when asked for) what was not surely ahead in the bench is not kept; then bench again
 
@@ -26,20 +25,16 @@ from typing import Any
 
 from outblas.agents.recorded import Recorded
 from outblas.bench import run_bench
-from outblas.errors import RecordError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.library import Choice, Library
-from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.record import run_record
 from outblas.recording import Recording
-from outblas.results import read_result, write_result
-from outblas.roofline import GPUS
+from outblas.results import read_result
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
 from outblas.suites import suite
 from outblas.tune import tune
-from outblas.tune_result import result_rows
 
 SUITE, LAYOUT, DTYPE, ACC = "grid1000", "TN", "fp16", "fp32"
 STEM = f"{SUITE}_{LAYOUT}_{DTYPE}_{ACC}".lower()
@@ -127,29 +122,6 @@ def _is_close(choice: Choice | None) -> bool:
     return choice is not None and choice.speedup < CONFIRM_BELOW
 
 
-def tuned(work: Path, gpu_index: int) -> None:
-    """The tuning run's own figures for what was installed: paired, but of the run that chose (needs no GPU)."""
-    library = Library.load(work / "library.json")
-    with Store(work / "tune.sqlite") as store:
-        rows = list(result_rows(library, store, "tune", _FromLibrary(library)))
-    provenance = {**library.provenance, "note": "figures of the tuning run: 2 kernels per launch option competed"}
-    write_result(rows, {"suite": SUITE, "provenance": provenance}, work / f"{STEM}_offline_tuned.parquet")
-
-
-class _FromLibrary:
-    """What result_rows asks of an evaluator, from the library's own rows."""
-
-    def __init__(self, library: Library) -> None:
-        self.gpu, self._library = GPUS[library.gpu], library
-
-    def baselines(self, problem: Problem) -> dict[str, float]:
-        raise RecordError(f"the store has no baselines for {problem.key}", "a tuned problem", "run the step tune")
-
-    def baseline_detail(self, problem: Problem, name: str) -> str:
-        row = self._library.lookup(problem)
-        return row.baseline_detail if row is not None and row.baseline == name else ""
-
-
 def bench(work: Path, gpu_index: int) -> None:
     out = work / f"{STEM}_offline.parquet"
     run_bench(
@@ -158,7 +130,7 @@ def bench(work: Path, gpu_index: int) -> None:
     )  # fmt: skip
 
 
-DEFAULT_STEPS = {"record": record, "tune": tune_recorded, "confirm": confirm, "tuned": tuned, "bench": bench}
+DEFAULT_STEPS = {"record": record, "tune": tune_recorded, "confirm": confirm, "bench": bench}
 STEPS = {**DEFAULT_STEPS, "demote": demote}
 
 

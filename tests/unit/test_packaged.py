@@ -139,17 +139,15 @@ def test_the_summary_the_readme_and_the_picture_are_what_the_result_files_say(mo
     assert check_published() == []
 
 
-def test_the_tuned_result_file_is_the_packaged_library(library: Library) -> None:
-    rows = read_result(RESULTS / "grid1000_tn_fp16_fp32_offline_tuned.parquet").rows
-    assert len(rows) == 2 * len(library.rows)
+def test_the_published_bench_is_of_the_packaged_library(library: Library) -> None:
+    rows = read_result(RESULTS / "grid1000_tn_fp16_fp32_offline.parquet").rows
+    assert len(rows) == 2 * 1000
     for row in rows:
         found = library.lookup(Problem.from_json(row))
         assert found is not None
         choice = found.choice(row["pdl"])
         assert row["fallback"] == (choice is None)
-        if choice is not None:
-            assert row["config"] == config_name(choice.config)
-            assert row["published"] == pytest.approx(choice.speedup)
+        assert row["config"] == ("" if choice is None else config_name(choice.config))
 
 
 def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
