@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Union, get_args
 
 from outblas.errors import ConfigError
 
-Schedule = Literal["coop", "pingpong"]
+Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
 
@@ -24,7 +24,8 @@ class Sm90WgmmaConfig:
         bm, bn, bk: tile of C in elements and depth of one pipeline stage.
         stages: pipeline depth.
         consumers: warpgroups that issue wgmma.
-        schedule: ``coop``: consumers share one tile; ``pingpong``: they alternate tiles.
+        schedule: ``coop``: consumers share one tile; ``stagger``: the same, one behind the other, so that
+            their epilogues do not coincide; ``pingpong``: they alternate tiles.
         cluster_m, cluster_n: CTAs of a cluster along M and N; operand tiles are multicast in it.
         split_k: CTAs of a cluster that share one tile's K, summed through distributed shared memory.
         persistent: one CTA per SM walks over tiles; else one CTA per tile.

@@ -96,6 +96,7 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "STAGES": c.stages,
         "CONSUMERS": c.consumers,
         "PINGPONG": pingpong,
+        "STAGGER": c.schedule == "stagger",
         "CLUSTER_M": c.cluster_m,
         "CLUSTER_N": c.cluster_n,
         "SPLIT": c.split_k,

@@ -64,6 +64,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
+        (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
         (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
         (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
@@ -149,26 +150,36 @@ def _pool_split() -> Iterator[KernelConfig]:
         (64, 16, 1, (2, 3, 4, 8, 16)),
         (64, 32, 1, (2, 3, 4, 6, 8, 16)),
         (64, 64, 1, (2, 3, 4, 6, 8, 16)),
-        (64, 96, 1, (2, 4)),
-        (64, 128, 1, (2, 3, 4, 6, 8)),
-        (64, 256, 1, (2, 4)),
+        (64, 96, 1, (2, 4, 8)),
+        (64, 128, 1, (2, 3, 4, 6, 8, 12, 16)),
+        (64, 192, 1, (2, 4, 8)),
+        (64, 256, 1, (2, 4, 8)),
         (128, 32, 2, (2, 4, 8)),
-        (128, 64, 2, (2, 3, 4, 8)),
-        (128, 96, 2, (2, 3)),
-        (128, 128, 2, (2, 3, 4)),
-        (128, 192, 2, (2, 3)),
-        (128, 256, 2, (2,)),
+        (128, 64, 2, (2, 3, 4, 8, 16)),
+        (128, 96, 2, (2, 3, 5)),
+        (128, 128, 2, (2, 3, 4, 6, 8, 12, 16)),
+        (128, 192, 2, (2, 3, 4, 8)),
+        (128, 256, 2, (2, 4, 8)),
+        (256, 64, 2, (2, 4, 8)),
+        (256, 128, 2, (2, 4, 8)),
     ):
         for split in splits:
+            inbox = _inbox(bm, bn, consumers, split)
             for bk in (64, 128):
-                stages = _stages(bm, bn, bk, (split - 1) * bm * bn * 4)
+                stages = _stages(bm, bn, bk, inbox)
                 if stages >= 2:
                     yield Sm90WgmmaConfig(bm, bn, bk, stages, consumers, split_k=split, store="direct")
-            if split <= 4 and bn >= 64:
+            if split <= 8 and bn >= 64:
                 for cm, cn in ((2, 1), (1, 2)):
-                    stages = _stages(bm, bn, 64, (split - 1) * bm * bn * 4)
+                    stages = _stages(bm, bn, 64, inbox)
                     if stages >= 3:
                         yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, split, store="direct")
+
+
+def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
+    """Bytes that one CTA receives of its peers' sums (geometry.py has the exact figure)."""
+    units = bm // 64 // consumers * (bn // 8)
+    return (split - 1) * consumers * (units // divisor_up_to(units, split)) * 128 * 16
 
 
 def _pool_tiles() -> Iterator[KernelConfig]:

@@ -2,6 +2,7 @@
 //
 // One producer thread feeds a ring of STAGES tiles by TMA; CONSUMERS warpgroups multiply out of it.
 //   coop      the consumers share a tile (each BM / CONSUMERS rows);
+//   stagger   the same, the second starting LAG stages later, so that their epilogues do not coincide;
 //   pingpong  they alternate whole tiles, so one's epilogue hides behind the other's wgmma.
 // A cluster has SPLIT x CLUSTER_N x CLUSTER_M CTAs: along M and N operand tiles are multicast,
 // along SPLIT the CTAs share one tile's K and reduce through distributed shared memory.
@@ -50,6 +51,7 @@ constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8;
 constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
 constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
+constexpr int LAG = STAGES / 2;      // stages by which `stagger` delays the second consumer
 
 // What every role needs to walk the same tiles in the same order.
 struct Work {
@@ -153,6 +155,10 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
       ring.next();
     }
   }
+  // A CTA must outlive the arrivals that its peers send it: all of its stages have been given back.
+  if constexpr (MULTICAST > 1) {
+    for (int s = 0; s < STAGES; ++s, ring.next()) mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
+  }
 }
 
 // Tells the producers that write this stage that one warp has finished reading it.
@@ -184,11 +190,13 @@ __device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], u32 
 }
 
 // One tile's K loop, one wgmma group kept in flight.
+// `lead`: this is the first tile of a staggered pair's first warpgroup, which starts the second.
 __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][ACC_REGS], u32 smem, Ring& ring,
-                                              int wg_row, int lane) {
+                                              int wg_row, int lane, bool lead) {
   u32 previous = 0;
 #pragma unroll 1
   for (int i = 0; i < w.k_iters; ++i) {
+    if (STAGGER && lead && i == (w.k_iters < LAG ? w.k_iters : LAG) - 1) named_arrive(ORDER_BARRIER, 256);
     mbar_wait(smem + FULL_OFFSET + 8 * ring.stage, ring.parity);
     wgmma_fence();
     multiply_stage(acc, smem + ring.stage * STAGE_BYTES, wg_row, i == 0);
@@ -218,13 +226,14 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
   // Pingpong: the K loops take turns. A warpgroup that ran ahead would see the parity of an older
   // fill and take it for its own.
   if (PINGPONG && warpgroup == 1) named_arrive(ORDER_BARRIER, 256);
+  if (STAGGER && warpgroup == 1 && w.first < w.tiles) named_sync(ORDER_BARRIER, 256);
   for (int tile = w.first; tile < w.tiles; tile += w.step, ++turn) {
     if (PINGPONG && turn % CONSUMERS != warpgroup) {
       ring.skip(w.k_iters);
       continue;
     }
     if constexpr (PINGPONG) named_sync(ORDER_BARRIER + warpgroup, 256);
-    multiply_tile(w, acc, smem, ring, wg_row, wg_thread % 32);
+    multiply_tile(w, acc, smem, ring, wg_row, wg_thread % 32, warpgroup == 0 && turn == 0);
     if (PINGPONG && tile + w.step < w.tiles) named_arrive(ORDER_BARRIER + 1 - warpgroup, 256);
     finish_tile(w, smem, ring, wg_thread % 32);
     const TileCoord at = w.origin(tile);
@@ -252,7 +261,6 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   }
   if constexpr (SPLIT > 1) mbar_init(smem + REDUCE_BAR_OFFSET, 1);
   fence_mbar_init();
-  fence_proxy_async();
   if (SPLIT > 1 && cluster_rank() / MULTICAST < OWNERS) mbar_arrive_expect_tx(smem + REDUCE_BAR_OFFSET, Reduce::EXPECTED_BYTES);
 }
 
@@ -265,12 +273,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const bool producer_warp = threadIdx.x / 32 == 4 * CONSUMERS;
 
   if (PDL) pdl_launch_dependents();
-  if (threadIdx.x == 128 * CONSUMERS) {
+  if (threadIdx.x == 128 * CONSUMERS) init_barriers(smem);
+  // Another warp's: a fence behind a prefetch would wait for it.
+  if (threadIdx.x == 0) {
     tma_prefetch(&map_a);
     tma_prefetch(&map_b);
-    init_barriers(smem);
+    if (STORE_TMA) tma_prefetch(&map_c);
   }
-  if (STORE_TMA && threadIdx.x == 0) tma_prefetch(&map_c);
   __syncwarp();
   if constexpr (CLUSTER > 1) cluster_arrive();
   // Multicast writes into peers: they must be ready before the first load. Split-K writes into them
@@ -289,10 +298,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGS>();
     if constexpr (MULTICAST == 1) named_sync(START_BARRIER, 128 * CONSUMERS + 32);
     consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread);
-  }
-  // A CTA must outlive the multicasts and arrivals that its peers send it.
-  if constexpr (MULTICAST > 1) {
-    cluster_arrive();
-    cluster_wait();
   }
 }

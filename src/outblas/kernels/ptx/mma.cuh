@@ -1,5 +1,5 @@
 // Warp-level matrix multiply and the shared-memory moves around it.
-// PTX ISA: Warp Level Matrix Instructions: mma, ldmatrix, stmatrix.
+// PTX ISA: Warp Level Matrix Instructions: mma, ldmatrix, stmatrix, movmatrix.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -27,6 +27,13 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, u32 a, u32 b, u32 c, u32 d
 }
 __device__ __forceinline__ void stmatrix_x2(u32 addr, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b) : "memory");
+}
+
+// movmatrix.trans: an 8x8 tile held across the warp (row lane/4, columns 2 (lane%4) + {0, 1}), transposed.
+__device__ __forceinline__ u32 transpose_8x8(u32 pair) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
 }
 
 // mma.m16n8k16 with fp32 accumulators.

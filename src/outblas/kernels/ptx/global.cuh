@@ -1,0 +1,42 @@
+// Global memory, in vectors of 1, 2 or 4 registers. PTX ISA: Data Movement and Conversion Instructions: ld, st.
+// Not ld.global.nc: under programmatic dependent launch a predecessor may still write the operands after this
+// kernel has begun, which .nc forbids.
+#pragma once
+#include "ptx/types.cuh"
+
+// ld.global.v4/v2/b32: WORDS registers; zeros where `valid` is false.
+template <int WORDS>
+__device__ __forceinline__ void load_vector(u32 (&r)[WORDS], const u16* from, bool valid) {
+  static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "one load");
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) r[i] = 0;
+  if constexpr (WORDS == 4)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
+                 : "l"(from), "r"(static_cast<int>(valid))
+                 : "memory");
+  else if constexpr (WORDS == 2)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.global.v2.b32 {%0, %1}, [%2];\n}"
+                 : "+r"(r[0]), "+r"(r[1])
+                 : "l"(from), "r"(static_cast<int>(valid))
+                 : "memory");
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n}"
+                 : "+r"(r[0])
+                 : "l"(from), "r"(static_cast<int>(valid))
+                 : "memory");
+}
+
+// st.global.v4/v2/b32.
+template <int WORDS>
+__device__ __forceinline__ void store_vector(u16* to, const u32 (&r)[WORDS]) {
+  if constexpr (WORDS == 4)
+    *reinterpret_cast<uint4*>(to) = make_uint4(r[0], r[1], r[2], r[3]);
+  else if constexpr (WORDS == 2)
+    *reinterpret_cast<uint2*>(to) = make_uint2(r[0], r[1]);
+  else
+    *reinterpret_cast<u32*>(to) = r[0];
+}
+
+// fence.acq_rel.cta: no memory access moves across. PTX ISA: membar / fence.
+__device__ __forceinline__ void memory_fence_cta() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
