@@ -34,7 +34,11 @@ constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 // A, and B of TN: blocks of 64 elements of K (one 128-byte swizzle row). B of NN is N-major: blocks
 // of B_WIDTH elements of N, whose rows run along K.
 constexpr int K_BLOCKS = BK / 64;
-constexpr int B_SWIZZLE = B_WIDTH == 64 ? 1 : B_WIDTH == 32 ? 2 : 3;
+// K-major: 8 rows of 128 bytes are 1024 apart; 16 of K are 32 bytes inside the swizzle row.
+// N-major: B_WIDTH columns are BK rows apart (leading), 8 of K are 8 rows apart (stride).
+constexpr int B_SWIZZLE = B_K_MAJOR || B_WIDTH == 64 ? 1 : B_WIDTH == 32 ? 2 : 3;
+constexpr int B_LEADING = B_K_MAJOR ? 16 : BK * B_WIDTH * ELEM;
+constexpr int B_STRIDE = B_K_MAJOR ? 1024 : 8 * B_WIDTH * ELEM;
 
 using Reduce = ClusterReduce<MI, CONSUMERS>;
 constexpr int INBOX_BYTES = SPLIT > 1 ? Reduce::EXPECTED_BYTES : 0;
@@ -171,20 +175,25 @@ __device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage
   }
 }
 
+// Descriptors of A and B, the part that changes (the low word, in units of 16 bytes) for stage 0. To walk, a
+// number is added to it: making each descriptor anew doubles the instructions of the K loop.
+struct Descriptors {
+  u32 a, b;
+
+  __device__ __forceinline__ Descriptors(u32 smem, int wg_row)
+      : a(descriptor_low(smem + wg_row * 128, 16)), b(descriptor_low(smem + A_BYTES, B_LEADING)) {}
+};
+
 // All wgmma of one stage for this warpgroup.
-__device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], u32 stage_smem, int wg_row, bool first) {
+__device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], const Descriptors& at, u32 stage, bool first) {
+  const u32 a = at.a + stage * (STAGE_BYTES / 16), b = at.b + stage * (STAGE_BYTES / 16);
 #pragma unroll
   for (int kk = 0; kk < BK / 16; ++kk) {
-    const u32 b = stage_smem + A_BYTES;
-    // K-major: 8 rows of 128 bytes are 1024 apart; 16 of K are 32 bytes inside the swizzle row.
-    // N-major: B_WIDTH columns are BK rows apart (leading), 8 of K are 8 rows apart (stride).
-    const u64 desc_b = B_K_MAJOR ? smem_descriptor(b + (kk / 4) * BN * 128 + (kk % 4) * 32, 16, 1024, 1)
-                                 : smem_descriptor(b + kk * 16 * B_WIDTH * ELEM, BK * B_WIDTH * ELEM,
-                                                   8 * B_WIDTH * ELEM, B_SWIZZLE);
+    const u32 bk = b + (B_K_MAJOR ? (kk / 4) * BN * 128 + (kk % 4) * 32 : kk * 16 * B_WIDTH * ELEM) / 16;
 #pragma unroll
     for (int mi = 0; mi < MI; ++mi) {
-      const u32 a = stage_smem + (kk / 4) * BM * 128 + (wg_row + mi * 64) * 128 + (kk % 4) * 32;
-      wgmma_instance(acc[mi], smem_descriptor(a, 16, 1024, 1), desc_b, !(first && kk == 0));
+      const u32 ak = a + ((kk / 4) * BM * 128 + mi * 64 * 128 + (kk % 4) * 32) / 16;
+      wgmma_instance(acc[mi], descriptor(ak, 1024, 1), descriptor(bk, B_STRIDE, B_SWIZZLE), !(first && kk == 0));
     }
   }
 }
@@ -192,14 +201,14 @@ __device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], u32 
 // One tile's K loop, one wgmma group kept in flight.
 // `lead`: this is the first tile of a staggered pair's first warpgroup, which starts the second.
 __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][ACC_REGS], u32 smem, Ring& ring,
-                                              int wg_row, int lane, bool lead) {
+                                              const Descriptors& at, int lane, bool lead) {
   u32 previous = 0;
 #pragma unroll 1
   for (int i = 0; i < w.k_iters; ++i) {
     if (STAGGER && lead && i == (w.k_iters < LAG ? w.k_iters : LAG) - 1) named_arrive(ORDER_BARRIER, 256);
     mbar_wait(smem + FULL_OFFSET + 8 * ring.stage, ring.parity);
     wgmma_fence();
-    multiply_stage(acc, smem + ring.stage * STAGE_BYTES, wg_row, i == 0);
+    multiply_stage(acc, at, ring.stage, i == 0);
     wgmma_commit();
     if (i > 0) {
       wgmma_wait<1>();
@@ -222,6 +231,7 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
   AccReg acc[MI][ACC_REGS];
   Ring ring;
   const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
+  const Descriptors descriptors(smem, wg_row);
   int turn = 0;
   // Pingpong: the K loops take turns. A warpgroup that ran ahead would see the parity of an older
   // fill and take it for its own.
@@ -233,7 +243,7 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
       continue;
     }
     if constexpr (PINGPONG) named_sync(ORDER_BARRIER + warpgroup, 256);
-    multiply_tile(w, acc, smem, ring, wg_row, wg_thread % 32, warpgroup == 0 && turn == 0);
+    multiply_tile(w, acc, smem, ring, descriptors, wg_thread % 32, warpgroup == 0 && turn == 0);
     if (PINGPONG && tile + w.step < w.tiles) named_arrive(ORDER_BARRIER + 1 - warpgroup, 256);
     finish_tile(w, smem, ring, wg_thread % 32);
     const TileCoord at = w.origin(tile);
@@ -269,7 +279,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     const __grid_constant__ TensorMap map_c, u16* __restrict__ c, int m, int n, int k) {
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const u32 smem = smem_u32(smem_base);
-  const int warpgroup = threadIdx.x / 128, wg_thread = threadIdx.x % 128;
+  // The same in all lanes, and known to be: what follows from it is kept in uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128, 0);
+  const int wg_thread = threadIdx.x % 128;
   const bool producer_warp = threadIdx.x / 32 == 4 * CONSUMERS;
 
   if (PDL) pdl_launch_dependents();

@@ -16,9 +16,11 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Shared-memory matrix descriptor. PTX ISA: wgmma: Matrix Descriptor Format: address, leading and
-// stride byte offsets in units of 16 bytes; bits 62-63: swizzle 1 = 128 B, 2 = 64 B, 3 = 32 B.
-__device__ __forceinline__ u64 smem_descriptor(u32 addr, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
-  return static_cast<u64>((addr & 0x3FFFF) >> 4) | (static_cast<u64>((leading_bytes & 0x3FFFF) >> 4) << 16) |
-         (static_cast<u64>((stride_bytes & 0x3FFFF) >> 4) << 32) | (static_cast<u64>(swizzle) << 62);
+// Shared-memory matrix descriptor. PTX ISA: wgmma: Matrix Descriptor Format: address (bits 0-13), leading
+// (16-29) and stride (32-45) byte offsets in units of 16 bytes; bits 62-63: swizzle 1 = 128 B, 2 = 64 B,
+// 3 = 32 B. The low word: an address may be advanced by adding to it, as no sum leaves its 14 bits.
+__device__ __forceinline__ u32 descriptor_low(u32 addr, u32 leading_bytes) { return addr >> 4 | leading_bytes >> 4 << 16; }
+
+__device__ __forceinline__ u64 descriptor(u32 low, u32 stride_bytes, u32 swizzle) {
+  return static_cast<u64>(stride_bytes >> 4 | swizzle << 30) << 32 | low;
 }
