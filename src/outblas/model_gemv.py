@@ -1,7 +1,7 @@
 """The model of GPU time of ``sm80_gemv_mma``: how fast the weights can stream, and what is around it.
 
     time = launch (less with PDL) + cluster set-up + fill latency
-         + smooth max of: rounds x (smooth max of: latency chain, SM ingest, L2 share), bytes / HBM
+         + the larger of: rounds x (smooth max of: latency chain, SM ingest, L2 share), bytes / HBM
          + epilogue and sums,                                            bounded below by the floor
 
 A CTA's latency chain is its bytes over those that it keeps in flight, times the latency: steps in registers
@@ -26,16 +26,16 @@ START = {
     "cluster": 0.08,
     "cluster_log": 0.06,
     "latency_l2": 0.5,
-    "latency_hbm": 0.9,
+    "latency_hbm": 0.7,
     "duty": 0.65,
     "ingest": 80e3,
-    "l2": 5.5e6,
-    "hbm": 4.1e6,
+    "l2": 6.0e6,
+    "hbm": 4.2e6,
     "quantum": 0.5,
     "epilogue": 0.3,
     "exchange": 80e3,
     "split": 0.2,
-    "split_peer": 0.1,
+    "split_peer": 0.05,
 }
 
 
@@ -60,7 +60,8 @@ def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
 
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
-    stream = smooth_max(rounds * one_round, once / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
+    # A steady stream: the slower of two stages of one pipeline, nearly.
+    stream = above_floor(rounds * one_round, once / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
     exchange = 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (c["wk"] - 1) / x["exchange"]
     total = launch_us(x, c) + latency + stream + x["epilogue"] + exchange + split_us(x, c)
     return above_floor(total, p["floor"])

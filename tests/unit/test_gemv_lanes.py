@@ -54,9 +54,7 @@ class Kernel:
         for block in range(0, x, self.c.split_k):
             for warp_n in range(self.c.wn):
                 row0 = block // self.c.split_k * self.c.bn + warp_n * self.rows
-                acc = [
-                    [self.warp(rank, warp_k, row0) for warp_k in range(self.c.wk)] for rank in range(self.c.split_k)
-                ]
+                acc = [[self.warp(rank, warp_k, row0) for warp_k in range(self.c.wk)] for rank in range(self.c.split_k)]
                 self.finish(acc, row0)
         return self.out
 
