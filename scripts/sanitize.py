@@ -17,7 +17,7 @@ import sys
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import OutblasError
 from outblas.launch import load
 from outblas.oracle import Oracle
@@ -25,6 +25,8 @@ from outblas.problem import Problem
 from outblas.source import make_source
 
 WHOLE, RAGGED, ODD = (128, 128, 256), (136, 72, 200), (67, 45, 131)
+#: At most 16 rows of A: whole steps; ragged everywhere (NN wants N a multiple of 8).
+TOKENS, FEW, FEW_NN = (8, 128, 1024), (3, 77, 456), (11, 136, 456)
 
 #: name, problems' extents, layout, dtype, accumulator, config
 CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelConfig]] = [
@@ -50,6 +52,12 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
     ("mma", (RAGGED,), "NN", "bf16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4)),
     ("mma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4, split_k=3)),
     ("mma-split", (RAGGED,), "NN", "fp16", "fp16", Sm80MmaConfig(32, 32, 64, 3, 2, 2, split_k=2)),
+    ("gemv", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 32, 1, 4, 2)),
+    ("gemv", (FEW_NN,), "NN", "bf16", "fp32", Sm80GemvConfig(16, 128, 2, 2, 2)),
+    ("gemv-shared", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 64, 2, 4, 3, "shared")),
+    ("gemv-shared", (FEW_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 4, 2, "shared")),
+    ("gemv-split", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 64, 1, 2, 2, split_k=3)),
+    ("gemv-split", (FEW_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 2, 2, "shared", 2)),
     ("mma-scalar", (ODD,), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 32, 3, 2, 2, vec=1)),
 ]  # fmt: skip
 

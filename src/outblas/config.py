@@ -14,6 +14,7 @@ from outblas.errors import ConfigError
 Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
+Ring = Literal["registers", "shared"]
 
 
 @dataclass(frozen=True, order=True)
@@ -82,9 +83,40 @@ class Sm80MmaConfig:
     pdl: bool = False
 
 
-KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig]
-_WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster)}
-FAMILIES: dict[str, type[KernelConfig]] = {c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig)}
+@dataclass(frozen=True, order=True)
+class Sm80GemvConfig:
+    """Knobs of ``sm80_gemv_mma``: at most 16 rows of A (tokens), bound by the reading of B (weights).
+
+    Attributes:
+        bm: tokens that the kernel has room for, 8 or 16.
+        bn: weight rows (columns of C) of a CTA.
+        wn, wk: warps side by side, and warps that share the K of the same rows.
+        unroll: steps in flight per warp; a step is 64 of K for TN, 32 for NN.
+        ring: where they wait: in ``registers``, or ``shared``: in shared memory (cp.async).
+        split_k: CTAs of a cluster that share K (sm_90 only), summed through distributed shared memory.
+        prefetch: bytes that a miss brings into L2, 128 or 256.
+        pdl: launch option, programmatic dependent launch (sm_90 only).
+    """
+
+    family: ClassVar[str] = "sm80_gemv_mma"
+    #: Elements per global load: always 16 bytes.
+    vec: ClassVar[int] = 8
+    #: Depth of K that every layout takes in whole steps.
+    bk: ClassVar[int] = 64
+    bm: int
+    bn: int
+    wn: int = 1
+    wk: int = 8
+    unroll: int = 4
+    ring: Ring = "registers"
+    split_k: int = 1
+    prefetch: int = 256
+    pdl: bool = False
+
+
+KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig]
+_WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster), "Ring": get_args(Ring)}
+FAMILIES: dict[str, type[KernelConfig]] = {c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig)}
 
 
 def config_name(config: KernelConfig) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.problem import ELEMENT_BYTES, Problem
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.problem import ELEMENT_BYTES, Layout, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
 
@@ -38,11 +38,15 @@ class Geometry:
 
 def geometry(problem: Problem, config: KernelConfig) -> Geometry:
     """Geometry of ``config`` for the problem's layout, dtype and accumulator; extents do not matter."""
+    if isinstance(config, Sm80GemvConfig):
+        return _gemv(problem, config)
     return _sm90(problem, config) if isinstance(config, Sm90WgmmaConfig) else _sm80(problem, config)
 
 
 def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, int]:
     """CTAs to launch along x, y and z (scheduler/raster.cuh has what they mean)."""
+    if isinstance(config, Sm80GemvConfig):
+        return config.split_k * _ceil(problem.n, config.bn), 1, 1
     if isinstance(config, Sm80MmaConfig):
         tiles_m, tiles_n = _ceil(problem.m, config.bm), _ceil(problem.n, config.bn)
         return _bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
@@ -61,7 +65,18 @@ def _bands(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, 
 
 def k_tiles(problem: Problem, config: KernelConfig) -> int:
     """Stages' worth of K."""
-    return _ceil(problem.k, config.bk)
+    return _ceil(problem.k, gemv_step(problem.layout) if isinstance(config, Sm80GemvConfig) else config.bk)
+
+
+def gemv_step(layout: Layout) -> int:
+    """Depth of K that a warp of sm80_gemv_mma takes at once."""
+    return 64 if layout == "TN" else 32
+
+
+def gemv_loads(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
+    """16-byte loads of one thread and step: of weights, of tokens."""
+    step = gemv_step(problem.layout)
+    return c.bn // c.wn * step // 256, c.bm // 8 * (step // 32)
 
 
 def divisor_up_to(value: int, limit: int) -> int:
@@ -127,13 +142,8 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
 
 def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
     units = max(1, (c.bm // c.wm // 16) * (c.bn // c.wn // 8))
-    warp_owners = divisor_up_to(units, c.wk)
-    warp_owned = units // warp_owners
-    owners = divisor_up_to(warp_owned, c.split_k)
-    warps = c.wm * c.wn * c.wk
     stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
-    exchange = c.bm * c.bn * 4 * (c.wk - 1)
-    inbox = (c.split_k - 1) * c.wm * c.wn * warp_owners * (warp_owned // owners) * 512
+    sums = _warp_sums(units, c.wm * c.wn, c.wk, c.split_k, stages)
     constants = {
         "BM": c.bm,
         "BN": c.bn,
@@ -143,8 +153,8 @@ def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
         "WN": c.wn,
         "WK": c.wk,
         "SPLIT": c.split_k,
-        "WARP_OWNERS": warp_owners,
-        "OWNERS": owners,
+        "WARP_OWNERS": sums.warp_owners,
+        "OWNERS": sums.owners,
         "GROUP": SM80_GROUP,
         "VEC": c.vec,
         "B_K_MAJOR": problem.layout == "TN",
@@ -152,12 +162,60 @@ def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
         "BF16": problem.dtype == "bf16",
     }
     return Geometry(
-        threads=32 * warps,
-        smem_bytes=max(stages, exchange) + inbox + 8,
+        threads=32 * c.wm * c.wn * c.wk,
+        smem_bytes=sums.smem_bytes,
         cluster=c.split_k,
         accumulators=units * (2 if problem.acc == "fp16" else 4),
         constants=_literals(constants),
     )
+
+
+def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
+    units = max(1, c.bn // c.wn // 16) * (c.bm // 8)
+    threads = 32 * c.wn * c.wk
+    ring = c.unroll * sum(gemv_loads(problem, c)) * threads * 16 if c.ring == "shared" else 0
+    sums = _warp_sums(units, c.wn, c.wk, c.split_k, ring)
+    constants = {
+        "BM": c.bm,
+        "BN": c.bn,
+        "WN": c.wn,
+        "WK": c.wk,
+        "UNROLL": c.unroll,
+        "RING_SHARED": c.ring == "shared",
+        "SPLIT": c.split_k,
+        "WARP_OWNERS": sums.warp_owners,
+        "OWNERS": sums.owners,
+        "PREFETCH": c.prefetch,
+        "B_K_MAJOR": problem.layout == "TN",
+        "PDL": c.pdl,
+        "BF16": problem.dtype == "bf16",
+    }
+    return Geometry(
+        threads=threads,
+        smem_bytes=sums.smem_bytes,
+        cluster=c.split_k,
+        accumulators=4 * units,
+        constants=_literals(constants),
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """epilogue/warp_sums.cuh: how fragments are dealt out, and all of the shared memory, bytes."""
+
+    warp_owners: int
+    owners: int
+    smem_bytes: int
+
+
+def _warp_sums(units: int, positions: int, wk: int, split_k: int, work_bytes: int) -> _Sums:
+    """``units`` fragments a warp, ``positions`` groups of ``wk`` warps, ``work_bytes`` for the K loop."""
+    warp_owners = divisor_up_to(units, wk)
+    warp_owned = units // warp_owners
+    owners = divisor_up_to(warp_owned, split_k)
+    exchange = positions * units * 512 * (wk - 1)
+    inbox = (split_k - 1) * positions * warp_owners * (warp_owned // owners) * 512
+    return _Sums(warp_owners, owners, max(work_bytes, exchange) + inbox + 8)
 
 
 def _literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:

@@ -16,28 +16,23 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas import model_gemv
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
-from outblas.geometry import geometry
+from outblas.geometry import gemv_loads, geometry
+from outblas.model_terms import Columns, Floats, above_floor, launch_us, smooth_max, split_us
 from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets
 
-Floats = NDArray[np.float64]
-#: Named columns that broadcast together: scalars of one problem, arrays over configs, or both over cells.
-Columns = Mapping[str, Any]
-
 FORMAT = 1
-#: Sharpness of the floor: a norm and not a maximum, so that no two predictions are made equal by it.
-FLOOR = 8.0
 #: What an SM of sm_80 to sm_90 offers its CTAs; each CTA also costs 1 KiB of shared memory.
 SM_SMEM, SM_REGISTERS, SM_THREADS, SM_CTAS, CTA_SMEM = 233472, 65536, 2048, 32, 1024
 #: Registers that a thread needs besides its accumulators, by family (they bound CTAs per SM).
-OTHER_REGISTERS = {Sm90WgmmaConfig.family: 40, Sm80MmaConfig.family: 70}
+OTHER_REGISTERS = {Sm90WgmmaConfig.family: 40, Sm80MmaConfig.family: 70, Sm80GemvConfig.family: 56}
 _ANY = Problem(1024, 1024, 1024)
 
 #: Where a fit starts, by family: rough physics, in microseconds, bytes per microsecond, cycles, GHz.
@@ -91,6 +86,7 @@ START: dict[str, dict[str, float]] = {
         "split_peer": 0.03,
         "exchange": 50e3,
     },
+    Sm80GemvConfig.family: model_gemv.START,
 }
 
 
@@ -182,7 +178,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 
 _NAMES = (
     *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
-    *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec"),
+    *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
 )
 
 
@@ -196,6 +192,8 @@ def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
 def _row(config: KernelConfig) -> tuple[float, ...]:
     shape = geometry(_ANY, config)
     registers = shape.accumulators + OTHER_REGISTERS[config.family]
+    if isinstance(config, Sm80GemvConfig) and config.ring == "registers":
+        registers += 4 * gemv_loads(_ANY, config)[0] * config.unroll
     if isinstance(config, Sm90WgmmaConfig) and config.consumers > 1:
         registers = SM_REGISTERS // shape.threads  # setmaxnreg hands out the whole register file
     resident = min(
@@ -205,18 +203,21 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         SM_CTAS,
     )
     own: tuple[float, ...]
+    plain = (1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1)
     if isinstance(config, Sm90WgmmaConfig):
+        stages = config.stages
         own = (
             *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
             *(config.persistent, config.schedule == "pingpong", config.group, config.raster == "m"),
-            *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8),
+            *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8, 0),
         )
+    elif isinstance(config, Sm80GemvConfig):
+        stages = config.unroll
+        own = (*plain, 1, config.wn, config.wk, shape.threads, config.vec, config.ring == "shared")
     else:
-        own = (
-            *(1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1),
-            *(config.wm, config.wn, config.wk, shape.threads, config.vec),
-        )
-    shared = (config.bm, config.bn, config.bk, config.stages, config.split_k, config.pdl)
+        stages = config.stages
+        own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
+    shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
     return tuple(float(x) for x in (*shared, *own))
 
 
@@ -225,6 +226,8 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
 
 def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gpu) -> Floats:
     """The formula over columns that broadcast together; ``x``: coefficients of the family."""
+    if family == Sm80GemvConfig.family:
+        return model_gemv.time_us(x, p, c, gpu)
     tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
     tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]
     tiles = tiles_m * tiles_n
@@ -241,7 +244,7 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])
     stage_bytes = ELEMENT_BYTES * c["bk"] * (c["bm"] + c["bn"])
     l2_bytes = ELEMENT_BYTES * c["bk"] * (c["bm"] / c["cn"] + c["bn"] / c["cm"])
-    stage = _smooth_max(
+    stage = smooth_max(
         full * tensor,
         tensor + chain,
         full * stage_bytes / x["ingest"],
@@ -258,21 +261,20 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     plain = rounds * (latency + main + store * full) + (rounds - 1) * x["wave"]
     if family == Sm90WgmmaConfig.family:
         steady = main + store + x["tile"]
-        alternating = _smooth_max(main, (main + store) / 2) + x["tile"]
+        alternating = smooth_max(main, (main + store) / 2) + x["tile"]
         walked = latency + (rounds - 1) * np.where(c["pingpong"] > 0, alternating, steady) + main + store
         plain = np.where(c["persistent"] > 0, walked, plain)
 
     traffic = _traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
-    work = _smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
-    total = np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"]) + _cluster_us(x, c) + work
-    return (total**FLOOR + np.power(p["floor"], FLOOR)) ** (1 / FLOOR)
+    work = smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
+    return above_floor(launch_us(x, c) + split_us(x, c) + work, p["floor"])
 
 
 def _wgmma_stage(x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
     """Tensor time of one stage and its serial overhead. m64nNk16 takes N / 2 cycles of the tensor
     cores, or those in which shared memory yields its operands (128 bytes a cycle): 16 + N / 4."""
     k16 = c["bk"] / 16
-    cycles = k16 * (c["bm"] / 64) * _smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
+    cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
     return cycles / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
 
 
@@ -284,7 +286,7 @@ def _mma_stage(x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
     read_cycles = warps * (c["bm"] / c["wm"] + c["bn"] / c["wn"]) * (c["bk"] / c["wk"]) * ELEMENT_BYTES / 128
     copies = (c["bm"] + c["bn"]) * c["bk"] / c["vec"] / 32
     serial = x["stage"] + x["issue"] * c["bk"] / 16 / c["wk"] + x["copy"] * copies / warps
-    cycles = _smooth_max(math_cycles, read_cycles + x["copy"] * copies / 4)
+    cycles = smooth_max(math_cycles, read_cycles + x["copy"] * copies / 4)
     return cycles / (x["clock"] * 1e3), serial / (x["clock"] * 1e3)
 
 
@@ -304,15 +306,6 @@ def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:
     return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K meet in shared memory
 
 
-def _cluster_us(x: Mapping[str, float], c: Columns) -> Floats:
-    """Setting a cluster up, and summing a split K through distributed shared memory."""
-    split = c["split"]
-    reduce = x["split"] + x["split_peer"] * (split - 1)
-    reduce = reduce + 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (split - 1) / split / x["exchange"]
-    setup = np.where(c["cluster"] > 1, x["cluster"] + x["cluster_log"] * np.log2(c["cluster"]), 0.0)
-    return setup + np.where(split > 1, reduce, 0.0)
-
-
 def _traffic_bytes(
     x: Mapping[str, float], p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats
 ) -> Floats:
@@ -327,9 +320,3 @@ def _traffic_bytes(
     missed = 1 / (1 + (x["cache"] / streamed) ** 2)
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
     return once + again * streamed * missed
-
-
-def _smooth_max(*parts: Any) -> Floats:
-    """The 4-norm: near the largest part, and above it where parts are close (they overlap imperfectly)."""
-    total = sum(np.square(np.square(part)) for part in parts)
-    return np.sqrt(np.sqrt(total))

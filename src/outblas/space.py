@@ -12,9 +12,9 @@ from dataclasses import replace
 from importlib import resources
 from itertools import product
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
 from outblas.errors import DeviceError, UsageError
-from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, geometry, grid, k_tiles
+from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, gemv_loads, geometry, grid, k_tiles
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
@@ -22,16 +22,21 @@ from outblas.roofline import H200, Gpu
 EXTRA_REGISTERS = 40
 #: Registers per thread of a consumer warpgroup after setmaxnreg, by number of consumers.
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
+#: The same of sm80_gemv_mma, whose loads each have an address and a predicate.
+GEMV_REGISTERS = 60
 MAX_CLUSTER = 16
+#: Most rows of A that sm80_gemv_mma serves.
+GEMV_TOKENS = 16
 
 
 def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:
     """Why ``config`` cannot run ``problem`` on ``gpu``; None if it can."""
-    reason = (
-        _sm90_reason(problem, config, gpu)
-        if isinstance(config, Sm90WgmmaConfig)
-        else _sm80_reason(problem, config, gpu)
-    )
+    if isinstance(config, Sm80GemvConfig):
+        reason = _gemv_reason(problem, config, gpu)
+    elif isinstance(config, Sm90WgmmaConfig):
+        reason = _sm90_reason(problem, config, gpu)
+    else:
+        reason = _sm80_reason(problem, config, gpu)
     if reason:
         return reason
     shape = geometry(problem, config)
@@ -114,9 +119,42 @@ def _sm80_reason(p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:
     return None
 
 
+def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
+    if min(c.bm, c.bn, c.wn, c.wk, c.unroll, c.split_k) < 1:
+        return "extents must be positive"
+    rows, k_major = c.bn // c.wn, p.layout == "TN"
+    rules = (
+        (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
+        (p.acc != "fp32", f"sums are kept in fp32, not {p.acc}"),
+        (c.bm not in (8, 16), "bm must be 8 or 16"),
+        (p.m > c.bm, f"M = {p.m} exceeds the {c.bm} tokens of the kernel"),
+        (p.k % c.vec != 0 or p.b_shape[1] % c.vec != 0, f"rows are not multiples of vec = {c.vec} elements"),
+        (c.bn % c.wn != 0, "wn does not divide bn"),
+        (k_major and rows not in (16, 32, 64, 128), "TN needs bn / wn of 16, 32, 64 or 128 rows per warp"),
+        (not k_major and rows not in (64, 128), "NN needs bn / wn of 64 or 128 rows per warp (16-byte loads along N)"),
+        (c.wn * c.wk > 16, "at most 16 warps"),
+        (c.unroll > 8, "unroll must be 1 to 8"),
+        (c.prefetch not in (128, 256), "prefetch must be 128 or 256"),
+        (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+        (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
+        (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
+    )
+    for broken, reason in rules:
+        if broken:
+            return reason
+    weights, tokens = gemv_loads(p, c)
+    in_registers = c.ring == "registers"
+    held = 4 * weights * (c.unroll if in_registers else 1)
+    held += 4 * tokens * (2 if in_registers and c.unroll % 2 == 0 else 1) + rows // 16 * c.bm // 2
+    budget = min(255, 65536 // (32 * c.wn * c.wk))
+    if held + GEMV_REGISTERS > budget:
+        return f"{held} registers of operands and sums, {GEMV_REGISTERS} others: the budget is {budget}"
+    return None
+
+
 def pool(gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
     """A broad set of configs (launch options off) from which a catalogue is chosen by measurement."""
-    return tuple(dict.fromkeys((*_pool_tiny(), *_pool_split(), *_pool_tiles(), *_pool_persistent())))
+    return tuple(dict.fromkeys((*_pool_tiny(), *_pool_split(), *_pool_tiles(), *_pool_persistent(), *_pool_gemv())))
 
 
 def _pool_tiny() -> Iterator[KernelConfig]:
@@ -228,6 +266,33 @@ def _pool_persistent() -> Iterator[KernelConfig]:
                 yield Sm90WgmmaConfig(bm, bn, 64, stages, 2, "pingpong", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
 
 
+def _pool_gemv() -> Iterator[KernelConfig]:
+    """At most 16 tokens: from 16 weight rows per CTA (many CTAs) to 128 (tokens read less often)."""
+    for bn, wn, wk, unroll, ring in (
+        (16, 1, 8, 4, "registers"),
+        (16, 1, 4, 4, "registers"),
+        (32, 1, 8, 2, "registers"),
+        (32, 2, 4, 4, "registers"),
+        (64, 1, 8, 2, "registers"),
+        (64, 1, 4, 2, "registers"),
+        (128, 2, 4, 2, "registers"),
+        (16, 1, 8, 4, "shared"),
+        (16, 1, 4, 6, "shared"),
+        (32, 1, 8, 2, "shared"),
+        (32, 1, 8, 3, "shared"),
+        (32, 1, 4, 4, "shared"),
+        (64, 4, 2, 4, "shared"),
+        (64, 2, 4, 4, "shared"),
+        (64, 1, 4, 2, "shared"),
+        (64, 1, 8, 2, "shared"),
+        (128, 2, 4, 2, "shared"),
+        (128, 2, 4, 4, "shared"),
+    ):
+        for bm, split in product((8, 16), (1, 2, 4, 8)):
+            if split < 8 or bn >= 64:
+                yield Sm80GemvConfig(bm, bn, wn, wk, unroll, ring, split)  # type: ignore[arg-type]
+
+
 @functools.cache
 def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
     """The ordered candidates that a release compiles and records: kernels x launch options.
@@ -248,15 +313,24 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
 
 
 def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
-    """Configs to try on a problem: the legal ones of the catalogue, and for rows that are not 16-byte
-    aligned the mma family with narrower loads."""
-    legal = [c for c in catalogue() if why_illegal(problem, c, gpu) is None]
+    """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
+    catalogue was chosen on grid1000, which has none); for rows that are not 16-byte aligned the mma family
+    with narrower loads."""
+    legal = [c for c in (*catalogue(), *_gemv_candidates(problem, gpu)) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
     vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
     tiles = [c for c in (*catalogue(), *_pool_tiny()) if isinstance(c, Sm80MmaConfig)]
     narrow = dict.fromkeys(replace(c, vec=vec, pdl=pdl) for c in tiles for pdl in (False, gpu.arch >= 90))
     return legal + [c for c in narrow if c not in legal and why_illegal(problem, c, gpu) is None]
+
+
+def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """The gemv kernels with no more room for tokens than needed, with and without PDL."""
+    if problem.m > GEMV_TOKENS:
+        return []
+    room = [c for c in _pool_gemv() if isinstance(c, Sm80GemvConfig) and 0 <= c.bm - problem.m < 8]
+    return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
 
 
 def gpu_of_device(index: int) -> Gpu:

@@ -1,4 +1,4 @@
-"""Representatives of both families, proved in full (all gates) on awkward and plain problems of every kind."""
+"""Representatives of all families, proved in full (all gates) on awkward and plain problems of every kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import ConfigError, TensorError
 from outblas.evaluate import representatives
 from outblas.evaluation import Status
@@ -64,7 +64,17 @@ CONFIGS: dict[str, KernelConfig] = {
     "mma_pairs": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=2),
     "mma_scalar": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1),
     "mma_scalar_split": Sm80MmaConfig(16, 16, 64, 4, 1, 1, 4, split_k=2, vec=1, pdl=True),
+    "gemv_registers": Sm80GemvConfig(8, 64, 1, 8, 2),
+    "gemv_narrow": Sm80GemvConfig(8, 16, 1, 4, 4),
+    "gemv_shared": Sm80GemvConfig(16, 128, 2, 4, 2, "shared"),
+    "gemv_split": Sm80GemvConfig(16, 64, 1, 4, 2, split_k=4),
+    "gemv_shared_split_pdl": Sm80GemvConfig(8, 64, 1, 8, 2, "shared", 8, pdl=True),
 }
+
+
+def rows(config: KernelConfig, many: int) -> int:
+    """M of a problem that the config can serve."""
+    return config.bm if isinstance(config, Sm80GemvConfig) else many
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +92,7 @@ def kernel(problem: Problem, config: KernelConfig) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_gate_on_every_representative(name: str, kind: tuple[str, str, str]) -> None:
     config, gpu = CONFIGS[name], gpu_of_device(0)
-    any_size = Problem(4096, 4096, 4096, *kind)  # type: ignore[arg-type]
+    any_size = Problem(rows(config, 4096), 4096, 4096, *kind)  # type: ignore[arg-type]
     reason = why_illegal(any_size, config, gpu)
     if reason:
         pytest.skip(f"not legal: {reason}")
@@ -97,7 +107,8 @@ def test_every_gate_on_every_representative(name: str, kind: tuple[str, str, str
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_runs_are_bitwise_equal(name: str) -> None:
     """Also over two operand sets at other addresses, on another stream, with other work beside it."""
-    problem, config = Problem(1000, 1032, 4104), CONFIGS[name]
+    config = CONFIGS[name]
+    problem = Problem(rows(config, 1000), 1032, 4104)
     loaded = kernel(problem, config)
     data = Operands(problem, 2, "cuda:0")
     data.fill_normal(3)

@@ -96,7 +96,10 @@ def test_version() -> None:
 
 def test_list_prints_the_names_that_commands_take() -> None:
     text = outblas("list").stdout
-    assert all(name in text for name in ("grid1000", "llm", "heuristic", "random", "sm90_wgmma_gemm", "sm80_mma_gemm"))
+    assert all(
+        name in text
+        for name in ("grid1000", "llm", "heuristic", "random", "sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma")
+    )
     assert "grid1000" not in outblas("list", "agents").stdout
     assert_refused(outblas("list", "planets"), "planets", "suites")
 

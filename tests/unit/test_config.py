@@ -11,6 +11,7 @@ import pytest
 from outblas.config import (
     FAMILIES,
     KernelConfig,
+    Sm80GemvConfig,
     Sm80MmaConfig,
     Sm90WgmmaConfig,
     config_from_json,
@@ -24,7 +25,12 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-WORDS = {"Schedule": ["coop", "pingpong"], "Store": ["tma", "direct"], "Raster": ["m", "n"]}
+WORDS = {
+    "Schedule": ["coop", "pingpong"],
+    "Store": ["tma", "direct"],
+    "Raster": ["m", "n"],
+    "Ring": ["registers", "shared"],
+}
 VALUES = {"int": st.integers(-(10**17), 10**17), "bool": st.booleans()} | {
     kind: st.sampled_from(words) for kind, words in WORDS.items()
 }
@@ -56,7 +62,7 @@ def test_a_name_has_every_knob_and_is_one_word(config: KernelConfig) -> None:
 
 
 def test_every_family_is_registered_under_its_own_name() -> None:
-    assert {Sm90WgmmaConfig.family, Sm80MmaConfig.family} <= set(FAMILIES)
+    assert {Sm90WgmmaConfig.family, Sm80MmaConfig.family, Sm80GemvConfig.family} <= set(FAMILIES)
     assert all(cls.family == name for name, cls in FAMILIES.items())
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, geometry, grid, k_tiles
 from outblas.problem import Problem
 from outblas.source import make_source
@@ -45,6 +45,8 @@ def sample(count: int) -> list[tuple[Problem, KernelConfig]]:
     pairs = []
     for i in range(count):
         problem = Problem(*LARGE, *KINDS[i % len(KINDS)])  # type: ignore[arg-type]
+        if i % 4 == 3:  # few tokens: the gemv family is legal too
+            problem = replace(problem, m=8, acc="fp32")
         pairs.append((problem, rng.choice([c for c in pool() if why_illegal(problem, c) is None])))
     return pairs
 
@@ -60,9 +62,19 @@ UNUSUAL = [
     Sm80MmaConfig(16, 16, 256, 1, wm=1, wn=1, wk=16),
     Sm80MmaConfig(64, 128, 64, 3, vec=2, pdl=True),
 ]
+GEMV = [
+    Sm80GemvConfig(8, 64, 1, 5, 1),
+    Sm80GemvConfig(16, 64, 1, 8, 2, split_k=4),
+    Sm80GemvConfig(8, 128, 2, 3, 2, "shared", 3, pdl=True),
+    Sm80GemvConfig(16, 128, 2, 4, 1, "shared", 16, 128),
+]
+DECODE = [Problem(8, 4096, 8192), Problem(8, 4096, 8192, "NN", "bf16")]
 
 
-@pytest.mark.parametrize(("problem", "config"), [*sample(120), *((Problem(*LARGE), c) for c in UNUSUAL)])
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [*sample(120), *((Problem(*LARGE), c) for c in UNUSUAL), *((kind, c) for c in GEMV for kind in DECODE)],
+)
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
     pytest.importorskip("cuda.bindings")
     assert why_illegal(problem, config) is None
@@ -86,6 +98,9 @@ def test_every_tile_has_its_ctas() -> None:
             assert x % cluster == 0 and min(x, y, z) >= 1
             if getattr(config, "persistent", False):
                 assert (y, z) == (1, 1) and x <= 132
+                continue
+            if isinstance(config, Sm80GemvConfig):
+                assert (x, y, z) == (cluster * -(-problem.n // config.bn), 1, 1)
                 continue
             across = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
             tiles = [-(-e // (b * c)) for e, b, c in zip((m, problem.n), (config.bm, config.bn), across, strict=True)]

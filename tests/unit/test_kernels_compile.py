@@ -1,4 +1,4 @@
-"""Both families compile for all that they claim, and the machine code is what the family's name says."""
+"""All families compile for all that they claim, and the machine code is what the family's name says."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import CompileError
+from outblas.geometry import gemv_loads
 from outblas.problem import Problem
-from outblas.sass import check_static, disassembled_facts
+from outblas.sass import _disassemble, check_static, disassembled_facts
 from outblas.source import make_source
-from outblas.space import why_illegal
+from outblas.space import pool, why_illegal
 
 if TYPE_CHECKING:
     from outblas.cubin import Cubin
@@ -43,6 +44,15 @@ MMA = {
     "large": Sm80MmaConfig(128, 128, 64, 3, 2, 4),
     "scalar": Sm80MmaConfig(64, 64, wn=4, vec=1),
     "pairs": Sm80MmaConfig(64, 64, vec=2),
+}
+
+DECODE = Problem(16, 4096, 4096)
+DECODE_KINDS = [replace(p, m=16) for p in KINDS.values() if p.acc == "fp32"]
+GEMV = {
+    "registers": Sm80GemvConfig(16, 64, 1, 8, 2),
+    "few_tokens": Sm80GemvConfig(8, 64, 1, 4, 2),
+    "shared": Sm80GemvConfig(16, 128, 2, 4, 2, "shared"),
+    "narrow_prefetch": Sm80GemvConfig(16, 64, 1, 8, 2, "shared", prefetch=128),
 }
 
 
@@ -83,6 +93,40 @@ def test_mma_kernels_of_every_kind_and_architecture(kind: str, arch: str) -> Non
     assert cubin.arch == arch and cubin.facts.hmma and cubin.facts.ldgsts
 
 
+@pytest.mark.parametrize("problem", DECODE_KINDS, ids=lambda p: p.key)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("name", GEMV)
+def test_gemv_kernels_of_every_kind_and_architecture(name: str, arch: str, problem: Problem) -> None:
+    config = GEMV[name]
+    problem = replace(problem, m=config.bm)
+    cubin = build(problem, config, arch)
+    facts = cubin.facts
+    assert facts.hmma and not facts.hgmma and not facts.utmaldg
+    assert bool(facts.ldgsts) == (config.ring == "shared")
+    once = config.bn // config.wn // 16 * (config.bm // 8) * (4 if problem.layout == "TN" else 2)  # mma of a step
+    assert facts.hmma == once * (1 if config.ring == "shared" else config.unroll)
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> None:
+    """What bandwidth hangs on: every weight of ``unroll`` steps is asked for, 16 bytes at a time."""
+    problem = Problem(8, 4096, 4096, layout)  # type: ignore[arg-type]
+    for config in (c for c in pool() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8):
+        if why_illegal(problem, config) is not None or config.split_k > 1:
+            continue
+        opcodes = _disassemble(build(problem, config).image)
+        first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
+        batched = [text for text in opcodes[:first] if text.startswith("LDG.E.NA") and text.endswith(".128")]
+        assert len(batched) == config.unroll * gemv_loads(problem, config)[0], config
+
+
+def test_cluster_split_of_the_gemv_family_is_hoppers() -> None:
+    split = replace(GEMV["registers"], split_k=4, pdl=True)
+    assert build(DECODE, split, "sm_90").facts.hmma
+    with pytest.raises(CompileError):
+        compile_source(make_source(DECODE, split), "sm_80", cache=None)
+
+
 def test_cluster_split_of_the_mma_family_is_hoppers() -> None:
     split = replace(MMA["tile"], split_k=4, pdl=True)
     assert build(P, split, "sm_90").facts.hmma
@@ -95,9 +139,12 @@ def test_wgmma_is_for_sm_90a_alone() -> None:
         compile_source(make_source(P, WGMMA["coop"]), "sm_90", cache=None)
 
 
-@pytest.mark.parametrize("config", [WGMMA["coop"], MMA["tile"]])
-def test_the_disassembler_agrees(config: KernelConfig) -> None:
-    cubin = build(replace(P, acc="fp16"), config)
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [(replace(P, acc="fp16"), WGMMA["coop"]), (replace(P, acc="fp16"), MMA["tile"]), (DECODE, GEMV["shared"])],
+)
+def test_the_disassembler_agrees(problem: Problem, config: KernelConfig) -> None:
+    cubin = build(problem, config)
     assert disassembled_facts(cubin.image) == cubin.facts
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import synthetic_recording
 from outblas import model
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
@@ -23,7 +23,17 @@ from outblas.space import pool, why_illegal
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fit_model.py"
 TINY, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)
-SHAPES = [TINY, LARGE, Problem(64, 4096, 16384), Problem(16384, 128, 64), Problem(1000, 1000, 1000, "NN", "bf16")]
+DECODE = Problem(1, 4096, 4096)
+SHAPES = [
+    TINY,
+    LARGE,
+    DECODE,
+    Problem(16, 128256, 4096),
+    Problem(9, 64, 8, "NN", "bf16"),
+    Problem(64, 4096, 16384),
+    Problem(16384, 128, 64),
+    Problem(1000, 1000, 1000, "NN", "bf16"),
+]
 
 
 def legal(problem: Problem) -> list[KernelConfig]:
@@ -64,6 +74,25 @@ def test_big_tiles_win_the_large_problem_and_lose_the_tiny_one() -> None:
     ]
     assert list(model.rank(TINY, configs)) == [0, 1]
     assert list(model.rank(LARGE, configs)) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "problem", [DECODE, Problem(8, 8192, 28672), Problem(16, 128256, 4096), Problem(4, 14336, 4096)]
+)
+def test_few_tokens_are_the_gemv_familys(problem: Problem) -> None:
+    """Predicted near the bandwidth of HBM, ahead of the tiled families, and no config absurdly slow."""
+    configs = legal(problem)
+    times = model.predict_many(problem, configs)
+    assert isinstance(configs[int(times.argmin())], Sm80GemvConfig)
+    assert times.min() < 1.15 * problem.bytes / (H200.hbm_tbs * 1e6) + 3.0
+    own = [t for t, c in zip(times, configs, strict=True) if isinstance(c, Sm80GemvConfig)]
+    assert len(own) > 100 and max(own) < 20 * min(own)
+
+
+def test_a_cta_with_little_in_flight_is_predicted_slower() -> None:
+    base = Sm80GemvConfig(8, 16, 1, 4, 4, "shared")
+    few, many = (model.predict_us(Problem(1, 2048, 16384), replace(base, unroll=u)) for u in (1, 6))
+    assert few > 1.3 * many
 
 
 def test_pdl_saves_time_on_a_tiny_problem() -> None:

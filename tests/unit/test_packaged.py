@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from helpers import ROOT
-from outblas.config import KernelConfig, config_name
+from outblas.config import KernelConfig, Sm80GemvConfig, config_name
 from outblas.evaluation import Status
 from outblas.library import INSTALL_ABOVE, Library
 from outblas.problem import Problem
@@ -66,7 +66,8 @@ def test_the_recording_is_the_catalogue_on_grid1000(recording: Recording) -> Non
     assert recording.catalogue == catalogue("h200")
     assert set(recording.problems) == set(suite("grid1000")) and len(recording.problems) == 1000
     assert len(recording.catalogue) >= 128
-    assert {type(c) for c in recording.catalogue} == {type(c) for c in catalogue("pool")}, "both families"
+    tiled = {type(c) for c in catalogue("pool")} - {Sm80GemvConfig}  # which serves no problem of grid1000
+    assert {type(c) for c in recording.catalogue} == tiled, "both tiled families"
 
 
 def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.source import make_source, wgmma_instance
 
@@ -27,6 +27,11 @@ PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
     ),
     "sm80_warps_split": (P, Sm80MmaConfig(16, 32, 128, 3, 1, 1, 4, split_k=8)),
     "sm80_scalar_fp16_acc": (Problem(127, 1001, 333, "NN", acc="fp16"), Sm80MmaConfig(64, 64, vec=1)),
+    "sm80_gemv_registers": (Problem(1, 4096, 4096), Sm80GemvConfig(8, 32, 1, 8, 2, split_k=2)),
+    "sm80_gemv_shared_nn_bf16": (
+        Problem(16, 4096, 4096, "NN", "bf16"),
+        Sm80GemvConfig(16, 128, 2, 4, 4, "shared", prefetch=128, pdl=True),
+    ),
 }
 KINDS = {
     "tn_fp16_fp32": P,

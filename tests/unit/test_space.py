@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from outblas.config import FAMILIES, KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import FAMILIES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, UsageError
 from outblas.geometry import geometry
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.source import make_source
-from outblas.space import MAX_CLUSTER, catalogue, gpu_of_device, pool, why_illegal
+from outblas.space import MAX_CLUSTER, candidates, catalogue, gpu_of_device, pool, why_illegal
 from outblas.suites import GRID, suite
 
 P = Problem(4096, 4096, 4096)
@@ -24,6 +24,9 @@ W = Sm90WgmmaConfig(128, 128, consumers=2)
 PINGPONG = replace(W, schedule="pingpong", persistent=True)
 SPLIT = replace(W, split_k=2, store="direct")
 M = Sm80MmaConfig(64, 64)
+D, DECODE = Problem(8, 4096, 4096), Problem(16, 4096, 4096)
+DECODE_NN = replace(DECODE, layout="NN")
+G = Sm80GemvConfig(16, 64, 1, 8, 2)
 A100 = replace(H200, name="a100", arch=80, smem_optin=166912)
 BLACKWELL = replace(H200, name="b200", arch=100)
 
@@ -84,6 +87,27 @@ RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
     (P, Sm80MmaConfig(128, 256, wm=1, wn=4), H200, "accumulator registers are too many"),
     (replace(P, k=64), replace(M, split_k=2), H200, "split_k 2 exceeds the 1 K tiles"),
     (P, replace(M, bm=128, bn=128, bk=128, wn=4, stages=4), H200, "bytes of shared memory exceed"),
+    (D, replace(G, bm=0), H200, "extents must be positive"),
+    (D, replace(G, unroll=0), H200, "extents must be positive"),
+    (D, G, replace(H200, arch=75), "needs sm_80, not sm_75"),
+    (replace(D, acc="fp16"), G, H200, "sums are kept in fp32, not fp16"),
+    (D, replace(G, bm=24), H200, "bm must be 8 or 16"),
+    (replace(D, m=17), G, H200, "M = 17 exceeds the 16 tokens"),
+    (DECODE, replace(G, bm=8), H200, "M = 16 exceeds the 8 tokens"),
+    (replace(D, k=4100), G, H200, "rows are not multiples of vec = 8"),
+    (replace(DECODE_NN, n=4100), G, H200, "rows are not multiples of vec = 8"),
+    (D, replace(G, wn=3), H200, "wn does not divide bn"),
+    (D, replace(G, bn=48), H200, "TN needs bn / wn of 16, 32, 64 or 128"),
+    (DECODE_NN, replace(G, bn=32), H200, "NN needs bn / wn of 64 or 128"),
+    (D, replace(G, wn=4, wk=8), H200, "at most 16 warps"),
+    (D, replace(G, bn=16, unroll=9, ring="shared"), H200, "unroll must be 1 to 8"),
+    (D, replace(G, prefetch=64), H200, "prefetch must be 128 or 256"),
+    (D, replace(G, split_k=17), H200, "at most 16 CTAs"),
+    (D, replace(G, split_k=2), A100, "cluster split-K needs sm_90"),
+    (D, replace(G, pdl=True), A100, "programmatic dependent launch needs sm_90"),
+    (D, replace(G, unroll=4), H200, "registers of operands and sums"),
+    (D, replace(G, bn=32, wk=16, ring="shared", unroll=4), H200, "bytes of shared memory exceed"),
+    (replace(D, k=64), replace(G, split_k=2), H200, "split_k 2 exceeds the 1 K tiles"),
 ]
 
 
@@ -99,6 +123,24 @@ def test_what_the_rules_start_from_is_legal(problem: Problem, config: KernelConf
     assert why_illegal(problem, config) is None
 
 
+@pytest.mark.parametrize("config", [G, replace(G, split_k=8, pdl=True), replace(G, ring="shared")])
+@pytest.mark.parametrize("problem", [D, DECODE, DECODE_NN, replace(DECODE_NN, dtype="bf16"), Problem(1, 8, 4096)])
+def test_the_gemv_family_serves_few_tokens(problem: Problem, config: KernelConfig) -> None:
+    assert why_illegal(problem, config) is None
+
+
+def test_few_tokens_are_offered_gemv_kernels_of_their_size_and_many_tokens_none() -> None:
+    for m, bm in ((1, 8), (8, 8), (9, 16), (16, 16)):
+        for layout in ("TN", "NN"):
+            offered = candidates(Problem(m, 4096, 4096, layout))  # type: ignore[arg-type]
+            found = [c for c in offered if isinstance(c, Sm80GemvConfig)]
+            assert len(found) >= 16 and {c.bm for c in found} == {bm} and {c.pdl for c in found} == {False, True}
+            assert len(set(offered)) == len(offered)
+    assert not any(isinstance(c, Sm80GemvConfig) for c in candidates(Problem(17, 4096, 4096)))
+    old = [c for c in candidates(Problem(4, 4096, 4096), A100) if isinstance(c, Sm80GemvConfig)]
+    assert old and not any(c.pdl or c.split_k > 1 for c in old)
+
+
 def test_scalar_loads_serve_every_extent_on_every_gpu() -> None:
     """Whatever the alignment, something is legal."""
     scalar = replace(M, vec=1)
@@ -110,11 +152,13 @@ def test_scalar_loads_serve_every_extent_on_every_gpu() -> None:
 def test_every_pool_config_is_legal_somewhere() -> None:
     large = Problem(8192, 8192, 16384)
     for config in pool():
-        reasons = {why_illegal(replace(large, acc=acc), config) for acc in ("fp32", "fp16")}
+        problem = replace(large, m=config.bm) if isinstance(config, Sm80GemvConfig) else large
+        kinds = [replace(problem, acc=acc) for acc in ("fp32", "fp16")] + [replace(problem, layout="NN")]
+        reasons = {why_illegal(kind, config) for kind in kinds}
         assert None in reasons, (config_name(config), reasons)
 
 
-def test_the_pool_has_both_families_no_duplicates_and_no_launch_options() -> None:
+def test_the_pool_has_all_families_no_duplicates_and_no_launch_options() -> None:
     assert len(set(pool())) == len(pool()) >= 128
     assert {c.family for c in pool()} == set(FAMILIES)
     assert not any(c.pdl for c in pool())
@@ -129,6 +173,7 @@ def random_config(rng: random.Random) -> KernelConfig:
         "Schedule": ["coop", "pingpong"],
         "Store": ["tma", "direct"],
         "Raster": ["m", "n"],
+        "Ring": ["registers", "shared"],
     }
     for field in rng.sample(fields(config), rng.randint(0, 3)):
         config = replace(config, **{field.name: rng.choice(values[str(field.type)])})
@@ -139,7 +184,7 @@ def test_the_predicate_answers_for_any_knobs() -> None:
     """It never raises, and what it allows keeps the hardware's limits."""
     rng = random.Random(5)
     legal = 0
-    for _ in range(6000):
+    for _ in range(8000):
         layout, dtype, acc = rng.choice([("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("NN", "fp16", "fp16")])
         problem = Problem(*(rng.choice((1, 7, 64, 1000, 4096)) for _ in range(3)), layout, dtype, acc)  # type: ignore[arg-type]
         config = random_config(rng)
@@ -150,16 +195,18 @@ def test_the_predicate_answers_for_any_knobs() -> None:
             shape = geometry(problem, config)
             assert shape.smem_bytes <= H200.smem_optin and shape.threads <= 1024 and 1 <= shape.cluster <= MAX_CLUSTER
             assert shape.threads % 32 == 0 and shape.accumulators < 255
-    assert 600 < legal < 5400  # both answers were really seen
+    assert 600 < legal < 7200  # both answers were really seen
 
 
 def compiled_sample() -> list[tuple[Problem, KernelConfig]]:
     rng = random.Random(11)
     kinds = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
     found = []
-    for i in range(12):
+    for i in range(16):
         problem = Problem(4096, 4096, 8192, *kinds[i % 3])  # type: ignore[arg-type]
-        family = (Sm90WgmmaConfig, Sm90WgmmaConfig, Sm80MmaConfig)[i // 3 % 3]
+        family = (Sm90WgmmaConfig, Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig)[i // 3 % 4]
+        if family is Sm80GemvConfig:
+            problem = replace(problem, m=8 + 8 * (i % 2), acc="fp32")
         legal = [c for c in pool() if isinstance(c, family) and why_illegal(problem, c) is None]
         found.append((problem, rng.choice(legal)))
     return found
@@ -192,10 +239,10 @@ def test_every_catalogue_config_is_legal_on_the_grid() -> None:
 
 
 @needs_catalogue
-def test_every_grid_problem_has_candidates_of_both_families() -> None:
+def test_every_grid_problem_has_candidates_of_both_tiled_families() -> None:
     for m, n, k in ((m, n, k) for m in GRID[::4] for n in GRID[::4] for k in GRID[::4]):
         legal = [c for c in catalogue() if why_illegal(Problem(m, n, k), c) is None]
-        assert {c.family for c in legal} == set(FAMILIES) and len(legal) >= 32
+        assert {c.family for c in legal} == {W.family, M.family} and len(legal) >= 32
 
 
 def test_an_unknown_catalogue_is_refused() -> None:

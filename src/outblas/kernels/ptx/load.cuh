@@ -1,0 +1,74 @@
+// Loads of 16 bytes for operands that are streamed: read once, never again by this CTA.
+// PTX ISA: Data Movement and Conversion Instructions: ld, cp.async.
+#pragma once
+#include "ptx/types.cuh"
+
+// ld.global.v4, no place in L1, a miss brings PREFETCH bytes into L2; zeros where `valid` is false (nothing is
+// then read). Not .nc: a predecessor under programmatic dependent launch may have written the operand.
+template <int PREFETCH>
+__device__ __forceinline__ void load_stream(const void* src, bool valid, u32 (&v)[4]) {
+  static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
+  if constexpr (PREFETCH == 256)
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
+        : "l"(src), "r"(static_cast<int>(valid))
+        : "memory");
+  else
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
+        : "l"(src), "r"(static_cast<int>(valid))
+        : "memory");
+}
+
+// ld.global.v4 through L1, for what other warps of the CTA read too; zeros where `valid` is false.
+__device__ __forceinline__ void load_shared_by_warps(const void* src, bool valid, u32 (&v)[4]) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
+      : "l"(src), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
+// cp.async.cg with an L2 prefetch size: 16 bytes past L1 into shared memory, zeros where `valid` is false.
+template <int PREFETCH>
+__device__ __forceinline__ void copy_stream(u32 dst, const void* src, bool valid) {
+  static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
+  const int n = valid ? 16 : 0;
+  if constexpr (PREFETCH == 256)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+}
+
+// cp.async.ca: 16 bytes through L1 into shared memory, zeros where `valid` is false.
+__device__ __forceinline__ void copy_shared_by_warps(u32 dst, const void* src, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
+}
+
+// ld.shared.v4.u32: 16 bytes.
+__device__ __forceinline__ void load_shared(u32 addr, u32 (&v)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(addr)
+               : "memory");
+}
+
+// prmt: halves (low of a, low of b) and (high of a, high of b). PTX ISA: prmt.
+__device__ __forceinline__ u32 low_halves(u32 a, u32 b) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ u32 high_halves(u32 a, u32 b) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, 0x7632;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}

@@ -1,0 +1,67 @@
+"""The model of GPU time of ``sm80_gemv_mma``: how fast the weights can stream, and what is around it.
+
+    time = launch (less with PDL) + cluster set-up + fill latency
+         + the larger of: rounds x (smooth max of: latency chain, SM ingest, L2 share), bytes / HBM
+         + epilogue and sums,                                            bounded below by the floor
+
+A CTA's latency chain is its bytes over those that it keeps in flight, times the latency: steps in registers
+are waited for all at once (ptxas gives loads that cross the loop's back edge one scoreboard), so that only the
+share ``duty`` of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from outblas.model_terms import Columns, Floats, above_floor, launch_us, smooth_max, split_us
+from outblas.problem import ELEMENT_BYTES
+from outblas.roofline import Gpu
+
+#: Where a fit starts: rough physics, in microseconds, bytes per microsecond, shares.
+START = {
+    "launch": 1.2,
+    "launch_pdl": 0.9,
+    "cluster": 0.08,
+    "cluster_log": 0.06,
+    "latency_l2": 0.5,
+    "latency_hbm": 0.7,
+    "duty": 0.65,
+    "ingest": 80e3,
+    "l2": 6.0e6,
+    "hbm": 4.2e6,
+    "quantum": 0.5,
+    "epilogue": 0.3,
+    "exchange": 80e3,
+    "split": 0.2,
+    "split_peer": 0.05,
+}
+
+
+def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
+    """The formula over columns that broadcast together; ``x``: coefficients of the family."""
+    ctas = np.ceil(p["n"] / c["bn"]) * c["split"]
+    slots = np.maximum(np.floor(gpu.sms * c["occupancy"] / c["cluster"]), 1) * c["cluster"]
+    full = np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms))
+    active = np.minimum(ctas, slots)
+    latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
+
+    weights = ELEMENT_BYTES * c["bn"] * p["k"] / c["split"]
+    tokens = ELEMENT_BYTES * p["m"] * p["k"] / c["split"]  # once per CTA: its warps share them through L1
+    in_flight = ELEMENT_BYTES * c["bn"] * c["bk"] * c["wk"] * c["stages"]
+    in_flight = np.minimum(in_flight * np.where(c["ring_shared"] > 0, 1.0, x["duty"]), weights)
+    one_round = smooth_max(
+        weights / in_flight * latency,
+        full * (weights + tokens) / x["ingest"],
+        active * (weights + tokens) / x["l2"],
+    )
+    exact = np.maximum(ctas / slots, 1.0)
+    rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
+
+    once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
+    # A steady stream: the slower of two stages of one pipeline, nearly.
+    stream = above_floor(rounds * one_round, once / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
+    exchange = 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (c["wk"] - 1) / x["exchange"]
+    total = launch_us(x, c) + latency + stream + x["epilogue"] + exchange + split_us(x, c)
+    return above_floor(total, p["floor"])

@@ -1,0 +1,43 @@
+"""Terms of the model of GPU time that kernel families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.problem import ELEMENT_BYTES
+
+Floats = NDArray[np.float64]
+#: Named columns that broadcast together: scalars of one problem, arrays over configs, or both over cells.
+Columns = Mapping[str, Any]
+
+#: Sharpness of the floor: a norm and not a maximum, so that no two predictions are made equal by it.
+FLOOR = 8.0
+
+
+def smooth_max(*parts: Any) -> Floats:
+    """The 4-norm: near the largest part, and above it where parts are close (they overlap imperfectly)."""
+    total = sum(np.square(np.square(part)) for part in parts)
+    return np.sqrt(np.sqrt(total))
+
+
+def above_floor(us: Floats, floor: Any) -> Floats:
+    """``us`` where it is well above ``floor``, never below it; microseconds."""
+    return (us**FLOOR + np.power(floor, FLOOR)) ** (1 / FLOOR)
+
+
+def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
+    """Launching, and setting a cluster up, microseconds."""
+    setup = np.where(c["cluster"] > 1, x["cluster"] + x["cluster_log"] * np.log2(c["cluster"]), 0.0)
+    return np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"]) + setup
+
+
+def split_us(x: Mapping[str, float], c: Columns) -> Floats:
+    """Summing a split K through distributed shared memory, microseconds."""
+    split = c["split"]
+    reduce = x["split"] + x["split_peer"] * (split - 1)
+    reduce = reduce + 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (split - 1) / split / x["exchange"]
+    return np.where(split > 1, reduce, 0.0)

@@ -1,0 +1,15 @@
+#define ACC_FP16 0
+constexpr int BM = 8;
+constexpr int BN = 32;
+constexpr int WN = 1;
+constexpr int WK = 8;
+constexpr int UNROLL = 2;
+constexpr bool RING_SHARED = false;
+constexpr int SPLIT = 2;
+constexpr int WARP_OWNERS = 2;
+constexpr int OWNERS = 1;
+constexpr int PREFETCH = 256;
+constexpr bool B_K_MAJOR = true;
+constexpr bool PDL = false;
+constexpr bool BF16 = false;
+#include "sm80_gemv_mma.cuh"
