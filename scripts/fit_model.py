@@ -2,6 +2,7 @@
 
     python scripts/fit_model.py --recording h200
     python scripts/fit_model.py times.jsonl
+    python scripts/fit_model.py times.jsonl --recording h200
 
 A JSONL has one problem per line: ``{"p": problem key, "first": {config name: us}, "med": {config name:
 us}}``; ``med`` (a median over rounds) wins over ``first`` (a sample or two). Each family is fitted by
@@ -98,8 +99,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folds", type=int, default=5, help="folds of the check by problem (default 5)")
     parser.add_argument("--out", help="where to write (default: the package's data/models/<gpu>.json)")
     args = parser.parse_args()
-    if (args.jsonl is None) == (args.recording is None):
-        parser.error("give either a JSONL or --recording")
+    if args.jsonl is None and args.recording is None:
+        parser.error("give a JSONL, --recording or both")
     if args.jsonl and not args.jsonl.is_file():
         parser.error(f"no file {args.jsonl}")
     if args.folds < 2:
@@ -109,30 +110,36 @@ def _arguments() -> argparse.Namespace:
 
 def _shown(args: argparse.Namespace) -> list[str]:
     """The arguments that decide the result, without the folders of one machine."""
-    source = [args.jsonl.name] if args.jsonl else ["--recording", Path(args.recording).name]
+    source = [args.jsonl.name] if args.jsonl else []
+    source += ["--recording", Path(args.recording).name] if args.recording else []
     return [*source, "--folds", str(args.folds)]
 
 
 def _read(args: argparse.Namespace) -> tuple[list[Row], Gpu, dict[str, Any]]:
+    rows, gpu, sources, about = [], H200, [], {}
     if args.recording:
         from outblas.recording import Recording
 
         recording = Recording.load(args.recording)
-        rows = [
+        gpu = recording.gpu
+        rows += [
             _row(p, dict(zip(recording.catalogue, times, strict=True)))
             for p, times in zip(recording.problems, recording.median_us, strict=True)
         ]
-        source = {"source": f"recording {Path(args.recording).name}", "measured": recording.provenance}
-        return [r for r in rows if len(r.times)], recording.gpu, source
-    text = args.jsonl.read_bytes()
-    rows = []
-    for line in text.decode("utf-8").splitlines():
-        found = json.loads(line)
-        times = {**_as_medians(found["first"], found["med"]), **found["med"]}
-        named = {name: t for name, t in times.items() if ":" in name and t}  # baselines have no family
-        rows.append(_row(Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()}))
-    digest = hashlib.sha256(text).hexdigest()
-    return rows, H200, {"source": args.jsonl.name, "source_sha256": digest}
+        sources.append(f"recording {Path(args.recording).name}")
+        about["measured"] = recording.provenance
+    if args.jsonl:
+        text = args.jsonl.read_bytes()
+        rows += [_line(json.loads(line)) for line in text.decode("utf-8").splitlines()]
+        sources.append(args.jsonl.name)
+        about["source_sha256"] = hashlib.sha256(text).hexdigest()
+    return [r for r in rows if len(r.times)], gpu, {"source": ", ".join(sources), **about}
+
+
+def _line(found: dict[str, Any]) -> Row:
+    times = {**_as_medians(found["first"], found["med"]), **found["med"]}
+    named = {name: t for name, t in times.items() if ":" in name and t}  # baselines have no family
+    return _row(Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})
 
 
 def _as_medians(first: dict[str, Any], med: dict[str, float]) -> dict[str, float]:

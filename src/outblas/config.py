@@ -114,9 +114,37 @@ class Sm80GemvConfig:
     pdl: bool = False
 
 
-KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig]
+@dataclass(frozen=True, order=True)
+class Sm80DirectConfig:
+    """Knobs of ``sm80_direct_gemm``: tiny products, operands from global memory straight to registers.
+
+    Attributes:
+        bm, bn: tile of C in elements.
+        wm, wn, wk: warps along M, N and K; wk > 1 splits K inside the CTA.
+        unroll: chunks of 32 of K that a warp loads before it multiplies.
+        pdl: launch option, programmatic dependent launch (sm_90 only).
+    """
+
+    family: ClassVar[str] = "sm80_direct_gemm"
+    #: Elements per global load: always 16 bytes.
+    vec: ClassVar[int] = 8
+    #: Elements of K that a quad of lanes loads at once.
+    bk: ClassVar[int] = 32
+    split_k: ClassVar[int] = 1
+    bm: int
+    bn: int
+    wm: int = 1
+    wn: int = 1
+    wk: int = 1
+    unroll: int = 2
+    pdl: bool = False
+
+
+KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]
 _WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster), "Ring": get_args(Ring)}
-FAMILIES: dict[str, type[KernelConfig]] = {c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig)}
+FAMILIES: dict[str, type[KernelConfig]] = {
+    c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
+}
 
 
 def config_name(config: KernelConfig) -> str:

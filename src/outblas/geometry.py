@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import ELEMENT_BYTES, Layout, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
 
-#: Tile rows walked together by sm80_mma_gemm.
+#: Tile rows walked together by sm80_mma_gemm and sm80_direct_gemm.
 SM80_GROUP = 8
 #: Largest grid extent along y and z.
 MAX_GRID_YZ = 65535
@@ -40,6 +40,8 @@ def geometry(problem: Problem, config: KernelConfig) -> Geometry:
     """Geometry of ``config`` for the problem's layout, dtype and accumulator; extents do not matter."""
     if isinstance(config, Sm80GemvConfig):
         return _gemv(problem, config)
+    if isinstance(config, Sm80DirectConfig):
+        return _direct(problem, config)
     return _sm90(problem, config) if isinstance(config, Sm90WgmmaConfig) else _sm80(problem, config)
 
 
@@ -47,7 +49,7 @@ def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, in
     """CTAs to launch along x, y and z (scheduler/raster.cuh has what they mean)."""
     if isinstance(config, Sm80GemvConfig):
         return config.split_k * _ceil(problem.n, config.bn), 1, 1
-    if isinstance(config, Sm80MmaConfig):
+    if isinstance(config, (Sm80MmaConfig, Sm80DirectConfig)):
         tiles_m, tiles_n = _ceil(problem.m, config.bm), _ceil(problem.n, config.bn)
         return _bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
     cluster = config.cluster_m * config.cluster_n * config.split_k
@@ -195,6 +197,28 @@ def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
         smem_bytes=sums.smem_bytes,
         cluster=c.split_k,
         accumulators=4 * units,
+        constants=_literals(constants),
+    )
+
+
+def _direct(problem: Problem, c: Sm80DirectConfig) -> Geometry:
+    constants = {
+        "BM": c.bm,
+        "BN": c.bn,
+        "WM": c.wm,
+        "WN": c.wn,
+        "WK": c.wk,
+        "UNROLL": c.unroll,
+        "GROUP": SM80_GROUP,
+        "B_K_MAJOR": problem.layout == "TN",
+        "PDL": c.pdl,
+        "BF16": problem.dtype == "bf16",
+    }
+    return Geometry(
+        threads=32 * c.wm * c.wn * c.wk,
+        smem_bytes=c.bm * c.bn * 4 * c.wk if c.wk > 1 else 0,
+        cluster=1,
+        accumulators=max(1, c.bm // c.wm // 16 * (c.bn // c.wn // 8)) * (2 if problem.acc == "fp16" else 4),
         constants=_literals(constants),
     )
 

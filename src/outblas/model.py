@@ -20,11 +20,11 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas import model_gemv
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas import model_direct, model_gemv
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
 from outblas.geometry import gemv_loads, geometry
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, smooth_max, split_us
+from outblas.model_terms import Columns, Floats, above_floor, launch_us, resident_ctas, smooth_max, split_us
 from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets
 
@@ -32,7 +32,12 @@ FORMAT = 1
 #: What an SM of sm_80 to sm_90 offers its CTAs; each CTA also costs 1 KiB of shared memory.
 SM_SMEM, SM_REGISTERS, SM_THREADS, SM_CTAS, CTA_SMEM = 233472, 65536, 2048, 32, 1024
 #: Registers that a thread needs besides its accumulators, by family (they bound CTAs per SM).
-OTHER_REGISTERS = {Sm90WgmmaConfig.family: 40, Sm80MmaConfig.family: 70, Sm80GemvConfig.family: 56}
+OTHER_REGISTERS = {
+    Sm90WgmmaConfig.family: 40,
+    Sm80MmaConfig.family: 70,
+    Sm80GemvConfig.family: 56,
+    Sm80DirectConfig.family: 60,
+}
 _ANY = Problem(1024, 1024, 1024)
 
 #: Where a fit starts, by family: rough physics, in microseconds, bytes per microsecond, cycles, GHz.
@@ -87,6 +92,7 @@ START: dict[str, dict[str, float]] = {
         "exchange": 50e3,
     },
     Sm80GemvConfig.family: model_gemv.START,
+    Sm80DirectConfig.family: model_direct.START,
 }
 
 
@@ -194,6 +200,8 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
     registers = shape.accumulators + OTHER_REGISTERS[config.family]
     if isinstance(config, Sm80GemvConfig) and config.ring == "registers":
         registers += 4 * gemv_loads(_ANY, config)[0] * config.unroll
+    if isinstance(config, Sm80DirectConfig):
+        registers += config.unroll * (config.bm // config.wm // 2 + config.bn // config.wn // 2)
     if isinstance(config, Sm90WgmmaConfig) and config.consumers > 1:
         registers = SM_REGISTERS // shape.threads  # setmaxnreg hands out the whole register file
     resident = min(
@@ -214,6 +222,9 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
     elif isinstance(config, Sm80GemvConfig):
         stages = config.unroll
         own = (*plain, 1, config.wn, config.wk, shape.threads, config.vec, config.ring == "shared")
+    elif isinstance(config, Sm80DirectConfig):
+        stages = config.unroll
+        own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
     else:
         stages = config.stages
         own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
@@ -228,6 +239,8 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     """The formula over columns that broadcast together; ``x``: coefficients of the family."""
     if family == Sm80GemvConfig.family:
         return model_gemv.time_us(x, p, c, gpu)
+    if family == Sm80DirectConfig.family:
+        return model_direct.time_us(x, p, c, gpu)
     tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
     tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]
     tiles = tiles_m * tiles_n
@@ -237,7 +250,7 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     # CTAs on an SM at once, in a full round and in the last one.
     ctas = tiles * c["split"]
     per_sm = np.where(c["persistent"] > 0, c["min_blocks"], c["occupancy"])
-    slots = np.maximum(np.floor(gpu.sms * per_sm / c["cluster"]), 1) * c["cluster"]
+    slots = resident_ctas(c["cluster"], per_sm, gpu)
     full = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
     active = np.minimum(ctas, slots)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, smooth_max, split_us
+from outblas.model_terms import Columns, Floats, above_floor, launch_us, resident_ctas, smooth_max, split_us
 from outblas.problem import ELEMENT_BYTES
 from outblas.roofline import Gpu
 
@@ -42,7 +42,7 @@ START = {
 def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     """The formula over columns that broadcast together; ``x``: coefficients of the family."""
     ctas = np.ceil(p["n"] / c["bn"]) * c["split"]
-    slots = np.maximum(np.floor(gpu.sms * c["occupancy"] / c["cluster"]), 1) * c["cluster"]
+    slots = resident_ctas(c["cluster"], c["occupancy"], gpu)
     full = np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms))
     active = np.minimum(ctas, slots)
     latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])

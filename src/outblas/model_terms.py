@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.problem import ELEMENT_BYTES
+from outblas.roofline import Gpu
 
 Floats = NDArray[np.float64]
 #: Named columns that broadcast together: scalars of one problem, arrays over configs, or both over cells.
@@ -41,3 +42,9 @@ def split_us(x: Mapping[str, float], c: Columns) -> Floats:
     reduce = x["split"] + x["split_peer"] * (split - 1)
     reduce = reduce + 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (split - 1) / split / x["exchange"]
     return np.where(split > 1, reduce, 0.0)
+
+
+def resident_ctas(cluster: Any, per_sm: Any, gpu: Gpu) -> Floats:
+    """CTAs that run at once, in whole clusters."""
+    most = np.array([0, *(gpu.most_clusters(size) * size for size in range(1, 17))], dtype=np.float64)
+    return np.maximum(np.floor(most[np.asarray(cluster, dtype=np.intp)] * per_sm / cluster), 1) * cluster

@@ -33,6 +33,8 @@ class Gpu:
         tflops: sustained dense half-precision rate, TFLOP/s.
         hbm_tbs, l2_tbs: sustained bandwidth, TB/s.
         launch_us: floor of one kernel node, microseconds.
+        clusters: most clusters of 1, 2, 3 ... CTAs that are resident at once, at one CTA per SM (SMs of
+            a cluster belong to one GPC, so some stay idle); as cuOccupancyMaxActiveClusters answered.
     """
 
     name: str
@@ -44,9 +46,17 @@ class Gpu:
     hbm_tbs: float
     l2_tbs: float
     launch_us: float = 1.0
+    clusters: tuple[int, ...] = ()
+
+    def most_clusters(self, size: int) -> int:
+        """Clusters of ``size`` CTAs resident at once, one CTA per SM; a guess where it was not asked."""
+        known = self.clusters[size - 1] if size <= len(self.clusters) else 0
+        return known or max(1, self.sms // size)
 
 
-H200 = Gpu("h200", 90, 132, 232448, 60_000_000, 800.0, 4.2, 6.0)
+#: Clusters of 5, 7, 9-11 and 13-15 were not asked: between their neighbours.
+_H200_CLUSTERS = (132, 66, 39, 30, 22, 17, 15, 15, 11, 9, 8, 7, 7, 7, 7, 7)
+H200 = Gpu("h200", 90, 132, 232448, 60_000_000, 800.0, 4.2, 6.0, clusters=_H200_CLUSTERS)
 GPUS = {"h200": H200}
 
 

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
-from itertools import product
 
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
+from outblas.config import (
+    KernelConfig,
+    Sm80DirectConfig,
+    Sm80GemvConfig,
+    Sm80MmaConfig,
+    Sm90WgmmaConfig,
+    config_from_name,
+)
 from outblas.errors import DeviceError, UsageError
-from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, gemv_loads, geometry, grid, k_tiles
+from outblas.geometry import MAX_GRID_YZ, divisor_up_to, gemv_loads, geometry, grid, k_tiles
+from outblas.pool import gemv_kernels, pool, tiny_kernels
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
@@ -24,6 +30,8 @@ EXTRA_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 #: The same of sm80_gemv_mma, whose loads each have an address and a predicate.
 GEMV_REGISTERS = 60
+#: And of sm80_direct_gemm.
+DIRECT_REGISTERS = 60
 MAX_CLUSTER = 16
 #: Most rows of A that sm80_gemv_mma serves.
 GEMV_TOKENS = 16
@@ -33,6 +41,8 @@ def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str 
     """Why ``config`` cannot run ``problem`` on ``gpu``; None if it can."""
     if isinstance(config, Sm80GemvConfig):
         reason = _gemv_reason(problem, config, gpu)
+    elif isinstance(config, Sm80DirectConfig):
+        reason = _direct_reason(problem, config, gpu)
     elif isinstance(config, Sm90WgmmaConfig):
         reason = _sm90_reason(problem, config, gpu)
     else:
@@ -152,145 +162,27 @@ def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
     return None
 
 
-def pool(gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
-    """A broad set of configs (launch options off) from which a catalogue is chosen by measurement."""
-    return tuple(dict.fromkeys((*_pool_tiny(), *_pool_split(), *_pool_tiles(), *_pool_persistent(), *_pool_gemv())))
-
-
-def _pool_tiny() -> Iterator[KernelConfig]:
-    """mma tiles with the K split over warps, and over clusters."""
-    for bm, bn, wm, wn, wk, bk, stages in (
-        (16, 16, 1, 1, 4, 64, 4),
-        (16, 16, 1, 1, 8, 128, 4),
-        (16, 32, 1, 1, 4, 64, 4),
-        (32, 16, 1, 1, 4, 64, 4),
-        (32, 32, 1, 1, 4, 64, 4),
-        (32, 32, 1, 1, 8, 128, 3),
-        (32, 32, 2, 2, 2, 64, 6),
-        (64, 32, 2, 1, 4, 64, 4),
-        (64, 32, 2, 1, 4, 128, 3),
-        (32, 64, 1, 2, 4, 64, 4),
-        (64, 64, 2, 2, 2, 64, 4),
-        (64, 64, 2, 2, 4, 64, 4),
-        (64, 64, 2, 2, 1, 64, 4),
-        (128, 64, 2, 2, 1, 64, 4),
-        (128, 128, 2, 4, 1, 64, 3),
-    ):
-        for split in (1, 2, 4, 8, 16):
-            if split == 1 or bm * bn <= 64 * 32:
-                yield Sm80MmaConfig(bm, bn, bk, stages, wm, wn, wk, split)
-
-
-def _pool_split() -> Iterator[KernelConfig]:
-    """K split over a cluster, sums through distributed shared memory."""
-    for bm, bn, consumers, splits in (
-        (64, 8, 1, (2, 4, 8, 16)),
-        (64, 16, 1, (2, 3, 4, 8, 16)),
-        (64, 32, 1, (2, 3, 4, 6, 8, 16)),
-        (64, 64, 1, (2, 3, 4, 6, 8, 16)),
-        (64, 96, 1, (2, 4, 8)),
-        (64, 128, 1, (2, 3, 4, 6, 8, 12, 16)),
-        (64, 192, 1, (2, 4, 8)),
-        (64, 256, 1, (2, 4, 8)),
-        (128, 32, 2, (2, 4, 8)),
-        (128, 64, 2, (2, 3, 4, 8, 16)),
-        (128, 96, 2, (2, 3, 5)),
-        (128, 128, 2, (2, 3, 4, 6, 8, 12, 16)),
-        (128, 192, 2, (2, 3, 4, 8)),
-        (128, 256, 2, (2, 4, 8)),
-        (256, 64, 2, (2, 4, 8)),
-        (256, 128, 2, (2, 4, 8)),
-    ):
-        for split in splits:
-            inbox = _inbox(bm, bn, consumers, split)
-            for bk in (64, 128):
-                stages = _stages(bm, bn, bk, inbox)
-                if stages >= 2:
-                    yield Sm90WgmmaConfig(bm, bn, bk, stages, consumers, split_k=split, store="direct")
-            if split <= 8 and bn >= 64:
-                for cm, cn in ((2, 1), (1, 2)):
-                    stages = _stages(bm, bn, 64, inbox)
-                    if stages >= 3:
-                        yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, split, store="direct")
-
-
-def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
-    """Bytes that one CTA receives of its peers' sums (geometry.py has the exact figure)."""
-    units = bm // 64 // consumers * (bn // 8)
-    return (split - 1) * consumers * (units // divisor_up_to(units, split)) * 128 * 16
-
-
-def _pool_tiles() -> Iterator[KernelConfig]:
-    """One tile per CTA."""
-    for bn in (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
-        for bk in (64, 128):
-            yield Sm90WgmmaConfig(64, bn, bk, _stages(64, bn, bk, 64 * bn * 2))
-        if bn >= 32:
-            yield Sm90WgmmaConfig(128, bn, 64, _stages(128, bn, 64, 128 * bn * 2), consumers=2)
-        if 32 <= bn <= 128:
-            yield Sm90WgmmaConfig(64, bn, 64, min(6, 90_000 // (128 * (64 + bn))), min_blocks=2)
-    for bn in (8, 16, 32, 64):
-        yield Sm90WgmmaConfig(64, bn, 128, _stages(64, bn, 128, 0), store="direct")
-    for bm, bn, consumers in (
-        (64, 64, 1),
-        (64, 128, 1),
-        (128, 64, 2),
-        (128, 128, 2),
-        (128, 192, 2),
-        (128, 256, 2),
-        (256, 128, 2),
-    ):
-        for cm, cn in ((2, 1), (1, 2), (4, 1), (2, 2)):
-            stages = _stages(bm, bn, 64, bm * bn * 2 // (2 if bm * bn > 128 * 192 else 1))
-            yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn)
-    for bm, bn, consumers in ((192, 128, 3), (192, 96, 3), (192, 64, 3), (256, 96, 2), (256, 64, 2)):
-        yield Sm90WgmmaConfig(bm, bn, 64, _stages(bm, bn, 64, bm * bn), consumers)
-
-
-def _stages(bm: int, bn: int, bk: int, other_bytes: int) -> int:
-    """As many stages as fit beside ``other_bytes``: bytes in flight are what hides memory latency."""
-    return min(12 if bk == 64 else 6, (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
-
-
-def _pool_persistent() -> Iterator[KernelConfig]:
-    """One CTA per SM walks over tiles: large outputs."""
-    clusters = ((1, 1), (2, 1), (1, 2))
-    for bm, bn, consumers in ((128, 256, 2), (256, 128, 2), (192, 192, 3), (128, 192, 2), (256, 160, 2), (192, 128, 3)):
-        for (cm, cn), raster in product(clusters, ("m", "n")):
-            stages = _stages(bm, bn, 64, 2 * consumers * 64 * 64 * 2)
-            yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
-    for bm, bn in ((64, 256), (128, 128), (64, 128), (64, 192), (128, 96), (128, 160), (64, 64), (128, 64)):
-        for (cm, cn), raster in product(clusters, ("m", "n")):
-            if (cm, cn) == (1, 1) or bn >= 128:
-                stages = _stages(bm, bn, 64, min(4, bm // 64 * (bn // 32)) * 2 * 64 * 64 * 2)
-                yield Sm90WgmmaConfig(bm, bn, 64, stages, 2, "pingpong", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
-
-
-def _pool_gemv() -> Iterator[KernelConfig]:
-    """At most 16 tokens: from 16 weight rows per CTA (many CTAs) to 128 (tokens read less often)."""
-    for bn, wn, wk, unroll, ring in (
-        (16, 1, 8, 4, "registers"),
-        (16, 1, 4, 4, "registers"),
-        (32, 1, 8, 2, "registers"),
-        (32, 2, 4, 4, "registers"),
-        (64, 1, 8, 2, "registers"),
-        (64, 1, 4, 2, "registers"),
-        (128, 2, 4, 2, "registers"),
-        (16, 1, 8, 4, "shared"),
-        (16, 1, 4, 6, "shared"),
-        (32, 1, 8, 2, "shared"),
-        (32, 1, 8, 3, "shared"),
-        (32, 1, 4, 4, "shared"),
-        (64, 4, 2, 4, "shared"),
-        (64, 2, 4, 4, "shared"),
-        (64, 1, 4, 2, "shared"),
-        (64, 1, 8, 2, "shared"),
-        (128, 2, 4, 2, "shared"),
-        (128, 2, 4, 4, "shared"),
-    ):
-        for bm, split in product((8, 16), (1, 2, 4, 8)):
-            if split < 8 or bn >= 64:
-                yield Sm80GemvConfig(bm, bn, wn, wk, unroll, ring, split)  # type: ignore[arg-type]
+def _direct_reason(p: Problem, c: Sm80DirectConfig, gpu: Gpu) -> str | None:
+    if min(c.bm, c.bn, c.wm, c.wn, c.wk, c.unroll) < 1:
+        return "extents must be positive"
+    m_blocks, n_blocks = c.bm // c.wm // 16, c.bn // c.wn // 8
+    rules = (
+        (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
+        (not p.rows_aligned or p.n % 8 != 0, "rows are not multiples of 16 bytes"),
+        (c.bm % (16 * c.wm) != 0 or m_blocks not in (1, 2, 4), "bm / wm must be 16, 32 or 64"),
+        (c.bn % (8 * c.wn) != 0 or n_blocks not in (1, 2, 4), "bn / wn must be 8, 16 or 32"),
+        (c.wm * c.wn * c.wk > 16, "at most 16 warps"),
+        (c.unroll > 8, "unroll must be 1 to 8"),
+        (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
+    )
+    for broken, reason in rules:
+        if broken:
+            return reason
+    held = c.unroll * (8 * m_blocks + 4 * n_blocks) + 4 * m_blocks * n_blocks
+    budget = min(255, 65536 // (32 * c.wm * c.wn * c.wk))
+    if held + DIRECT_REGISTERS > budget:
+        return f"{held} registers of operands and sums, {DIRECT_REGISTERS} others: the budget is {budget}"
+    return None
 
 
 @functools.cache
@@ -320,7 +212,7 @@ def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
     if problem.rows_aligned:
         return legal
     vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
-    tiles = [c for c in (*catalogue(), *_pool_tiny()) if isinstance(c, Sm80MmaConfig)]
+    tiles = [c for c in (*catalogue(), *tiny_kernels()) if isinstance(c, Sm80MmaConfig)]
     narrow = dict.fromkeys(replace(c, vec=vec, pdl=pdl) for c in tiles for pdl in (False, gpu.arch >= 90))
     return legal + [c for c in narrow if c not in legal and why_illegal(problem, c, gpu) is None]
 
@@ -329,7 +221,7 @@ def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """The gemv kernels with no more room for tokens than needed, with and without PDL."""
     if problem.m > GEMV_TOKENS:
         return []
-    room = [c for c in _pool_gemv() if isinstance(c, Sm80GemvConfig) and 0 <= c.bm - problem.m < 8]
+    room = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and 0 <= c.bm - problem.m < 8]
     return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
 
 

@@ -17,12 +17,13 @@
 #include "ptx/sync.cuh"
 #include "scheduler/raster.cuh"
 
-constexpr int BM = 16 * MT * WM, BN = 8 * NT * WN;
+constexpr int MT = BM / WM / 16, NT = BN / WN / 8;  // m16 and n8 blocks of a warp
 constexpr int THREADS = 32 * WM * WN * WK;
 constexpr int CHUNK = 32;      // elements of K that one load of a quad of lanes covers
 constexpr int OWN = 2 * NT;    // neighbouring columns of a lane
 constexpr int ROWS = 2 * MT;   // rows of a lane
 constexpr int SUMMERS = WK < ROWS ? WK : ROWS;  // warps of a position that add up and store
+constexpr int SMEM_BYTES = WK > 1 ? BM * BN * 4 * WK : 0;
 
 #if ACC_FP16
 using Fragment = u32[2];
@@ -155,7 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   } else {
     // parts[position][warp of K][row of the lane][pair of columns][lane]
-    __shared__ float2 parts[WM * WN][WK][ROWS][NT][32];
+    extern __shared__ float2 smem_base[];
+    auto parts = reinterpret_cast<float2(*)[WK][ROWS][NT][32]>(smem_base);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       float v[OWN];
