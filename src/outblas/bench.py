@@ -180,6 +180,7 @@ def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, 
         "repeats": timing.repeats,
         "operand_sets": timing.operand_sets,
         **{f"{name}_us": us for name, us in times.items() if f"{name}_us" in COLUMNS},
+        "lt_auto_detail": report.details.get("lt_auto"),
     }
     if evaluation is None or evaluation.speedup is None or evaluation.timing is None:
         return {

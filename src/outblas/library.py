@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outblas.baselines import LT_AUTO
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
@@ -52,6 +53,7 @@ class Row:
         source: where the figures come from (``cuda:0``, ``replay:h200``).
         plain: winner without PDL, None: use the baseline.
         pdl: winner where PDL is allowed, None: use the baseline.
+        lt_auto_detail: as baseline_detail, of autotuned cuBLASLt where another baseline was the fastest.
     """
 
     problem: Problem
@@ -60,10 +62,16 @@ class Row:
     source: str = ""
     plain: Choice | None = None
     pdl: Choice | None = None
+    lt_auto_detail: str = ""
 
     def choice(self, pdl: bool) -> Choice | None:
         """The winner with or without PDL allowed, None: use the baseline."""
         return self.pdl if pdl else self.plain
+
+    @property
+    def algorithm(self) -> str:
+        """What autotuning cuBLASLt chose, whichever baseline was the fastest (among equals that is noise); or ""."""
+        return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
 
 
 def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:
@@ -170,7 +178,8 @@ def _row_to_json(row: Row) -> dict[str, Any]:
         data[f"config{suffix}"] = None if choice is None else config_name(choice.config)
         for figure in ("speedup", "low", "high"):
             data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
-    return {**data, "baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
+    data |= {"baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
+    return {**data, "lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else data
 
 
 def _parse(text: str, where: str) -> Library:
@@ -218,7 +227,8 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
             configs[name] = config_from_name(name)
         return Choice(configs[name], *figures)
 
-    return Row(Problem.from_key(row.problem), row.baseline, row.baseline_detail, row.source, choice(""), choice("_pdl"))
+    named = row.baseline, row.baseline_detail, row.source
+    return Row(Problem.from_key(row.problem), *named, choice(""), choice("_pdl"), row.lt_auto_detail)
 
 
 @lru_cache(maxsize=1)
@@ -239,6 +249,7 @@ def _file_model() -> type[BaseModel]:
         baseline: str
         baseline_detail: str
         source: str
+        lt_auto_detail: str = ""
 
     class LibraryFile(BaseModel):
         format: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from outblas.baselines import Call, make_baselines
+from outblas.baselines import LT_AUTO, Call, make_baselines
 from outblas.config import config_name
 from outblas.evaluation import Speedup, Status, Timing
-from outblas.latency import server
+from outblas.latency import percentile, server
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import Row
@@ -71,7 +71,7 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     ours, best = timings["ours"], timings[found.baseline]
     measured = {} if choice is None else {
         "ours_us": ours.median_us, "ours_spread": ours.spread,
-        "speedup": found.ratio, "low": found.low, "high": found.high,
+        "ours_p99_us": percentile(ours, 99), "speedup": found.ratio, "low": found.low, "high": found.high,
     }  # fmt: skip
     return [
         {
@@ -85,6 +85,8 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
             "baseline": found.baseline,
             "baseline_us": best.median_us,
             "baseline_detail": details[found.baseline],
+            "lt_auto_detail": details[LT_AUTO],
+            "baseline_p99_us": percentile(best, 99),
             "published": 1.0 if choice is None else found.ratio,
             "floor_us": floor_us(problem, gpu),
             "regime": regime(problem, gpu),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from outblas.agents.base import Agent
-from outblas.baselines import fastest
+from outblas.baselines import LT_AUTO, fastest
 from outblas.config import KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
@@ -171,5 +171,6 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
         name = winner.speedup.baseline
     else:
         name = fastest(times) if times else ""
-    detail = evaluator.baseline_detail(search.problem, name) if name else ""
-    return Row(search.problem, name, detail, evaluator.source, plain, pdl)
+    detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
+    auto = "" if name == LT_AUTO else auto
+    return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto)
