@@ -72,8 +72,8 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {r['mode']}, {flag}: {', '.join(parts)}")
         if r.get("p99"):
-            p50, p99 = r["p50"], r["p99"]
-            notes.append(f"- {name}, {r['mode']}: median latency {p50['geomean']:.3f}×, 99th percentile {p99['geomean']:.3f}×")
+            p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
+            notes.append(f"- {name}, {r['mode']}: median latency {p50}, 99th percentile {p99}")
     return [*notes, ""] if notes else []
 
 
