@@ -141,9 +141,7 @@ def _on_gpus(
 class _Station:
     """One GPU's share of a bench."""
 
-    def __init__(
-        self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options
-    ) -> None:
+    def __init__(self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options) -> None:
         self._index, self._library, self._mode = gpu_index, library, mode
         self._qps, self._gpu = target_qps, gpu_of_device(gpu_index)
         self._evaluator = LiveEvaluator(gpu_index, replace(options, gpu_index=gpu_index, gpu=self._gpu))

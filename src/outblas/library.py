@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -116,6 +116,20 @@ class Library:
     def fallbacks(self, pdl: bool) -> int:
         """How many rows use the baseline."""
         return sum(row.choice(pdl) is None for row in self.rows)
+
+    def of(self, problems: Iterable[Problem]) -> Library:
+        """The rows of some problems, those that there are."""
+        return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
+
+    def without(self, kernels: Iterable[tuple[Problem, bool]]) -> Library:
+        """The library less the kernels of these (problem, PDL allowed): there the baseline is used."""
+        lost = set(kernels)
+
+        def rest(row: Row) -> Row:
+            plain = None if (row.problem, False) in lost else row.plain
+            return replace(row, plain=plain, pdl=None if (row.problem, True) in lost else row.pdl)
+
+        return replace(self, rows=tuple(map(rest, self.rows)))
 
     def sha(self) -> str:
         """SHA-256 (hex) of the content: equal hashes, equal libraries."""

@@ -81,7 +81,6 @@ COLUMNS: dict[str, tuple[str, bool]] = {
 ADDED = ("lt_auto_detail", "ours_p99_us", "baseline_p99_us")
 
 
-
 @dataclass(frozen=True)
 class Result:
     """A result file, read and checked: its rows, in the file's order, and its metadata."""
