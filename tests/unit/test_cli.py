@@ -433,9 +433,10 @@ def outblas_doctor_check(ok: bool | None, required: bool) -> Any:
     return Check("the thing", ok, "found this", "do that", required)
 
 
-def test_the_agent_that_reads_a_recording_is_refused_on_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["recorded", "transfer"])
+def test_the_agent_that_reads_a_recording_is_refused_on_one(agent: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert_refused(
-        outblas("tune", "--agent", "recorded", "--device", "replay:h200", "--run", str(run)), "would read the answers"
+        outblas("tune", "--agent", agent, "--device", "replay:h200", "--run", str(run)), agent, "would read the answers"
     )
     assert not run.exists()
