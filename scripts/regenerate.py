@@ -53,7 +53,7 @@ from outblas.roofline import Gpu
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
-from outblas.suites import sample, suite
+from outblas.suites import Table, sample
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of suite llm,
@@ -64,36 +64,6 @@ TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 CONFIRM_BELOW = 1.04
 SEEDS = {"tune": 2, "confirm": 3, "bench": 4}
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
-
-
-@dataclass(frozen=True)
-class Table:
-    """One suite in one layout, dtype and accumulator, written ``SUITE:LAYOUT:DTYPE:ACC``."""
-
-    suite: str
-    layout: str
-    dtype: str
-    acc: str
-
-    @classmethod
-    def parse(cls, text: str) -> Table:
-        """Raises UsageError or ProblemError for words that name no table."""
-        parts = text.split(":")
-        if len(parts) != 4:
-            raise UsageError(f"table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
-        table = cls(parts[0].lower(), parts[1].upper(), parts[2].lower(), parts[3].lower())
-        table.problems()
-        return table
-
-    def __str__(self) -> str:
-        return ":".join((self.suite, self.layout, self.dtype, self.acc))
-
-    @property
-    def stem(self) -> str:
-        return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
-
-    def problems(self) -> list[Problem]:
-        return suite(self.suite, self.layout, self.dtype, self.acc)
 
 
 TABLES = tuple(

@@ -1,9 +1,10 @@
-"""Named sets of problems: ``grid1000`` and ``llm``; and a stratified sample of any."""
+"""Named sets of problems: ``grid1000`` and ``llm``; tables of them, and stratified samples."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from outblas.errors import UsageError
@@ -59,6 +60,42 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
     else:
         raise UsageError(f"unknown suite {name!r}", " or ".join(SUITES), "pass one of them as --suite")
     return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One suite in one layout, dtype and accumulator: what is tuned, benched and published together."""
+
+    suite: str
+    layout: str
+    dtype: str
+    acc: str
+
+    @classmethod
+    def parse(cls, text: str) -> Table:
+        """``SUITE:LAYOUT:DTYPE:ACC``, in any case of letters.
+
+        Raises:
+            UsageError: for another number of words, or an unknown suite. ProblemError: for what no problem has.
+        """
+        parts = text.split(":")
+        if len(parts) != 4:
+            raise UsageError(f"table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
+        table = cls(parts[0].lower(), parts[1].upper(), parts[2].lower(), parts[3].lower())
+        table.problems()
+        return table
+
+    def __str__(self) -> str:
+        return ":".join((self.suite, self.layout, self.dtype, self.acc))
+
+    @property
+    def stem(self) -> str:
+        """Start of the names of its files, e.g. ``grid1000_tn_fp16_fp32``."""
+        return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
+
+    def problems(self) -> list[Problem]:
+        """Its problems, as :func:`suite` orders them."""
+        return suite(self.suite, self.layout, self.dtype, self.acc)
 
 
 def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H200) -> list[Problem]:

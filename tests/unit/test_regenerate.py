@@ -41,7 +41,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     for target in (bench, record):
         install(monkeypatch, target)
     module.fake = install(monkeypatch, module)
-    monkeypatch.setattr(module, "suite", problems_of)
+    monkeypatch.setattr("outblas.suites.suite", problems_of)
     return module
 
 

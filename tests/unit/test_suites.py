@@ -8,7 +8,7 @@ import pytest
 
 from outblas.errors import ProblemError, UsageError
 from outblas.roofline import regime
-from outblas.suites import GRID, LLM_LAYERS, LLM_M, SUITES, sample, suite
+from outblas.suites import GRID, LLM_LAYERS, LLM_M, SUITES, Table, sample, suite
 
 
 def test_grid1000_is_the_whole_cube_once_each() -> None:
@@ -75,3 +75,17 @@ def test_a_sample_is_the_same_every_time_and_in_every_layout() -> None:
 def test_a_sample_of_another_size_than_there_is_is_refused(count: int) -> None:
     with pytest.raises(UsageError, match="1 to 1000 problems"):
         sample(suite("grid1000"), count)
+
+
+def test_a_table_is_named_in_four_words() -> None:
+    table = Table.parse("LLM:nn:BF16:fp32")
+    assert (str(table), table.stem) == ("llm:NN:bf16:fp32", "llm_nn_bf16_fp32")
+    assert table.problems() == suite("llm", "NN", "bf16", "fp32") and Table.parse(str(table)) == table
+
+
+@pytest.mark.parametrize("text", ["llm", "llm:NN:bf16", "llm:NN:bf16:fp32:x", "grid:TN:fp16:fp32"])
+def test_what_is_no_table_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        Table.parse(text)
+    with pytest.raises(ProblemError):
+        Table.parse("llm:TN:bf16:fp16")
