@@ -107,8 +107,9 @@ class Work:
 
     def load(self) -> Library:
         """The library so far; it begins empty."""
-        gpu = gpu_of_device(self.gpu_index)
-        return Library.load(self.library) if self.library.exists() else Library(gpu.name, (), {"tables": {}})
+        if self.library.exists():
+            return Library.load(self.library)
+        return Library(gpu_of_device(self.gpu_index).name, (), {"tables": {}})
 
     def check(self) -> None:
         """Proofs and figures are of these kernels: refuse a directory of others.
@@ -194,10 +195,10 @@ def _passed_all(e: Evaluation) -> bool:
 def confirm(work: Work, table: Table) -> None:
     """Drop the choices that won by little in tuning and do not win in a run of their own."""
     library = work.load()
-    if "confirmed" in library.provenance["tables"].get(str(table), {}):
+    part = of_table(library, table)
+    if "confirmed" in part.provenance:
         print(f"confirm {table}: done before", flush=True)
         return
-    part = of_table(library, table)
     doubtful = [row.problem for row in part.rows if any(_is_close(row.choice(pdl)) for pdl in (False, True))]
     lost: list[tuple[Problem, bool]] = []
     if doubtful:
@@ -207,7 +208,7 @@ def confirm(work: Work, table: Table) -> None:
             printer(f"confirm {table}"), seed=SEEDS["confirm"], baselines=RIVALS, proved=proved(work, table),
         )  # fmt: skip
         lost = behind(path)
-    about = {**library.provenance["tables"][str(table)], "confirmed": len(doubtful), "not_confirmed": len(lost)}
+    about = {**part.provenance, "confirmed": len(doubtful), "not_confirmed": len(lost)}
     with_rows(library.without(lost), (), table, about).save(work.library)
     print(f"confirm {table}: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
 
@@ -254,8 +255,15 @@ def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measur
 
 
 def of_table(library: Library, table: Table) -> Library:
-    """The rows of a table's problems: its hash does not change with the other tables."""
-    return replace(library.of(table.problems()), provenance=library.provenance["tables"].get(str(table), {}))
+    """The rows of a table's problems: its hash does not change with the other tables.
+
+    Raises:
+        UsageError: the table was not tuned, or not to its end.
+    """
+    part = library.of(table.problems())
+    if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
+        raise UsageError(f"table {table} is not tuned", "a library with all its problems", "run step tune of it first")
+    return replace(part, provenance=library.provenance["tables"][str(table)])
 
 
 def behind(path: Path) -> list[tuple[Problem, bool]]:
@@ -372,7 +380,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = Work(options.work, options.gpu_device_id)
     work.path.mkdir(parents=True, exist_ok=True)
     if options.here:
-        run_job(work, options.here)
+        try:
+            run_job(work, options.here)
+        except OutblasError as error:
+            sys.exit(f"error: {error}")
         return
     try:
         tables, extra = (
@@ -387,6 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         base = [sys.executable, __file__, "--work", str(work.path), "--gpu-device-id", str(work.gpu_index)]
         try:  # each in a fresh process, so that no state of one helps the next
             subprocess.run([*base, "--here", *job], check=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{' '.join(job)} failed with status {error.returncode}; the same command goes on where it was")
         finally:
             spent = monotonic() - begin
             seconds = note_seconds(work, job, spent)

@@ -137,6 +137,13 @@ def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) 
     assert {o.proved for o in script.fake.options} == {recorded, frozenset()}
 
 
+@pytest.mark.parametrize("step", ["confirm", "bench"])
+def test_a_table_that_is_not_tuned_is_not_benched(script: Any, work: Any, step: str) -> None:
+    run(script, work, "tune")
+    with pytest.raises(UsageError, match="grid1000:NN:fp16:fp32 is not tuned"):
+        run(script, work, step, tables="grid1000:NN:fp16:fp32")
+
+
 def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:
     tables = [script.Table.parse(text) for text in ALL.split(",")]
     found = script.jobs(["record", "bench"], tables, ["offline", "offline_cold", "server"], tables[:1])
@@ -218,7 +225,7 @@ def test_the_time_of_a_job_that_failed_counts(script: Any, work: Any, monkeypatc
     monkeypatch.setattr(script.subprocess, "run", fails)
     monkeypatch.setattr(script, "monotonic", iter(range(0, 1000, 60)).__next__)
     for _ in range(2):
-        with pytest.raises(subprocess.CalledProcessError):
+        with pytest.raises(SystemExit, match="record grid1000:TN:fp16:fp32 failed with status 1; the same command"):
             script.main(["--work", str(work.path), "--steps", "record"])
     assert json.loads((work.path / "seconds.json").read_text()) == {"record grid1000:TN:fp16:fp32": 120.0}
 
