@@ -1,56 +1,355 @@
 """Make everything that is measured, on a GPU: recording, library, published results. Resumable.
 
-    python scripts/regenerate.py --work build/h200 [--steps record,tune,confirm,bench,demote]
+    python scripts/regenerate.py --work build/h200
+    python scripts/regenerate.py --work build/h200 --steps demote,bench --modes offline   # until nothing is lost
 
-record   the catalogue over grid1000 TN, fp16, fp32 accumulate    -> <work>/recording/
-tune     the recording's best two of each launch option, re-timed -> <work>/library.json
+A table is SUITE:LAYOUT:DTYPE:ACC; --tables names some, by default all that are published. A STEM is a table in
+small letters with underscores. Steps, each for every table, each in a process of its own:
+
+record   the catalogue over the first table only              -> <work>/recording/
+tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
+         the same M, N, K in the tables before it, with the ranking model's choices in between
+                                                              -> <work>/library.json, one for all tables
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
-bench    the library against every baseline, fresh process        -> <work>/grid1000_tn_fp16_fp32_offline.parquet
-demote   (only when asked for) what was not surely ahead in the bench is not kept; then bench again
+bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
+         modes: offline; offline_cold and server (a stratified sample, requests at a fixed rate) of --extra tables
+demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
-Then copy them to src/outblas/data/{recordings/h200,libraries} and results/h200, and run
-``outblas results --write``.
+What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
+printed and written into the library's provenance. Then copy <work>/recording/*.parquet and library.json to
+src/outblas/data/{recordings,libraries}, the benches to results/h200, and run ``outblas results --write``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
+from outblas.agents.transfer import Transfer
+from outblas.baselines import RIVALS
 from outblas.bench import run_bench
+from outblas.config import config_name
+from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluation import Evaluation, Status
+from outblas.files import write_atomic
 from outblas.library import Choice, Library
-from outblas.provenance import collect
+from outblas.library import Row as LibraryRow
+from outblas.problem import Problem
+from outblas.provenance import collect, toolchain
 from outblas.record import run_record
-from outblas.recording import Recording
-from outblas.results import read_result
+from outblas.recording import CODE, Recording
+from outblas.results import MODES, read_result
+from outblas.roofline import Gpu
+from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
-from outblas.suites import suite
-from outblas.tune import tune
+from outblas.suites import Table, sample
+from outblas.tune import PROBLEMS_AT_ONCE, tune
 
-SUITE, LAYOUT, DTYPE, ACC = "grid1000", "TN", "fp16", "fp32"
-STEM = f"{SUITE}_{LAYOUT}_{DTYPE}_{ACC}".lower()
-TUNE_BUDGET, TUNE_ROUNDS, BENCH_ROUNDS = 4, 11, 11
+#: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of suite llm,
+#: most of whose problems have no sister at first.
+RECORDED_BUDGET, TRANSFER_BUDGET, LLM_BUDGET = 4, 8, 12
+TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A win below this in tuning is measured again before it is installed.
 CONFIRM_BELOW = 1.04
 SEEDS = {"tune": 2, "confirm": 3, "bench": 4}
+SERVER_SAMPLE, SERVER_QPS = 100, 200.0
+
+
+TABLES = tuple(
+    Table(*text.split(":"))
+    for text in (
+        "grid1000:TN:fp16:fp32",
+        "grid1000:NN:fp16:fp32",
+        "grid1000:TN:bf16:fp32",
+        "grid1000:NN:bf16:fp32",
+        "grid1000:TN:fp16:fp16",
+        "llm:TN:fp16:fp32",
+        "llm:TN:bf16:fp32",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The directory of one go: one kind of kernels, one toolchain."""
+
+    path: Path
+    gpu_index: int = 0
+
+    @property
+    def library(self) -> Path:
+        return self.path / "library.json"
+
+    @property
+    def recording(self) -> Path:
+        return self.path / "recording"
+
+    def result(self, table: Table, mode: str) -> Path:
+        return self.path / f"{table.stem}_{mode}.parquet"
+
+    def store(self, table: Table) -> Path:
+        return self.path / f"{table.stem}_tune.sqlite"
+
+    def recorded(self) -> tuple[Recording, ...]:
+        """The recording of this work, if there is one yet."""
+        return (Recording.load(self.recording),) if any(self.recording.glob("*_cells.parquet")) else ()
+
+    def load(self) -> Library:
+        """The library so far; it begins empty."""
+        if self.library.exists():
+            return Library.load(self.library)
+        return Library(gpu_of_device(self.gpu_index).name, (), {"tables": {}})
+
+    def check(self) -> None:
+        """Proofs and figures are of these kernels: refuse a directory of others.
+
+        Raises:
+            UsageError: the directory is of other kernels or another compiler.
+        """
+        about = {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
+        path = self.path / "work.json"
+        if not path.exists():
+            write_atomic(path, json.dumps(about).encode())
+        elif (found := json.loads(path.read_text())) != about:
+            raise UsageError(f"{self.path} is of kernels and compiler {found}", str(about), "choose another --work")
+
+
+def record(work: Work, table: Table) -> None:
+    if table != TABLES[0]:
+        return
+    if work.recorded():
+        print(f"record {table}: done before", flush=True)
+        return
+    progress = printer(f"record {table}")
+    run_record(table.problems(), table.suite, catalogue(), work.recording, work.gpu_index, progress)
+
+
+def tune_table(work: Work, table: Table) -> None:
+    """Rows of the problems that have none yet; a problem of two tables is tuned in the first."""
+    library, problems = work.load(), table.problems()
+    todo = [p for p in problems if library.lookup(p) is None]
+    if not todo:
+        print(f"tune {table}: done before", flush=True)
+        return
+    gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
+    agent, budget = searcher(work, table, library, gpu)
+    options = Options(
+        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS["tune"], baselines=RIVALS, proved=proved(work, table)
+    )
+    with LiveEvaluator(work.gpu_index, options) as evaluator, Store(work.store(table)) as store:
+        # The library is saved after every group, so that a killed run asks for no baseline twice.
+        for start in range(0, len(todo), PROBLEMS_AT_ONCE):
+            group = todo[start : start + PROBLEMS_AT_ONCE]
+            found = tune(group, agent, budget, evaluator, store, "tune", per_round=budget)
+            measured = {**found.provenance, **collect(f"scripts/regenerate.py tune {table}", work.gpu_index)}
+            library = with_rows(library, found.rows, table, measured)
+            library.save(work.library)
+            progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean(pdl=True):.3f}x")
+
+
+def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
+    """Who proposes for a table, and how much may be tried."""
+    recordings = work.recorded()
+    if recordings and set(table.problems()) <= set(recordings[0].problems):
+        agent: Agent = Recorded(0, gpu, recordings[0])
+        agent.name = "recorded"
+        return agent, RECORDED_BUDGET
+    winners = {row.problem: [c.config for c in (row.plain, row.pdl) if c] for row in library.rows}
+    agent = Transfer(0, gpu, recordings, winners)
+    agent.name = "transfer"
+    return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
+
+
+def proved(work: Work, table: Table) -> frozenset[str]:
+    """Kernels of a table's layout, dtype and accumulator that passed every gate in this work before.
+
+    The sources and the compiler are the same (see Work.check), hence the cubins. A recording proves what it measures.
+    """
+    names: set[str] = set()
+    kind = (table.layout, table.dtype, table.acc)
+    for recording in work.recorded():
+        same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
+        passed = (recording.status[same] == CODE[Status.PASSED]).any(axis=0)
+        names |= {config_name(c) for c, ok in zip(recording.catalogue, passed, strict=True) if ok}
+    for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
+        with Store(path) as store:
+            names |= {config_name(e.config) for e in store.evaluations("tune") if _passed_all(e)}
+    return frozenset(names)
+
+
+def _passed_all(e: Evaluation) -> bool:
+    return e.status is Status.PASSED and e.verdict is not None and "rules" in e.verdict.gates
+
+
+def confirm(work: Work, table: Table) -> None:
+    """Drop the choices that won by little in tuning and do not win in a run of their own."""
+    library = work.load()
+    part = of_table(library, table)
+    if "confirmed" in part.provenance:
+        print(f"confirm {table}: done before", flush=True)
+        return
+    doubtful = [row.problem for row in part.rows if any(_is_close(row.choice(pdl)) for pdl in (False, True))]
+    lost: list[tuple[Problem, bool]] = []
+    if doubtful:
+        path = work.path / f"{table.stem}_confirm.parquet"
+        run_bench(
+            doubtful, table.suite, part, path, (work.gpu_index,), "offline", (table.layout,), BENCH_ROUNDS, True,
+            printer(f"confirm {table}"), seed=SEEDS["confirm"], baselines=RIVALS, proved=proved(work, table),
+        )  # fmt: skip
+        lost = behind(path)
+    about = {**part.provenance, "confirmed": len(doubtful), "not_confirmed": len(lost)}
+    with_rows(library.without(lost), (), table, about).save(work.library)
+    print(f"confirm {table}: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
+
+
+def bench(work: Work, table: Table, mode: str) -> None:
+    out, part, problems = work.result(table, mode), of_table(work.load(), table), table.problems()
+    if mode == "server":
+        problems = sample(problems, min(SERVER_SAMPLE, len(problems)), gpu=gpu_of_device(work.gpu_index))
+    if out.exists() and is_of(out, part, problems):
+        print(f"bench {table} {mode}: done before", flush=True)
+        return
+    run_bench(
+        problems, table.suite, part, out, (work.gpu_index,), mode, (table.layout,), BENCH_ROUNDS, True,
+        printer(f"bench {table} {mode}"), target_qps=SERVER_QPS if mode == "server" else None, seed=SEEDS["bench"],
+        proved=proved(work, table),
+    )  # fmt: skip
+
+
+def demote(work: Work, table: Table) -> None:
+    """Keep what is surely ahead in every bench made so far; the bench is then to be made again (needs no GPU).
+
+    Some kernels are 3-6% faster or slower from process to process (where their operands lie in memory), which no
+    interval from one process knows. A bench in which a kernel was lost stays beside the new one, numbered. Only
+    offline benches count: they are what the kernels are chosen by; in the other modes a loss is shown.
+    """
+    path = work.result(table, "offline")
+    lost = behind(path) if path.exists() else []
+    if lost:
+        work.load().without(lost).save(work.library)
+        earlier = len(list(work.path.glob(f"{path.stem}_[0-9]*.parquet")))
+        path.rename(path.with_name(f"{path.stem}_{earlier + 1}.parquet"))
+    print(f"demote {table}: {len(lost)} kernels not kept", flush=True)
+
+
+# --- the library ---------------------------------------------------------------------------------
+
+
+def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
+    """The library with more rows, and what is known of their table."""
+    tables = {**library.provenance.get("tables", {}), str(table): measured}
+    where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
+    provenance = {**library.provenance, **where, "command": "scripts/regenerate.py", "tables": tables}
+    return replace(library, rows=(*library.rows, *rows), provenance=provenance)
+
+
+def of_table(library: Library, table: Table) -> Library:
+    """The rows of a table's problems: its hash does not change with the other tables.
+
+    Raises:
+        UsageError: the table was not tuned, or not to its end.
+    """
+    part = library.of(table.problems())
+    if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
+        raise UsageError(f"table {table} is not tuned", "a library with all its problems", "run step tune of it first")
+    return replace(part, provenance=library.provenance["tables"][str(table)])
+
+
+def behind(path: Path) -> list[tuple[Problem, bool]]:
+    """(problem, PDL) of the kernels that were not surely ahead in a bench."""
+    return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and r["low"] <= 1.0]
+
+
+def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
+    """Whether a bench is of these problems and of the kernels that the library installs now."""
+    rows = read_result(path).rows
+    if {Problem.from_json(row) for row in rows} != set(problems):
+        return False
+    for row in rows:
+        found = library.lookup(Problem.from_json(row))
+        choice = found.choice(row["pdl"]) if found is not None else None
+        # A kernel that failed in the bench leaves no name there, but its status.
+        failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
+        if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):
+            return False
+    return True
+
+
+def _is_close(choice: Choice | None) -> bool:
+    return choice is not None and choice.speedup < CONFIRM_BELOW
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+Step = Callable[..., None]
+DEFAULT_STEPS: dict[str, Step] = {"record": record, "tune": tune_table, "confirm": confirm, "bench": bench}
+STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote}
+#: What makes the library; the rest looks at it.
+MAKING = ("record", "tune", "confirm")
+
+
+def jobs(
+    steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table]
+) -> list[list[str]]:
+    """``[step, table]`` or ``["bench", table, mode]``, in the order in which they are to run."""
+    found: list[list[str]] = []
+    for step in steps:
+        if step == "record":
+            found += [[step, str(table)] for table in tables if table == TABLES[0]]
+        elif step == "bench":
+            found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
+        else:
+            found += [[step, str(table)] for table in tables]
+    return found
+
+
+def run_job(work: Work, job: Sequence[str]) -> None:
+    """One job in this process."""
+    step, table, *mode = job
+    work.check()
+    STEPS[step](work, Table.parse(table), *mode)
+
+
+def note_seconds(work: Work, job: Sequence[str], seconds: float) -> dict[str, float]:
+    """Add to the seconds of a job, over all times that it was begun; returns those of every job."""
+    path = work.path / "seconds.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    name = " ".join(job)
+    known[name] = round(known.get(name, 0.0) + seconds, 1)
+    write_atomic(path, (json.dumps(known, indent=1) + "\n").encode())
+    return dict(known)
+
+
+def publish_seconds(work: Work, seconds: dict[str, float]) -> str:
+    """Write the seconds into the library's provenance; returns the totals in words."""
+    making = sum(s for name, s in seconds.items() if name.split()[0] in MAKING)
+    if work.library.exists():
+        library = Library.load(work.library)
+        provenance = {**library.provenance, "seconds": seconds, "seconds_of_making": round(making, 1)}
+        replace(library, provenance=provenance).save(work.library)
+    steps = dict.fromkeys(name.split()[0] for name in seconds)
+    each = ", ".join(f"{step} {sum(s for n, s in seconds.items() if n.split()[0] == step):.0f} s" for step in steps)
+    return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
 
 
 def printer(what: str) -> Callable[..., None]:
     """Progress in one line about every 5 seconds, with an estimate of the rest."""
-    begin = time.monotonic()
+    begin = monotonic()
     last = [begin]
 
     def progress(done: int, total: int, note: object = "") -> None:
-        now = time.monotonic()
+        now = monotonic()
         if now - last[0] > 5 or done == total:
             last[0] = now
             left = (now - begin) / max(1, done) * (total - done)
@@ -59,101 +358,53 @@ def printer(what: str) -> Callable[..., None]:
     return progress
 
 
-def record(work: Path, gpu_index: int) -> None:
-    run_record(suite(SUITE), SUITE, catalogue(), work / "recording", gpu_index, printer("record"))
+def named(text: str, known: Sequence[str], option: str) -> list[str]:
+    """Words separated by commas, each one of ``known``; raises UsageError."""
+    words = text.split(",")
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise UsageError(f"{option} {','.join(unknown)}", f"some of {', '.join(known)}", "correct it")
+    return words
 
 
-def tune_recorded(work: Path, gpu_index: int) -> None:
-    gpu = gpu_of_device(gpu_index)
-    agent = Recorded(0, gpu, Recording.load(work / "recording"))
-    agent.name = "recorded"
-    options = Options(gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS["tune"])
-    with LiveEvaluator(gpu_index, options) as evaluator, Store(work / "tune.sqlite") as store:
-        library = tune(suite(SUITE), agent, TUNE_BUDGET, evaluator, store, "tune", printer("tune"))
-    provenance = {**library.provenance, **collect("scripts/regenerate.py tune", gpu_index)}
-    replace(library, provenance=provenance).save(work / "library.json")
-
-
-def confirm(work: Path, gpu_index: int) -> None:
-    """Drop the choices that won by little in tuning and do not win in a run of their own."""
-    library = Library.load(work / "library.json")
-    doubtful = [row for row in library.rows if any(_is_close(row.choice(pdl)) for pdl in (False, True))]
-    if not doubtful:
-        print("confirm: nothing won by little", flush=True)
-        return
-    path = work / "confirm.parquet"
-    run_bench(
-        [row.problem for row in doubtful], SUITE, work / "library.json", path, (gpu_index,), "offline", (LAYOUT,),
-        BENCH_ROUNDS, True, printer("confirm"), seed=SEEDS["confirm"],
-    )  # fmt: skip
-    lost = [row for row in read_result(path).rows if not row["fallback"] and row["low"] <= 1.0]
-    _without(library, lost).save(work / "library.json")
-    print(f"confirm: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
-
-
-def demote(work: Path, gpu_index: int) -> None:
-    """Keep what is surely ahead in every bench made so far; the bench is then to be made again (needs no GPU).
-
-    Some kernels are 3-6% faster or slower from process to process (where their operands lie in memory), which no
-    interval from one process knows. The benches made before stay beside the new one, numbered.
-    """
-    path = work / f"{STEM}_offline.parquet"
-    earlier = len(list(work.glob(f"{STEM}_offline_[0-9]*.parquet")))
-    lost = [row for row in read_result(path).rows if not row["fallback"] and row["low"] <= 1.0]
-    _without(Library.load(work / "library.json"), lost).save(work / "library.json")
-    path.rename(work / f"{STEM}_offline_{earlier + 1}.parquet")
-    print(f"demote: {len(lost)} kernels not kept", flush=True)
-
-
-def _without(library: Library, lost: list[dict[str, Any]]) -> Library:
-    """The library less the kernels of these result rows: those problems use the baseline."""
-    keys = {(row["m"], row["n"], row["k"], row["pdl"]) for row in lost}
-    rows = []
-    for row in library.rows:
-        p = row.problem
-        for pdl, name in ((False, "plain"), (True, "pdl")):
-            if (p.m, p.n, p.k, pdl) in keys:
-                row = replace(row, **{name: None})
-        rows.append(row)
-    return replace(library, rows=tuple(rows))
-
-
-def _is_close(choice: Choice | None) -> bool:
-    return choice is not None and choice.speedup < CONFIRM_BELOW
-
-
-def bench(work: Path, gpu_index: int) -> None:
-    out = work / f"{STEM}_offline.parquet"
-    run_bench(
-        suite(SUITE), SUITE, work / "library.json", out, (gpu_index,), "offline", (LAYOUT,), BENCH_ROUNDS, True,
-        printer("bench"), seed=SEEDS["bench"],
-    )  # fmt: skip
-
-
-DEFAULT_STEPS = {"record": record, "tune": tune_recorded, "confirm": confirm, "bench": bench}
-STEPS = {**DEFAULT_STEPS, "demote": demote}
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--gpu-device-id", type=int, default=0)
+    parser.add_argument("--tables", default=",".join(map(str, TABLES)))
     parser.add_argument("--steps", default=",".join(DEFAULT_STEPS))
-    parser.add_argument("--here", action="store_true", help="run the one step given in this process")
-    options = parser.parse_args()
-    names = options.steps.split(",")
-    unknown = [name for name in names if name not in STEPS]
-    if unknown:
-        parser.error(f"unknown steps {unknown}; expected some of {list(STEPS)}")
-    options.work.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        begin = time.monotonic()
-        if options.here:
-            STEPS[name](options.work, options.gpu_device_id)
-        else:  # each step in a fresh process, so that no state of one helps the next
-            command = [sys.executable, __file__, "--here", "--steps", name, "--work", str(options.work)]
-            subprocess.run([*command, "--gpu-device-id", str(options.gpu_device_id)], check=True)
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--extra", default=str(TABLES[0]), help="tables benched in the modes beside offline too")
+    parser.add_argument("--here", nargs="+", metavar="WORD", help=argparse.SUPPRESS)  # one job, in this process
+    options = parser.parse_args(arguments)
+    work = Work(options.work, options.gpu_device_id)
+    work.path.mkdir(parents=True, exist_ok=True)
+    if options.here:
+        try:
+            run_job(work, options.here)
+        except OutblasError as error:
+            sys.exit(f"error: {error}")
+        return
+    try:
+        tables, extra = (
+            [Table.parse(text) for text in listed.split(",")] for listed in (options.tables, options.extra)
+        )
+        steps, modes = named(options.steps, list(STEPS), "--steps"), named(options.modes, MODES, "--modes")
+    except OutblasError as error:
+        parser.error(str(error))
+    seconds: dict[str, float] = {}
+    for job in jobs(steps, tables, modes, extra):
+        begin = monotonic()
+        base = [sys.executable, __file__, "--work", str(work.path), "--gpu-device-id", str(work.gpu_index)]
+        try:  # each in a fresh process, so that no state of one helps the next
+            subprocess.run([*base, "--here", *job], check=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{' '.join(job)} failed with status {error.returncode}; the same command goes on where it was")
+        finally:
+            spent = monotonic() - begin
+            seconds = note_seconds(work, job, spent)
+            print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
+    print(publish_seconds(work, seconds), flush=True)
 
 
 if __name__ == "__main__":

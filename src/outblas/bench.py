@@ -10,10 +10,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import RIVALS, fastest
+from outblas.baselines import LT_AUTO, NAMES, RIVALS, fastest
 from outblas.config import config_name
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
@@ -33,7 +34,7 @@ Progress = Callable[..., None]
 def run_bench(
     problems: Sequence[Problem],
     suite: str,
-    library: Path | None,
+    library: Path | Library | None,
     out_path: Path,
     gpu_indices: Sequence[int] = (0,),
     mode: str = "offline",
@@ -43,8 +44,16 @@ def run_bench(
     progress: Progress | None = None,
     target_qps: float | None = None,
     seed: int = 1,
+    baselines: Sequence[str] = NAMES,
+    proved: frozenset[str] = frozenset(),
 ) -> Path:
     """Bench ``problems`` and write the result file ``out_path``.
+
+    Args:
+        library: a file or a library in hand; None: the packaged one.
+        baselines: those to time; without nvmmh, which is no rival, it is quicker.
+        proved: names of kernels that passed every gate before, built from the same sources by the same toolchain
+            for the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
 
     A killed run resumes from the journal ``<out_path>.jsonl``; several GPUs share the problems.
 
@@ -53,17 +62,24 @@ def run_bench(
         other settings.
     """
     gpu = gpu_of_device(gpu_indices[0])
-    chosen = Library.load(library) if library is not None else Library.packaged(gpu.name)
+    if library is None:
+        library = Library.packaged(gpu.name)
+    chosen = library if isinstance(library, Library) else Library.load(library)
     settings = {
         "suite": suite, "mode": mode, "rounds": rounds, "seed": seed, "target_qps": target_qps,
         "library": chosen.sha(), "kernels": kernels_sha(), "problems": [p.key for p in problems],
+        "baselines": list(baselines),
     }  # fmt: skip
+    hot_or_cold = "offline" if mode == "server" else mode
+    options = Options(
+        gpu=gpu, rounds=rounds, seed=seed, level="full", mode=hot_or_cold, baselines=tuple(baselines), proved=proved
+    )
     journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, resume)
     done = {entry["problem"] for entry in journal.entries}
     todo = [p for p in problems if p.key not in done]
     written = False
     try:
-        for entry in _on_gpus(todo, chosen, gpu_indices, mode, rounds, target_qps, seed):
+        for entry in _on_gpus(todo, chosen, gpu_indices, mode, target_qps, options):
             journal.append(entry)
             if progress is not None:
                 # The last row of a problem: PDL allowed, or the only one (server mode).
@@ -80,7 +96,7 @@ def run_bench(
 
 
 def _on_gpus(
-    todo: Sequence[Problem], library: Library, gpus: Sequence[int], mode: str, rounds: int, qps: float | None, seed: int
+    todo: Sequence[Problem], library: Library, gpus: Sequence[int], mode: str, qps: float | None, options: Options
 ) -> Iterator[dict[str, Any]]:
     """Journal entries as they finish; one thread and one sandboxed worker per GPU."""
     work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
@@ -91,7 +107,7 @@ def _on_gpus(
 
     def serve(index: int) -> None:
         try:
-            with _Station(index, library, mode, rounds, qps, seed) as station:
+            with _Station(index, library, mode, qps, options) as station:
                 station.expect(todo)
                 while not stop.is_set():
                     try:
@@ -125,14 +141,10 @@ def _on_gpus(
 class _Station:
     """One GPU's share of a bench."""
 
-    def __init__(
-        self, gpu_index: int, library: Library, mode: str, rounds: int, target_qps: float | None, seed: int
-    ) -> None:
+    def __init__(self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options) -> None:
         self._index, self._library, self._mode = gpu_index, library, mode
         self._qps, self._gpu = target_qps, gpu_of_device(gpu_index)
-        hot_or_cold = "offline" if mode == "server" else mode
-        options = Options(gpu_index, self._gpu, rounds=rounds, seed=seed, level="full", mode=hot_or_cold)
-        self._evaluator = LiveEvaluator(gpu_index, options)
+        self._evaluator = LiveEvaluator(gpu_index, replace(options, gpu_index=gpu_index, gpu=self._gpu))
 
     def __enter__(self) -> _Station:
         return self
@@ -180,6 +192,7 @@ def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, 
         "repeats": timing.repeats,
         "operand_sets": timing.operand_sets,
         **{f"{name}_us": us for name, us in times.items() if f"{name}_us" in COLUMNS},
+        "lt_auto_detail": report.details.get(LT_AUTO),
     }
     if evaluation is None or evaluation.speedup is None or evaluation.timing is None:
         return {

@@ -12,12 +12,13 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outblas.baselines import LT_AUTO
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
@@ -52,6 +53,7 @@ class Row:
         source: where the figures come from (``cuda:0``, ``replay:h200``).
         plain: winner without PDL, None: use the baseline.
         pdl: winner where PDL is allowed, None: use the baseline.
+        lt_auto_detail: as baseline_detail, of autotuned cuBLASLt where another baseline was the fastest.
     """
 
     problem: Problem
@@ -60,10 +62,16 @@ class Row:
     source: str = ""
     plain: Choice | None = None
     pdl: Choice | None = None
+    lt_auto_detail: str = ""
 
     def choice(self, pdl: bool) -> Choice | None:
         """The winner with or without PDL allowed, None: use the baseline."""
         return self.pdl if pdl else self.plain
+
+    @property
+    def algorithm(self) -> str:
+        """What autotuning cuBLASLt chose, whichever baseline was the fastest (among equals that is noise); or ""."""
+        return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
 
 
 def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:
@@ -108,6 +116,20 @@ class Library:
     def fallbacks(self, pdl: bool) -> int:
         """How many rows use the baseline."""
         return sum(row.choice(pdl) is None for row in self.rows)
+
+    def of(self, problems: Iterable[Problem]) -> Library:
+        """The rows of some problems, those that there are."""
+        return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
+
+    def without(self, kernels: Iterable[tuple[Problem, bool]]) -> Library:
+        """The library less the kernels of these (problem, PDL allowed): there the baseline is used."""
+        lost = set(kernels)
+
+        def rest(row: Row) -> Row:
+            plain = None if (row.problem, False) in lost else row.plain
+            return replace(row, plain=plain, pdl=None if (row.problem, True) in lost else row.pdl)
+
+        return replace(self, rows=tuple(map(rest, self.rows)))
 
     def sha(self) -> str:
         """SHA-256 (hex) of the content: equal hashes, equal libraries."""
@@ -170,7 +192,8 @@ def _row_to_json(row: Row) -> dict[str, Any]:
         data[f"config{suffix}"] = None if choice is None else config_name(choice.config)
         for figure in ("speedup", "low", "high"):
             data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
-    return {**data, "baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
+    data |= {"baseline": row.baseline, "baseline_detail": row.baseline_detail, "source": row.source}
+    return {**data, "lt_auto_detail": row.lt_auto_detail} if row.lt_auto_detail else data
 
 
 def _parse(text: str, where: str) -> Library:
@@ -218,7 +241,8 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
             configs[name] = config_from_name(name)
         return Choice(configs[name], *figures)
 
-    return Row(Problem.from_key(row.problem), row.baseline, row.baseline_detail, row.source, choice(""), choice("_pdl"))
+    named = row.baseline, row.baseline_detail, row.source
+    return Row(Problem.from_key(row.problem), *named, choice(""), choice("_pdl"), row.lt_auto_detail)
 
 
 @lru_cache(maxsize=1)
@@ -239,6 +263,7 @@ def _file_model() -> type[BaseModel]:
         baseline: str
         baseline_detail: str
         source: str
+        lt_auto_detail: str = ""
 
     class LibraryFile(BaseModel):
         format: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import re
@@ -17,6 +18,8 @@ from outblas import __version__
 _T = TypeVar("_T")
 #: Longest wait for nvidia-smi or git, seconds; a stuck driver must not hang a run.
 _PATIENCE_S = 20
+#: pynvml once it was started.
+_started: list[Any] = []
 
 
 def collect(command: str, gpu_index: int = 0) -> dict[str, Any]:
@@ -103,15 +106,18 @@ def _from_nvml(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
     except ImportError:
         return None
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
+        _start(pynvml)
         return ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError:
         return None
-    finally:
-        pynvml.nvmlShutdown()
+
+
+def _start(nvml: Any) -> None:
+    """Start NVML once for the process: a bench asks for every problem, and to start it costs more than to ask."""
+    if nvml not in _started:
+        nvml.nvmlInit()
+        atexit.register(nvml.nvmlShutdown)
+        _started.append(nvml)
 
 
 def _from_smi(index: int, query: str) -> list[str] | None:

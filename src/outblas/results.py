@@ -14,21 +14,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outblas.averages import Row, best_of_layouts, figures_of, more_figures, problem_of, regime_order
 from outblas.errors import OutblasError, RecordError
 from outblas.files import write_atomic
-from outblas.problem import Problem
-from outblas.stats import flop_weighted, geomean, losses
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = [
+    "ADDED",
+    "COLUMNS",
+    "MODES",
+    "PROVENANCE",
+    "Result",
+    "Row",
+    "bench_files",
+    "best_rows",
+    "check_summary",
+    "figures_of",
+    "problem_of",
+    "read_meta",
+    "read_result",
+    "regime_order",
+    "stale",
+    "summarise",
+    "summarise_result",
+    "summary_rows",
+    "summary_text",
+    "write_result",
+    "write_summary",
+]
+
 FORMAT = 1
 KIND = "bench"
 MODES = ("offline", "offline_cold", "server")
+#: What tells the tables of a suite apart: rows that agree in these may be averaged together.
+KEY = ("layout", "dtype", "acc", "mode", "pdl")
 PROVENANCE = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times in microseconds, ``published`` is ``speedup`` or, where
-#: the library falls back to the baseline, 1.0.
+#: the library falls back to the baseline, 1.0. ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt
+#: chose, whichever baseline was the fastest; the 99th percentiles are of server mode.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -48,9 +74,11 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("double", True) for c in ("torch_us", "cublas_us", "lt_heuristic_us", "lt_auto_us", "nvmmh_us")},
     **{c: ("int32", True) for c in ("rounds", "repeats", "operand_sets")},
     **{c: ("double", True) for c in ("sm_clock_mhz", "temperature_c")},
+    "lt_auto_detail": ("string", True),
+    **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us")},
 }
-
-Row = dict[str, Any]
+#: Columns that older files do not have; they read as null there.
+ADDED = ("lt_auto_detail", "ours_p99_us", "baseline_p99_us")
 
 
 @dataclass(frozen=True)
@@ -68,11 +96,6 @@ class Result:
     @property
     def provenance(self) -> dict[str, Any]:
         return dict(self.meta["provenance"])
-
-
-def problem_of(row: Mapping[str, Any]) -> Problem:
-    """The problem of a result row."""
-    return Problem.from_json(dict(row))
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
@@ -146,52 +169,55 @@ def summarise(path: str | os.PathLike[str]) -> list[Row]:
 
 def summarise_result(result: Result) -> list[Row]:
     """:func:`summarise` of a file already read."""
+    groups = _groups(result)
+    return [_summary_row([result], key, groups[key]) for key in sorted(groups)]
+
+
+def best_rows(results: Iterable[Result]) -> list[Row]:
+    """Summary rows of layout ``best``: for every suite, types, mode and PDL measured in TN and in NN.
+
+    Not of server mode, where latencies are the host's. Of several files of one kind the one with most rows counts.
+    """
+    tables: dict[tuple[Any, ...], dict[str, tuple[Result, list[Row]]]] = {}
+    for result in results:
+        for (layout, *rest), rows in _groups(result).items():
+            known = tables.setdefault((result.suite, *rest), {})
+            if layout not in known or len(rows) > len(known[layout][1]):
+                known[layout] = (result, rows)
+    found = []
+    for (_, dtype, acc, mode, pdl), layouts in sorted(tables.items()):
+        if layouts.keys() >= {"TN", "NN"} and mode != "server":
+            (tn, tn_rows), (nn, nn_rows) = layouts["TN"], layouts["NN"]
+            rows = best_of_layouts(tn_rows, nn_rows)
+            if rows:
+                sources = [tn] if tn.path == nn.path else [tn, nn]
+                found.append(_summary_row(sources, ("best", dtype, acc, mode, pdl), rows))
+    return found
+
+
+def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
+    """(layout, dtype, acc, mode, pdl) -> rows: those that may be averaged together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in result.rows:
-        key = tuple(row[c] for c in ("layout", "dtype", "acc", "mode", "pdl"))
-        groups.setdefault(key, []).append(row)
-    where = {f: result.provenance.get(f) for f in ("gpu", "driver", "toolchain", "date", "commit")}
-    return [
-        {
-            "suite": result.suite,
-            **dict(zip(("layout", "dtype", "acc", "mode", "pdl"), key, strict=True)),
-            **figures_of(groups[key]),
-            "file": result.path.name,
-            **where,
-        }
-        for key in sorted(groups)
-    ]
+        groups.setdefault(tuple(row[c] for c in KEY), []).append(row)
+    return groups
 
 
-def figures_of(rows: Sequence[Row]) -> Row:
-    """The figures of a set of result rows; a fall-back row counts as its published 1.0.
+def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row]) -> Row:
+    """One row; where two files were joined, every value that differs, with ``; `` between."""
 
-    ``{n, geomean, flop_weighted, losses, fallbacks, min, by_regime: {regime: {n, geomean}}}``, means
-    rounded to six decimals so that no platform's logarithm shows.
-    """
-    published = [r["published"] for r in rows]
-    by_regime: dict[str, list[float]] = {}
-    for row in rows:
-        by_regime.setdefault(row["regime"], []).append(row["published"])
+    def joined(field: str) -> Any:
+        values = [source.provenance.get(field) for source in sources]
+        return values[0] if all(v == values[0] for v in values) else "; ".join(map(str, values))
+
     return {
-        "n": len(rows),
-        "geomean": round(geomean(published), 6),
-        "flop_weighted": round(flop_weighted(published, [problem_of(r).flops for r in rows]), 6),
-        "losses": losses(published),
-        "fallbacks": sum(1 for r in rows if r["fallback"]),
-        "min": round(min(published), 6),
-        "by_regime": {
-            name: {"n": len(by_regime[name]), "geomean": round(geomean(by_regime[name]), 6)}
-            for name in sorted(by_regime, key=regime_order)
-        },
+        "suite": sources[0].suite,
+        **dict(zip(KEY, key, strict=True)),
+        **figures_of(rows),
+        "file": "; ".join(source.path.name for source in sources),
+        **{field: joined(field) for field in ("gpu", "driver", "toolchain", "date", "commit")},
+        **more_figures(rows, sources[0].suite),
     }
-
-
-def regime_order(name: str) -> tuple[int, int, str]:
-    """Sort key of regimes: launch, then memory, then compute, each by decade of FLOP."""
-    kind, _, decade = name.partition("_1e")
-    kinds = ("launch", "memory", "compute")
-    return (kinds.index(kind) if kind in kinds else len(kinds), int(decade) if decade.isdigit() else 0, name)
 
 
 def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
@@ -208,10 +234,19 @@ def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
+def summary_rows(directory: str | os.PathLike[str]) -> list[Row]:
+    """Summary rows of every result file of a directory, by file name; then those of :func:`best_rows`.
+
+    Raises:
+        RecordError: as :func:`bench_files` and :func:`read_result`.
+    """
+    results = [read_result(path) for path in bench_files(directory)]
+    return [row for result in results for row in summarise_result(result)] + best_rows(results)
+
+
 def summary_text(directory: str | os.PathLike[str]) -> str:
     """What ``directory/summary.json`` must hold, from the result files alone; the same every time."""
-    rows = [row for path in bench_files(directory) for row in summarise(path)]
-    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(summary_rows(directory), indent=1, ensure_ascii=False) + "\n"
 
 
 def write_summary(directory: str | os.PathLike[str]) -> Path:
@@ -276,12 +311,14 @@ def _read_rows(path: Path) -> list[Row]:
 
     try:
         table = pq.read_table(path, page_checksum_verification=True)
-        absent = [c for c in COLUMNS if c not in table.column_names]
+        absent = [c for c in COLUMNS if c not in table.column_names and c not in ADDED]
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8 any more
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
     if absent:
         raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
     try:
+        for name in (c for c in ADDED if c not in table.column_names):
+            table = table.append_column(name, pa.nulls(table.num_rows))
         known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
         return list(known.to_pylist())
     except (pa.ArrowException, ValueError) as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from outblas.baselines import Call, make_baselines
+from outblas.baselines import LT_AUTO, Call, make_baselines
 from outblas.config import config_name
 from outblas.evaluation import Speedup, Status, Timing
-from outblas.latency import server
+from outblas.latency import percentile, server
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import Row
@@ -20,19 +20,27 @@ WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
 
 
 class PublicApi:
-    """``outblas.matmul(a, b, out=c)`` as users call it, on the given stream."""
+    """``outblas.matmul(a, b, out=c)`` as users call it, on the given stream.
+
+    Args:
+        library: what matmul uses from the first ``bind`` to :meth:`close`; None: what it uses anyway.
+    """
 
     name = "ours"
 
-    def __init__(self, gpu_index: int = 0) -> None:
-        self._gpu = gpu_index
+    def __init__(self, gpu_index: int = 0, library: Library | None = None) -> None:
+        self._gpu, self._library = gpu_index, library
+        self._in_use = False
         self._streams: dict[int, Any] = {}
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
         import torch
 
-        from outblas.dispatch import matmul
+        from outblas.dispatch import matmul, use_library
 
+        if self._library is not None and not self._in_use:
+            use_library(self._library, self._gpu)
+            self._in_use = True
         right = b.t() if problem.layout == "TN" else b
 
         def call(stream: int) -> None:
@@ -43,6 +51,14 @@ class PublicApi:
 
         return call
 
+    def close(self) -> None:
+        """Let matmul use the packaged library again, if it was given another."""
+        if self._in_use:
+            from outblas.dispatch import use_library
+
+            use_library(None, self._gpu)
+            self._in_use = False
+
 
 def serve(
     problem: Problem,
@@ -50,28 +66,36 @@ def serve(
     target_qps: float | None,
     warmup_seconds: float = WARMUP_SECONDS,
     benchmark_seconds: float = BENCHMARK_SECONDS,
+    library: Library | None = None,
 ) -> tuple[dict[str, Timing], Speedup, dict[str, str]]:
     """Latencies of ours and the baselines, the speed-up of the medians, and the baselines' details.
+
+    Args:
+        library: what ours uses; None: what ``outblas.matmul`` uses anyway.
 
     Raises:
         UsageError: ``target_qps`` missing or <= 0. DeviceError: no GPU, or a call failed.
     """
     baselines = make_baselines(gpu_index, SERVER_BASELINES)
-    entries = {"ours": PublicApi(gpu_index), **baselines}
-    timings = server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
+    ours = PublicApi(gpu_index, library)
+    entries = {"ours": ours, **baselines}
+    try:
+        timings = server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
+    finally:
+        ours.close()
     details = {name: str(entry.detail(problem)) for name, entry in baselines.items()}
     return timings, speedup(timings, "ours", SERVER_BASELINES), details
 
 
 def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, target_qps: float | None) -> list[Row]:
     """The result row of one problem; PDL does not matter to requests that come one at a time."""
-    timings, found, details = serve(problem, gpu_index, target_qps)
+    timings, found, details = serve(problem, gpu_index, target_qps, library=library)
     row = library.lookup(problem)
     choice = row.choice(False) if row else None
     ours, best = timings["ours"], timings[found.baseline]
     measured = {} if choice is None else {
         "ours_us": ours.median_us, "ours_spread": ours.spread,
-        "speedup": found.ratio, "low": found.low, "high": found.high,
+        "ours_p99_us": percentile(ours, 99), "speedup": found.ratio, "low": found.low, "high": found.high,
     }  # fmt: skip
     return [
         {
@@ -85,6 +109,8 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
             "baseline": found.baseline,
             "baseline_us": best.median_us,
             "baseline_detail": details[found.baseline],
+            "lt_auto_detail": details[LT_AUTO],
+            "baseline_p99_us": percentile(best, 99),
             "published": 1.0 if choice is None else found.ratio,
             "floor_us": floor_us(problem, gpu),
             "regime": regime(problem, gpu),

@@ -1,11 +1,15 @@
-"""Named sets of problems: ``grid1000`` and ``llm``."""
+"""Named sets of problems: ``grid1000`` and ``llm``; tables of them, and stratified samples."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from outblas.errors import UsageError
 from outblas.problem import Problem
+from outblas.roofline import H200, Gpu, regime
 
 #: Names that :func:`suite` knows.
 SUITES = ("grid1000", "llm")
@@ -56,3 +60,66 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
     else:
         raise UsageError(f"unknown suite {name!r}", " or ".join(SUITES), "pass one of them as --suite")
     return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One suite in one layout, dtype and accumulator: what is tuned, benched and published together."""
+
+    suite: str
+    layout: str
+    dtype: str
+    acc: str
+
+    @classmethod
+    def parse(cls, text: str) -> Table:
+        """``SUITE:LAYOUT:DTYPE:ACC``, in any case of letters.
+
+        Raises:
+            UsageError: for another number of words, or an unknown suite. ProblemError: for what no problem has.
+        """
+        parts = text.split(":")
+        if len(parts) != 4:
+            raise UsageError(f"table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
+        table = cls(parts[0].lower(), parts[1].upper(), parts[2].lower(), parts[3].lower())
+        table.problems()
+        return table
+
+    def __str__(self) -> str:
+        return ":".join((self.suite, self.layout, self.dtype, self.acc))
+
+    @property
+    def stem(self) -> str:
+        """Start of the names of its files, e.g. ``grid1000_tn_fp16_fp32``."""
+        return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
+
+    def problems(self) -> list[Problem]:
+        """Its problems, as :func:`suite` orders them."""
+        return suite(self.suite, self.layout, self.dtype, self.acc)
+
+
+def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H200) -> list[Problem]:
+    """``count`` of ``problems``, stratified by regime: each regime has its share, in the order of ``problems``.
+
+    Shares are rounded by largest remainder. The draw depends on the seed and on the shapes of each regime
+    only, so that the same shapes are drawn in every layout, dtype and accumulator.
+
+    Raises:
+        UsageError: ``count`` is not between 1 and the number of problems.
+    """
+    if not 1 <= count <= len(problems):
+        raise UsageError(f"a sample of {count}", f"1 to {len(problems)} problems", "pass another --sample")
+    strata: dict[str, list[Problem]] = {}
+    for problem in problems:
+        strata.setdefault(regime(problem, gpu), []).append(problem)
+    shares = {name: count * len(members) / len(problems) for name, members in strata.items()}
+    quota = {name: int(share) for name, share in shares.items()}
+    by_remainder = sorted(strata, key=lambda name: (quota[name] - shares[name], name))
+    for name in by_remainder[: count - sum(quota.values())]:
+        quota[name] += 1
+    drawn = {
+        problem
+        for name, members in strata.items()
+        for problem in random.Random(f"{seed}/{name}").sample(members, quota[name])
+    }
+    return [problem for problem in problems if problem in drawn]

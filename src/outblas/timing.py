@@ -35,6 +35,8 @@ from outblas.roofline import H200, Gpu, floor_us, operand_sets, repeats
 from outblas.stats import paired_speedup, unpaired_speedup
 
 MIN_ROUNDS, MAX_ROUNDS, QUICK_ROUNDS = 7, 2000, 3
+#: Ratio to the fastest above which a choice among many gives an entry no further round.
+HOPELESS = 1.5
 #: Calls of one entry in one cold round.
 COLD_CALLS = 4
 #: Tries to queue a round ahead of the GPU; longest plug.
@@ -160,16 +162,34 @@ class Bench:
         self, entries: Mapping[str, Bindable], rounds: int = QUICK_ROUNDS, seed: int = 0,
         skip: type[BaseException] | tuple[type[BaseException], ...] = (),
     ) -> dict[str, Timing]:  # fmt: skip
-        """The offline protocol with few rounds (for the recording); entries that raise ``skip`` are left out."""
+        """The offline protocol with few rounds, to choose the fastest of many.
+
+        An entry that raises ``skip`` is left out, and so is one that its first timed round finds over
+        :data:`HOPELESS` x the fastest: it is not the best by any noise, and the slowest are most of the time.
+        """
         graphs: dict[str, GraphEntry] = {}
         try:
             for name, entry in entries.items():
                 with contextlib.suppress(*_classes(skip)):
                     graphs[name] = self.capture(entry)
-            return self.measure(graphs, rounds, seed=seed)
+            return self._quick(graphs, rounds, random.Random(seed)) if graphs else {}
         finally:
             for graph in graphs.values():
                 graph.free()
+
+    def _quick(self, graphs: Mapping[str, GraphEntry], rounds: int, rng: random.Random) -> dict[str, Timing]:
+        def one(names: Sequence[str]) -> dict[str, float]:
+            times = self.round([graphs[name] for name in names], rng.sample(range(len(names)), len(names)))
+            return dict(zip(names, times, strict=True))
+
+        one(list(graphs))  # untimed
+        samples = {name: [us] for name, us in one(list(graphs)).items()}
+        limit = HOPELESS * min(us for (us,) in samples.values())
+        kept = [name for name, (us,) in samples.items() if us <= limit]
+        for _ in range(rounds - 1):
+            for name, us in one(kept).items():
+                samples[name].append(us)
+        return {name: summary("offline", samples[name], self.repeats, self.sets) for name in kept}
 
     def measure(
         self, graphs: Mapping[str, GraphEntry], rounds: int = MIN_ROUNDS, seed: int = 0,

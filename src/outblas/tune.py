@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from outblas.agents.base import Agent
-from outblas.baselines import fastest
+from outblas.baselines import LT_AUTO, fastest
 from outblas.config import KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
@@ -41,6 +41,7 @@ def tune(
     store: Store,
     run_id: str,
     progress: Progress | None = None,
+    per_round: int = PER_ROUND,
 ) -> Library:
     """Search every problem and return the winners.
 
@@ -51,6 +52,8 @@ def tune(
         store, run_id: where every evaluation is recorded before the next is asked for; a run that is
             in the store already is resumed, and nothing that it holds is measured again.
         progress: called after every measurement.
+        per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be
+            asked for the whole budget: each problem is then set up and its baselines timed once.
 
     Raises:
         UsageError: the budget is below 1, a problem is given twice, the run was started with other
@@ -69,7 +72,7 @@ def tune(
     try:
         for start in range(0, len(problems), PROBLEMS_AT_ONCE):
             group = [_Search(p, offered[p], store.recorded(run_id, p)) for p in problems[start:][:PROBLEMS_AT_ONCE]]
-            _search(group, agent, budget, evaluator, store, run_id, score)
+            _search(group, agent, budget, evaluator, store, run_id, score, per_round)
             rows += [_row(search, evaluator) for search in group]
             store.sync()
     except KeyboardInterrupt as error:
@@ -90,9 +93,9 @@ class _Search:
         self.history: list[Evaluation] = []
         self.finished = False
 
-    def ask(self, agent: Agent, budget: int) -> list[KernelConfig]:
+    def ask(self, agent: Agent, budget: int, per_round: int) -> list[KernelConfig]:
         """The agent's next proposals, held to its contract."""
-        n = min(PER_ROUND, min(budget, len(self.candidates)) - len(self.history))
+        n = min(per_round, min(budget, len(self.candidates)) - len(self.history))
         if self.finished or n < 1:
             return []
         proposed = agent.propose(self.problem, self.candidates, self.history, n)
@@ -134,10 +137,11 @@ def _search(
     store: Store,
     run_id: str,
     score: _Score,
+    per_round: int,
 ) -> None:
     """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left."""
     while True:
-        asked = [(search, search.ask(agent, budget)) for search in group]
+        asked = [(search, search.ask(agent, budget, per_round)) for search in group]
         if not any(configs for _, configs in asked):
             return
         answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
@@ -171,5 +175,6 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
         name = winner.speedup.baseline
     else:
         name = fastest(times) if times else ""
-    detail = evaluator.baseline_detail(search.problem, name) if name else ""
-    return Row(search.problem, name, detail, evaluator.source, plain, pdl)
+    detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
+    auto = "" if name == LT_AUTO else auto
+    return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto)

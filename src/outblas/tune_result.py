@@ -86,6 +86,7 @@ def _common(row: LibraryRow, pdl: bool, name: str, baselines: Mapping[str, float
         "baseline": name,
         "baseline_us": baselines[name],
         "baseline_detail": evaluator.baseline_detail(problem, name) or None,
+        "lt_auto_detail": row.algorithm or None,
         "floor_us": floor_us(problem, evaluator.gpu),
         "regime": regime(problem, evaluator.gpu),
         **{f"{one}_us": us for one, us in baselines.items() if f"{one}_us" in COLUMNS},

@@ -22,6 +22,8 @@ from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
 from outblas.store import Store
+from outblas.suites import SUITES
+from outblas.suites import suite as problems_of
 from outblas.tune import Progress, tune
 from outblas.tune_result import result_rows
 
@@ -90,9 +92,9 @@ def run_tune(
         DeviceError, ToolchainMissing: the live GPU cannot be used.
     """
     files = RunFiles(path)
-    if device.recording is not None and agent == "recorded":
+    if device.recording is not None and agent in ("recorded", "transfer"):
         raise UsageError(
-            "agent recorded on a recording would read the answers", "a live GPU for it", "choose another agent"
+            f"agent {agent} on a recording would read the answers", "a live GPU for it", "choose another agent"
         )
     settings = Settings(suite, _short(problems, suite), agent, budget, seed, str(device))
     with open_evaluator(device) as evaluator:
@@ -183,8 +185,8 @@ def _joined(provenance: Mapping[str, Any], field: str) -> Any:
 
 
 def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
-    """Keys of single problems; for a suite its layout, dtype and accumulator say it all."""
-    if suite == "custom":
+    """Keys of single problems or of a sample; for a whole suite its layout, dtype and accumulator say it all."""
+    if suite == "custom" or (suite in SUITES and len(problems) % len(problems_of(suite))):
         return tuple(p.key for p in problems)
     return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
 

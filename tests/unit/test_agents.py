@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +15,15 @@ import pytest
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 from outblas.agents import AGENTS, make_agent
 from outblas.agents.evolution import knob_distance
+from outblas.agents.transfer import Transfer, sisters, translate
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import UsageError
 from outblas.evaluation import FAILURES, Evaluation, Status
 from outblas.problem import Problem
-from outblas.recording import STATUSES, Recording
+from outblas.recording import CODE, STATUSES, Recording
 from outblas.replay import ReplayEvaluator
+from outblas.roofline import H200
+from outblas.space import why_illegal
 from outblas.store import Store
 from outblas.tune import tune
 
@@ -215,3 +220,72 @@ def test_knob_distance_counts_knobs() -> None:
 def test_unknown_agent() -> None:
     with pytest.raises(UsageError, match="unknown agent 'oracle'.*random"):
         make_agent("oracle")
+
+
+# What a sister knows
+
+
+def test_sisters_go_from_the_problem_itself_to_another_layout() -> None:
+    kinds = [(p.layout, p.dtype, p.acc) for p in sisters(Problem(64, 64, 64, "NN", "bf16"))]
+    assert kinds[:2] == [("NN", "bf16", "fp32"), ("NN", "fp16", "fp32")] and kinds[-1] == ("TN", "fp16", "fp16")
+    assert len(set(kinds)) == 6
+    assert {(p.m, p.n, p.k) for p in sisters(Problem(1, 2, 3))} == {(1, 2, 3)}
+
+
+def order_of(agent: Transfer, problem: Problem, candidates: Sequence[KernelConfig]) -> dict[bool, list[KernelConfig]]:
+    """All proposals of either launch option, asked for in pieces."""
+    history: list[Evaluation] = []
+    while proposed := agent.propose(problem, candidates, history, 5):
+        history += [passed_evaluation(problem, config) for config in proposed]
+    assert len(history) == len(candidates)
+    assert [e.config.pdl for e in history[:8]] == [False, True] * 4, "the launch options take turns"
+    return {pdl: [e.config for e in history if e.config.pdl is pdl] for pdl in (False, True)}
+
+
+def test_transfer_takes_two_of_the_sisters_best_and_one_of_the_models(recording: Recording) -> None:
+    sister, row = replace(PROBLEM, layout="NN", dtype="bf16"), recording.row(PROBLEM)
+    offered = [c for c in CANDIDATES if c.bn % 16 == 0]
+    passed = recording.status[row] == CODE[Status.PASSED]
+    times = np.where(passed, recording.median_us[row], np.inf)
+    for pdl, order in order_of(Transfer(0, H200, [recording]), sister, offered).items():
+        measured = [CANDIDATES[i] for i in np.argsort(times) if passed[i]]
+        measured = [c for c in measured if c in offered and c.pdl is pdl]
+        model = [c for c in sorted(offered, key=lambda c: 1000.0 / c.bm + c.bn) if c.pdl is pdl]
+        assert order[:2] == measured[:2]
+        assert order[2] == next(c for c in model if c not in order[:2])
+        assert order[3:5] == [c for c in measured if c not in order[:3]][:2]
+
+
+def test_transfer_begins_with_what_won_on_the_nearest_sister(recording: Recording) -> None:
+    mine, near = replace(PROBLEM, layout="NN", dtype="bf16"), replace(PROBLEM, layout="NN")
+    winners = {near: [CANDIDATES[-1]], replace(PROBLEM, dtype="bf16"): [CANDIDATES[-3]]}
+    agent = Transfer(0, H200, [recording], winners)
+    order = order_of(agent, mine, CANDIDATES)[CANDIDATES[-1].pdl]
+    assert CANDIDATES[-1].pdl is CANDIDATES[-3].pdl and order[:2] == [CANDIDATES[-1], CANDIDATES[-3]]
+
+
+def test_transfer_goes_by_the_model_where_there_is_no_sister(recording: Recording) -> None:
+    elsewhere = Problem(8, 8, 8)
+    for pdl, order in order_of(Transfer(0, H200, []), elsewhere, CANDIDATES).items():
+        alike = [c for c in CANDIDATES if c.pdl is pdl]
+        assert order == make_agent("heuristic").propose(elsewhere, alike, (), 99)
+
+
+def test_a_config_that_is_not_offered_becomes_the_nearest_that_is() -> None:
+    wanted = Sm90WgmmaConfig(64, 40, stages=5)
+    near, other = Sm90WgmmaConfig(64, 48, stages=4), Sm90WgmmaConfig(128, 40, stages=5)
+    by_core = {replace(c, bn=0, stages=0): [] for c in (near, other)}
+    for c in (near, Sm90WgmmaConfig(64, 32, stages=5), Sm90WgmmaConfig(64, 64, stages=5), other):
+        by_core[replace(c, bn=0, stages=0)].append(c)
+    assert translate(wanted, by_core) == near, "a tie in bn goes to the wider"
+    assert translate(Sm90WgmmaConfig(192, 40), by_core) is None
+    assert translate(Sm80MmaConfig(16, 64), by_core) is None
+
+
+def test_transfer_translates_what_nn_cannot_have() -> None:
+    """bn = 8 is legal in TN only: of the same kernel NN is offered bn = 16."""
+    tn, nn = Problem(64, 128, 512), Problem(64, 128, 512, "NN")
+    narrow, wide, far = (Sm90WgmmaConfig(64, bn, stages=4) for bn in (8, 16, 128))
+    assert why_illegal(tn, narrow) is None and why_illegal(nn, narrow) and why_illegal(nn, wide) is None
+    agent = Transfer(0, H200, [], {tn: [narrow]})
+    assert agent.propose(nn, [far, wide], (), 1) == [wide]

@@ -74,7 +74,7 @@ def test_a_row_holds_what_was_measured_of_its_own_kernel(gpu: FakeGpu, library: 
         assert row["ours_us"] == pytest.approx(us) and row["published"] == row["speedup"] == pytest.approx(4.0 / us)
         assert (row["low"], row["high"]) == pytest.approx((3.9 / us, 4.1 / us))
         assert (row["baseline"], row["baseline_us"]) == ("lt_auto", 4.0)
-        assert row["baseline_detail"] == "lt_auto's algorithm"
+        assert row["baseline_detail"] == row["lt_auto_detail"] == "lt_auto's algorithm"
         assert {name: row[f"{name}_us"] for name in BASELINES_US} == BASELINES_US
         assert (row["rounds"], row["repeats"], row["operand_sets"]) == (9, 32, 4)
         assert {key: row[key] for key in STATE} == STATE
@@ -127,6 +127,25 @@ def test_a_lost_baseline_is_null_and_the_next_best_takes_its_place(gpu: FakeGpu,
         None,
         None,
     )
+
+
+def test_a_fallback_names_the_autotuned_algorithm_whatever_was_the_fastest(
+    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BASELINES_US, "torch", 3.9)
+    row = row_of(run(library, tmp_path / "out.parquet"), NONE, False)
+    assert row["fallback"] and (row["baseline"], row["baseline_detail"]) == ("torch", "torch's algorithm")
+    assert row["lt_auto_detail"] == "lt_auto's algorithm"
+
+
+def test_a_library_in_hand_proofs_and_baselines_are_handed_on(gpu: FakeGpu, library: Path, tmp_path: Path) -> None:
+    whole = run(library, tmp_path / "file.parquet")
+    known = frozenset({config_name(PLAIN)})
+    result = run(LIBRARY, tmp_path / "out.parquet", baselines=RIVALS, proved=known)  # type: ignore[arg-type]
+    assert gpu.options[0].proved == frozenset() and "nvmmh" in gpu.options[0].baselines
+    assert (gpu.options[1].proved, gpu.options[1].baselines, gpu.options[1].level) == (known, RIVALS, "full")
+    assert {row["nvmmh_us"] for row in result.rows} == {None}
+    assert [row["config"] for row in result.rows] == [row["config"] for row in whole.rows]
 
 
 def test_kernels_are_proved_in_full_and_timed_for_the_rounds_asked(gpu: FakeGpu, library: Path, tmp_path: Path) -> None:

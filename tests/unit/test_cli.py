@@ -137,6 +137,8 @@ def test_list_prints_the_names_that_commands_take() -> None:
         (["bench", "--mode", "fast"], ["mode 'fast'"]),
         (["bench", "--mode", "server"], ["--target-qps"]),
         (["bench", "--layout", "tt"], ["layout"]),
+        (["bench", "--sample", "0"], ["sample of 0", "1 to 1000"]),
+        (["tune", "--mnk", "64_64_64", "--sample", "5"], ["--sample with --mnk"]),
         (["bench", "--rounds", "3"], ["--rounds is 3", "7 or more"]),
         (["bench", "--gpus", "0,zero"], ["--gpus"]),
         (["bench", "--gpus", "0,0"], ["GPU indices"]),
@@ -264,6 +266,28 @@ def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.Monke
     assert {p.dtype for p in call["problems"]} == {"bf16"}
     assert (call["suite"], call["gpu_indices"], call["resume"], call["out_path"]) == ("llm", (1, 0), False, path)
     assert (call["mode"], call["target_qps"], call["library"]) == ("offline", None, None)
+
+
+def test_bench_of_a_sample_takes_the_same_shapes_in_both_layouts(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
+    outblas("bench", "--layout", "both", "--sample", "100", "--seed", "3")
+    problems = calls[0]["problems"]
+    shapes = {layout: [p.mnk for p in problems if p.layout == layout] for layout in ("TN", "NN")}
+    assert shapes["TN"] == shapes["NN"] and len(shapes["TN"]) == 100
+    assert calls[0]["out_path"].name == "grid1000_both_fp16_fp32_offline_sample100.parquet"
+
+
+def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = calls_of(monkeypatch, "outblas.tune_run", "run_tune", RecordError("stop here", "it", "."))
+    for arguments in ((), ("--sample", "10"), ("--sample", "10", "--seed", "1")):
+        outblas("tune", "--device", "cuda:0", *arguments)
+    whole, drawn, other = (call[0] for call in calls)
+    assert len(whole) == 1000 and len(drawn) == len(other) == 10 and drawn != other
+    assert len({str(call[6]) for call in calls}) == 2, "the whole suite's directory is not a sample's"
 
 
 def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -412,9 +436,10 @@ def outblas_doctor_check(ok: bool | None, required: bool) -> Any:
     return Check("the thing", ok, "found this", "do that", required)
 
 
-def test_the_agent_that_reads_a_recording_is_refused_on_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["recorded", "transfer"])
+def test_the_agent_that_reads_a_recording_is_refused_on_one(agent: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert_refused(
-        outblas("tune", "--agent", "recorded", "--device", "replay:h200", "--run", str(run)), "would read the answers"
+        outblas("tune", "--agent", agent, "--device", "replay:h200", "--run", str(run)), agent, "would read the answers"
     )
     assert not run.exists()

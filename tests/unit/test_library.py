@@ -47,6 +47,24 @@ def test_lookup() -> None:
     assert LIBRARY.lookup(PROBLEMS[5]) is None
 
 
+def test_some_problems_and_less_some_kernels() -> None:
+    part = LIBRARY.of([PROBLEMS[2], PROBLEMS[5], PROBLEMS[0]])
+    assert [row.problem for row in part.rows] == [PROBLEMS[2], PROBLEMS[0]] and part.gpu == "h200"
+    left = LIBRARY.without([(PROBLEMS[0], False), (PROBLEMS[1], True), (PROBLEMS[5], True)])
+    assert [row.problem for row in left.rows] == [row.problem for row in LIBRARY.rows]
+    assert left.rows[0] == Row(PROBLEMS[0], "torch", "", "replay:h200", None, LIBRARY.rows[0].pdl)
+    assert left.rows[1].pdl is None and left.rows[1].baseline_detail == "algo 7" and left.rows[2] == LIBRARY.rows[2]
+
+
+def test_the_autotuned_algorithm_is_named_whichever_baseline_was_the_fastest(tmp_path: Path) -> None:
+    by_noise = Row(PROBLEMS[0], "torch", "torch 2", "cuda:0", lt_auto_detail="algo 3")
+    library = Library("h200", (by_noise, LIBRARY.rows[2]))
+    library.save(tmp_path / "l.json")
+    loaded = Library.load(tmp_path / "l.json")
+    assert loaded == library and [row.algorithm for row in loaded.rows] == ["algo 3", "algo 9"]
+    assert LIBRARY.rows[0].algorithm == ""
+
+
 def test_fallback_rows_count_as_one() -> None:
     assert LIBRARY.geomean(pdl=False) == pytest.approx(1.2 ** (1 / 3))
     assert LIBRARY.geomean(pdl=True) == pytest.approx((1.5 * 1.05) ** (1 / 3))

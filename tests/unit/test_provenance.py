@@ -60,6 +60,15 @@ def test_from_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.gpu_state(0) == {"sm_clock_mhz": 1755, "temperature_c": 41}
 
 
+def test_nvml_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, starts = fake_nvml(), []
+    nvml.nvmlInit = lambda: starts.append(1)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    for _ in range(3):
+        assert provenance.gpu_state(0)["sm_clock_mhz"] == 1755
+    assert starts == [1]
+
+
 def test_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     smi(monkeypatch, "NVIDIA Other, 570.2\n")
     assert provenance.gpu_and_driver(0) == ("NVIDIA Other", "570.2")

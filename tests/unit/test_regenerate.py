@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_gpu import install
+from fake_gpu import FakeGpu, install
 from outblas import bench, record
+from outblas.agents import Agent
+from outblas.errors import UsageError
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.results import read_result
 
 ROOT = Path(__file__).parents[2]
-PROBLEMS = [Problem(64 * m, 128, 512) for m in (1, 2, 4, 8)]
+SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
+#: Of suite llm: one shape is of the other suite too.
+LLM_SHAPES = [SHAPES[0], (16, 256, 512)]
+
+
+def problems_of(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
+    shapes = {"grid1000": SHAPES, "llm": LLM_SHAPES}[name]
+    return [Problem(*shape, layout, dtype, acc) for shape in shapes]  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -24,46 +36,213 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     spec = importlib.util.spec_from_file_location("regenerate", ROOT / "scripts" / "regenerate.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "regenerate", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    for target in (bench, record, module):
+    for target in (bench, record):
         install(monkeypatch, target)
-    monkeypatch.setattr(module, "suite", lambda name: list(PROBLEMS))
+    module.fake = install(monkeypatch, module)
+    monkeypatch.setattr("outblas.suites.suite", problems_of)
     return module
 
 
-def test_every_step_leaves_files_that_load(script: Any, tmp_path: Path) -> None:
-    for step in script.DEFAULT_STEPS.values():
-        step(tmp_path, 0)
-    assert list(Recording.load(tmp_path / "recording").problems) == PROBLEMS
-    library = Library.load(tmp_path / "library.json")
-    assert [row.problem for row in library.rows] == PROBLEMS
-    assert library.provenance["gpu"]
-    result = read_result(tmp_path / f"{script.STEM}_offline.parquet")
-    assert len(result.rows) == 2 * len(PROBLEMS)
+@pytest.fixture
+def work(script: Any, tmp_path: Path) -> Any:
+    return script.Work(tmp_path)
+
+
+def run(script: Any, work: Any, *steps: str, tables: str = "grid1000:TN:fp16:fp32", modes: str = "offline") -> None:
+    parsed = [script.Table.parse(text) for text in tables.split(",")]
+    for job in script.jobs(steps, parsed, modes.split(","), [script.TABLES[0]]):
+        script.run_job(work, job)
+
+
+MADE = ("record", "tune", "confirm", "bench")
+ALL = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32,grid1000:TN:fp16:fp16,llm:TN:fp16:fp32"
+
+
+def test_every_step_leaves_files_that_load(script: Any, work: Any) -> None:
+    run(script, work, *MADE)
+    table = script.TABLES[0]
+    assert list(Recording.load(work.recording).problems) == table.problems()
+    library = Library.load(work.library)
+    assert [row.problem for row in library.rows] == table.problems()
+    assert library.provenance["gpu"] and library.provenance["tables"][str(table)]["agent"] == "recorded"
+    result = read_result(work.result(table, "offline"))
+    assert len(result.rows) == 2 * len(SHAPES)
     assert not any(row["fallback"] for row in result.rows)
+    assert {row["lt_auto_detail"] for row in result.rows} == {"lt_auto's algorithm"}
 
 
-def test_a_kernel_that_does_not_win_again_is_not_kept(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_table_is_in_one_library_and_each_problem_is_tuned_once(script: Any, work: Any) -> None:
+    run(script, work, *MADE, tables=ALL)
+    library = Library.load(work.library)
+    tables = [script.Table.parse(text) for text in ALL.split(",")]
+    wanted = list(dict.fromkeys(p for table in tables for p in table.problems()))
+    assert [row.problem for row in library.rows] == wanted and len(wanted) == 3 * 4 + 1
+    agents = {name: about["agent"] for name, about in library.provenance["tables"].items()}
+    assert agents == {str(t): "recorded" if t == script.TABLES[0] else "transfer" for t in tables}
+    for table in tables:  # the shared problem is benched in both tables
+        result = read_result(work.result(table, "offline"))
+        assert {Problem.from_json(row) for row in result.rows} == set(table.problems())
+    assert len(Recording.load(work.recording).problems) == len(SHAPES), "one table is recorded"
+
+
+def test_the_other_tables_begin_with_what_the_recording_found_best(script: Any, work: Any) -> None:
+    run(script, work, "record", "tune", tables=ALL)
+    recording, fake = Recording.load(work.recording), script.fake
+    nn = Problem(*SHAPES[0], "NN")
+    (asked,) = [configs for _, problem, configs in fake.asked if problem == nn]
+    assert len(asked) == script.TRANSFER_BUDGET, "asked for at once"
+    best = recording.best(Problem(*SHAPES[0]), pdl=False)
+    assert best is not None and best[0] in asked
+
+
+def test_what_is_done_is_not_done_again(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(script, work, *MADE, tables=ALL)
+    before = {path: path.read_bytes() for path in work.path.iterdir() if path.suffix in (".json", ".parquet")}
+    script.fake.asked.clear()
+    capsys.readouterr()
+    run(script, work, *MADE, tables=ALL)
+    said = capsys.readouterr().out
+    assert script.fake.asked == [] and said.count("done before") == 1 + 3 * 4
+    assert before == {path: path.read_bytes() for path in work.path.iterdir() if path.suffix in (".json", ".parquet")}
+
+
+def test_a_tune_that_was_stopped_goes_on_and_ends_the_same(
+    script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script.record(tmp_path, 0)
-    script.tune_recorded(tmp_path, 0)
+    monkeypatch.setattr(script, "PROBLEMS_AT_ONCE", 1)
+    tables = "grid1000:NN:fp16:fp32"
+    run(script, work, "tune", tables=tables)
+    other = script.Work(tmp_path / "other")
+    other.path.mkdir()
+    stopped: FakeGpu = script.fake
+    third = Problem(*SHAPES[2], "NN")
+    stopped.interrupt[third] = RuntimeError("stop")
+    with pytest.raises(RuntimeError):
+        run(script, other, "tune", tables=tables)
+    assert len(Library.load(other.library).rows) == 2
+    stopped.interrupt.clear()
+    stopped.asked.clear()
+    run(script, other, "tune", tables=tables)
+    assert [problem for _, problem, _ in stopped.asked] == [third, Problem(*SHAPES[3], "NN")]
+    assert Library.load(other.library).rows == Library.load(work.library).rows
+
+
+def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) -> None:
+    run(script, work, "record", "tune", tables=ALL)
+    recorded, other = script.proved(work, script.TABLES[0]), script.proved(work, script.TABLES[1])
+    assert recorded and not other, "the fake's proof does not pass the last gate; the recording's does"
+    assert all(o.level == "full" for o in script.fake.options)
+    assert {o.proved for o in script.fake.options} == {recorded, frozenset()}
+
+
+@pytest.mark.parametrize("step", ["confirm", "bench"])
+def test_a_table_that_is_not_tuned_is_not_benched(script: Any, work: Any, step: str) -> None:
+    run(script, work, "tune")
+    with pytest.raises(UsageError, match="grid1000:NN:fp16:fp32 is not tuned"):
+        run(script, work, step, tables="grid1000:NN:fp16:fp32")
+
+
+def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:
+    tables = [script.Table.parse(text) for text in ALL.split(",")]
+    found = script.jobs(["record", "bench"], tables, ["offline", "offline_cold", "server"], tables[:1])
+    first = str(tables[0])
+    offline = [["bench", str(table), "offline"] for table in tables]
+    assert found == [["record", first], *offline, ["bench", first, "offline_cold"], ["bench", first, "server"]]
+
+
+def test_server_mode_takes_a_sample(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        script, "run_bench", lambda problems, *a, **named: seen.append({"p": problems, "a": a, **named})
+    )
+    monkeypatch.setattr(script, "SERVER_SAMPLE", 3)
+    run(script, work, "tune", "bench", modes="server")
+    (call,) = seen
+    assert len(call["p"]) == 3 and set(call["p"]) < set(script.TABLES[0].problems())
+    assert call["target_qps"] == 200.0 and "server" in call["a"]
+
+
+def test_a_kernel_that_does_not_win_again_is_not_kept(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(script, work, "record", "tune")
     monkeypatch.setattr(script, "CONFIRM_BELOW", 1e9)  # everything is doubtful
     monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 3.95)  # low bound below 1 from now on
-    script.confirm(tmp_path, 0)
-    library = Library.load(tmp_path / "library.json")
-    assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(PROBLEMS)
+    run(script, work, "confirm")
+    library = Library.load(work.library)
+    assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(SHAPES)
+    about = library.provenance["tables"][str(script.TABLES[0])]
+    assert (about["confirmed"], about["not_confirmed"]) == (4, 8)
 
 
 def test_a_kernel_behind_in_the_bench_is_demoted_and_the_next_bench_falls_back(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in script.DEFAULT_STEPS.values():
-        step(tmp_path, 0)
-    (tmp_path / f"{script.STEM}_offline.parquet").unlink()
+    run(script, work, *MADE)
+    result = work.result(script.TABLES[0], "offline")
+    run(script, work, "demote")
+    assert result.exists(), "nothing was lost, so the bench stands"
+    result.unlink()
     monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 3.95)
-    script.bench(tmp_path, 0)
-    script.demote(tmp_path, 0)
-    script.bench(tmp_path, 0)
-    assert all(row["fallback"] for row in read_result(tmp_path / f"{script.STEM}_offline.parquet").rows)
-    assert (tmp_path / f"{script.STEM}_offline_1.parquet").exists()  # the losing bench is kept
+    run(script, work, "bench", "demote", "bench")
+    assert all(row["fallback"] for row in read_result(result).rows)
+    assert result.with_name(f"{result.stem}_1.parquet").exists()  # the losing bench is kept
+
+
+def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(script, work, "tune")
+    monkeypatch.setattr(script, "kernels_sha", lambda: "other")
+    with pytest.raises(UsageError, match="choose another --work"):
+        run(script, work, "tune")
+
+
+def test_each_job_has_a_process_and_the_seconds_are_published(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "monotonic", iter(range(0, 1000, 60)).__next__)
+    monkeypatch.setattr(script, "printer", lambda what: lambda *_: None)
+    commands: list[list[str]] = []
+
+    def here(command: list[str], check: bool) -> None:
+        commands.append(command)
+        script.run_job(work, command[command.index("--here") + 1 :])
+
+    monkeypatch.setattr(script.subprocess, "run", here)
+    tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
+    script.main(["--work", str(work.path), "--tables", tables, "--modes", "offline"])
+    assert [c[c.index("--here") + 1] for c in commands] == ["record", *["tune"] * 2, *["confirm"] * 2, *["bench"] * 2]
+    provenance = Library.load(work.library).provenance
+    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 7
+    assert provenance["seconds_of_making"] == 300.0
+    assert "the library took 5.0 GPU minutes, all 7.0" in capsys.readouterr().out
+    assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]
+
+
+def test_the_time_of_a_job_that_failed_counts(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(command: list[str], check: bool) -> None:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(script.subprocess, "run", fails)
+    monkeypatch.setattr(script, "monotonic", iter(range(0, 1000, 60)).__next__)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="record grid1000:TN:fp16:fp32 failed with status 1; the same command"):
+            script.main(["--work", str(work.path), "--steps", "record"])
+    assert json.loads((work.path / "seconds.json").read_text()) == {"record grid1000:TN:fp16:fp32": 120.0}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--tables", "grid1000:TN"], ["--tables", "grid1000:TN:bf16:fp16"], ["--steps", "guess"], ["--modes", "hot"]],
+)
+def test_bad_arguments_are_one_line(
+    script: Any, work: Any, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main(["--work", str(work.path), *arguments])
+    assert "error:" in capsys.readouterr().err
+
+
+def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any) -> None:
+    run(script, work, "tune", tables="llm:TN:bf16:fp32")
+    agent, budget = script.searcher(work, script.Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu_of_device(0))
+    assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.LLM_BUDGET)

@@ -101,6 +101,17 @@ def test_figures_hold_the_recorded_numbers(page, rows):
     )
 
 
+def test_decade_bars_and_the_torch_card_are_the_summarys(page, bench):
+    bars = embedded(page)["groups"][0]["figures"]["decades"]["data"]
+    for bar, want in zip(bars, summarise(bench), strict=True):
+        assert dict(zip(bar["x"], bar["customdata"], strict=True)) == {
+            name: [part["geomean"], part["n"]] for name, part in want["by_decade"].items()
+        }
+        assert bar["y"] == pytest.approx([mean - 1 for mean, _ in bar["customdata"]])
+        flag = "on" if want["pdl"] else "off"
+        assert f"data-figure='torch' data-pdl='{flag}'><strong>{want['geomean_torch']:.3f}×</strong>" in page
+
+
 def test_the_heat_scale_is_symmetric_about_one(page):
     for trace in embedded(page)["groups"][0]["figures"]["heat"]["data"]:
         assert trace["zmid"] == 0 and trace["zmin"] == -trace["zmax"]
@@ -111,7 +122,7 @@ def test_the_heat_scale_is_symmetric_about_one(page):
 def test_plotly_accepts_every_figure(page):
     go = pytest.importorskip("plotly.graph_objects")
     made = embedded(page)["groups"][0]["figures"]
-    assert set(made) == {"curve", "histogram", "heat", "roofline"}
+    assert set(made) == {"curve", "histogram", "heat", "decades", "roofline"}
     for figure in made.values():
         go.Figure(data=figure["data"], layout=figure["layout"])
 
@@ -262,8 +273,8 @@ def test_one_pdl_one_k_and_several_groups_are_all_shown(tmp_path):
     html = render(run)
     assert html.count("<section") == 4 and "data-pdl-toggle" not in html.split("outblas-data")[0]
     assert [set(g["figures"]) for g in embedded(html)["groups"]] == [
-        {"curve", "histogram", "heat", "roofline"},
-        {"curve", "histogram", "heat"},
+        {"curve", "histogram", "heat", "decades", "roofline"},
+        {"curve", "histogram", "heat", "decades"},
     ]
 
 

@@ -116,7 +116,7 @@ def test_every_chart_is_really_drawn(page):
         "return [p.id, p.querySelectorAll('.scatterlayer path, .barlayer path, .heatmaplayer image').length,"
         " b.width <= p.getBoundingClientRect().width + 1 && b.height > 200]})"
     )
-    assert [d[0] for d in drawn] == ["curve-0", "histogram-0", "heat-0", "roofline-0"]
+    assert [d[0] for d in drawn] == ["curve-0", "histogram-0", "heat-0", "roofline-0", "decades-0"]
     assert all(marks > 0 and fits for _, marks, fits in drawn), drawn
 
 

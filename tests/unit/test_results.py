@@ -12,11 +12,13 @@ from bench_fixture import META, make_rows, write_bench
 from outblas.errors import RecordError
 from outblas.problem import Problem
 from outblas.results import (
+    ADDED,
     COLUMNS,
     check_summary,
     read_result,
     regime_order,
     summarise,
+    summary_rows,
     summary_text,
     write_result,
     write_summary,
@@ -26,6 +28,7 @@ from outblas.stats import flop_weighted, geomean
 SUMMARY_FIELDS = [
     *("suite", "layout", "dtype", "acc", "mode", "pdl", "n", "geomean", "flop_weighted", "losses", "fallbacks", "min"),
     *("by_regime", "file", "gpu", "driver", "toolchain", "date", "commit"),
+    *("by_decade", "geomean_torch"),
 ]
 
 
@@ -204,6 +207,10 @@ def test_summary_rows_are_the_files_own_figures(bench):
         assert sum(part["n"] for part in got["by_regime"].values()) == 64
         launch = [r["published"] for r in mine if r["regime"] == "launch"]
         assert got["by_regime"]["launch"] == {"n": len(launch), "geomean": pytest.approx(geomean(launch), abs=1e-6)}
+        assert sum(part["n"] for part in got["by_decade"].values()) == 64
+        ran = [r["baseline_us"] if r["fallback"] else r["ours_us"] for r in mine]
+        ratios = [r["torch_us"] / us for r, us in zip(mine, ran, strict=True)]
+        assert got["geomean_torch"] == pytest.approx(geomean(ratios), abs=1e-6)
         assert (got["file"], got["gpu"], got["commit"]) == ("grid.parquet", META["provenance"]["gpu"], "0000000")
 
 
@@ -244,6 +251,91 @@ def test_parquet_of_other_kinds_is_passed_over_and_an_empty_directory_refused(be
     path.unlink()
     with pytest.raises(RecordError, match="no result file"):
         summary_text(path.parent)
+
+
+def test_a_file_of_before_without_the_added_columns_is_read(bench):
+    path, rows = bench
+    rewrite(path, drop=ADDED)
+    assert read_result(path).rows == [{c: None if c in ADDED else row.get(c) for c in COLUMNS} for row in rows]
+
+
+def test_server_rows_have_their_percentiles(tmp_path):
+    won, fell = make_rows((64, 128), pdls=(False,))[:2]
+    won |= {"speedup": 2.0, "published": 2.0, "fallback": False, "ours_us": 5.0, "baseline_us": 10.0}
+    won |= {"status": "passed", "config": "c", "ours_p99_us": 8.0, "baseline_p99_us": 32.0}
+    fell |= {"fallback": True, "published": 1.0, "speedup": None, "config": "", "ours_us": None}
+    fell |= {"baseline_us": 40.0, "baseline_p99_us": 50.0}
+    rows = [{**r, "mode": "server", "low": None, "high": None} for r in (won, fell)]
+    write_result(rows, META, tmp_path / "r.parquet")
+    (row,) = summarise(tmp_path / "r.parquet")
+    half = pytest.approx(2**0.5, abs=1e-6)
+    assert row["p50"] == {"geomean": half, "ours_us": pytest.approx(200**0.5), "baseline_us": pytest.approx(20.0)}
+    assert row["p99"] == {"geomean": pytest.approx(2.0), "ours_us": 20.0, "baseline_us": pytest.approx(40.0)}
+
+
+def test_the_llm_suite_is_split_by_m(tmp_path):
+    rows = make_rows((64, 512), pdls=(False,))
+    write_result(rows, {**META, "suite": "llm"}, tmp_path / "r.parquet")
+    (row,) = summarise(tmp_path / "r.parquet")
+    assert list(row["by_m"]) == ["<=64", ">64"] and [part["n"] for part in row["by_m"].values()] == [4, 4]
+    small = [r["published"] for r in rows if r["m"] == 64]
+    assert row["by_m"]["<=64"]["geomean"] == pytest.approx(geomean(small), abs=1e-6)
+
+
+def test_the_best_of_layouts_is_a_row_of_its_own(tmp_path):
+    """Ours best of TN and NN against the best baseline of TN and NN, of the problems that both files have."""
+    win = {"fallback": False, "status": "passed", "config": "c", "low": None, "high": None}
+    fall = {
+        "fallback": True,
+        "config": "",
+        "speedup": None,
+        "published": 1.0,
+        "ours_us": None,
+        "low": None,
+        "high": None,
+    }
+    first, second, third = make_rows((64, 128), pdls=(False,))[:3]
+    tn = [
+        {**first, **win, "ours_us": 4.0, "baseline_us": 8.0, "speedup": 2.0, "published": 2.0, "torch_us": 9.0},
+        {**second, **win, "ours_us": 5.0, "baseline_us": 10.0, "speedup": 2.0, "published": 2.0, "torch_us": 10.0},
+        {**third, **fall, "baseline_us": 3.0},
+    ]
+    nn = [
+        {**first, **win, "ours_us": 5.0, "baseline_us": 6.0, "speedup": 1.2, "published": 1.2, "torch_us": 6.5},
+        {**second, **fall, "baseline_us": 4.0, "torch_us": 4.5},
+    ]
+    write_result(tn, META, tmp_path / "a_tn.parquet")
+    write_result([{**row, "layout": "NN"} for row in nn], META, tmp_path / "b_nn.parquet")
+    rows = summary_rows(tmp_path)
+    assert [row["layout"] for row in rows] == ["TN", "NN", "best"]
+    best = rows[-1]
+    assert set(SUMMARY_FIELDS) <= set(best)
+    assert (best["n"], best["fallbacks"], best["file"]) == (2, 1, "a_tn.parquet; b_nn.parquet")
+    assert (best["suite"], best["dtype"], best["acc"], best["mode"], best["pdl"]) == (
+        *("grid1000", "fp16", "fp32", "offline"),
+        False,
+    )
+    # 6.0 / 4.0 of the first; of the second the NN baseline is the fastest way there is.
+    assert best["geomean"] == pytest.approx(1.5**0.5, abs=1e-6) and best["min"] == 1.0
+    assert best["geomean_torch"] == pytest.approx((6.5 / 4.0 * 4.5 / 4.0) ** 0.5, abs=1e-6)
+    assert best["commit"] == "0000000"
+
+
+def test_without_the_other_layout_there_is_no_best_row(bench):
+    path, rows = bench
+    bf16 = [{**row, "layout": "NN", "dtype": "bf16"} for row in rows]
+    write_result(bf16, META, path.with_name("nn.parquet"))
+    server = [{**row, "layout": "NN", "mode": "server"} for row in rows]
+    write_result(server, META, path.with_name("server.parquet"))
+    assert "best" not in {row["layout"] for row in summary_rows(path.parent)}
+
+
+def test_files_of_two_machines_name_both(tmp_path):
+    rows = make_rows((64,))
+    other = {**META, "provenance": {**META["provenance"], "commit": "1111111"}}
+    write_result(rows, META, tmp_path / "a.parquet")
+    write_result([{**row, "layout": "NN"} for row in rows], other, tmp_path / "b.parquet")
+    assert {row["commit"] for row in summary_rows(tmp_path) if row["layout"] == "best"} == {"0000000; 1111111"}
 
 
 def test_regimes_sort_by_kind_then_decade():

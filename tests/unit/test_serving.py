@@ -59,13 +59,37 @@ def test_a_row_of_a_tuned_problem(served: list[tuple[Any, ...]]) -> None:
     assert row["published"] == row["speedup"] == pytest.approx(1.25)
     assert {name: row[f"{name}_us"] for name in serving.SERVER_BASELINES} == {n: US[n] for n in US if n != "ours"}
     assert row["baseline_detail"] == f"cublas of {TUNED.key}" and row["rounds"] == 40
+    assert row["lt_auto_detail"] == f"lt_auto of {TUNED.key}"
+    assert (row["ours_p99_us"], row["baseline_p99_us"]) == (8.0, 10.0)
 
 
 @pytest.mark.parametrize("problem", [OTHER, Problem(8, 8, 8)])
 def test_where_the_library_has_no_kernel_the_row_falls_back(served: list[tuple[Any, ...]], problem: Problem) -> None:
     (row,) = serving.server_rows(problem, LIBRARY, 0, H200, 100.0)
     assert (row["fallback"], row["published"], row["config"], row["status"]) == (True, 1.0, "", "left_out")
-    assert "speedup" not in row and "ours_us" not in row
+    assert not {"speedup", "ours_us", "ours_p99_us"} & row.keys()
+    assert row["baseline_p99_us"] == 10.0 and row["lt_auto_detail"]
+
+
+def test_ours_is_the_library_that_is_benched_and_the_packaged_one_comes_back(
+    served: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    used: list[tuple[Any, int]] = []
+    monkeypatch.setattr("outblas.dispatch.use_library", lambda library, device: used.append((library, device)))
+
+    def server(entries: Any, *_: Any, **__: Any) -> Any:
+        a, b, c = torch.zeros(64, 256), torch.zeros(128, 256), torch.zeros(64, 128)
+        entries["ours"].bind(TUNED, a, b, c)
+        entries["ours"].bind(TUNED, a, b, c)
+        return {name: timing(US[name], 40, "server") for name in entries}
+
+    monkeypatch.setattr(serving, "server", server)
+    serving.server_rows(TUNED, LIBRARY, 1, H200, 100.0)
+    assert used == [(LIBRARY, 1), (None, 1)]
+    used.clear()
+    serving.serve(TUNED, 1, 100.0)
+    assert used == [], "matmul keeps what it was given"
 
 
 def test_rows_make_a_result_file(served: list[tuple[Any, ...]], tmp_path: Path) -> None:

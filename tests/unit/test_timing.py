@@ -163,6 +163,32 @@ def test_interleaved_orders_are_random_and_seeded(monkeypatch):
     assert all(sorted(o) == [0, 1, 2, 3] for o in orders(3))
 
 
+def test_a_quick_choice_drops_the_hopeless_after_one_timed_round(monkeypatch):
+    """Of all: one untimed round and one timed; then those within 1.5 x the fastest only. What fails is left out."""
+    cu = FalseDriver()
+    bench = false_bench(monkeypatch, cu)
+    us = {"slow": [1.0, 151.0], "level": [900.0, 150.0, 80.0, 90.0], "fast": [5.0, 100.0, 110.0, 120.0]}
+    rounds = []
+
+    def round_(entries, order):
+        assert sorted(order) == list(range(len(entries)))
+        rounds.append([entry.name for entry in entries])
+        return [us[entry.name].pop(0) for entry in entries]
+
+    def capture(name):
+        if name == "broken":
+            raise DeviceError("a", "b", "c")
+        return timing.GraphEntry(name, object(), (), 4)
+
+    monkeypatch.setattr(bench, "round", round_)
+    monkeypatch.setattr(bench, "capture", capture)
+    found = bench.quick({n: n for n in ("slow", "broken", "level", "fast")}, skip=DeviceError)
+    assert rounds == [["slow", "level", "fast"]] * 2 + [["level", "fast"]] * 2
+    assert {n: t.samples_us for n, t in found.items()} == {"level": (150.0, 80.0, 90.0), "fast": (100.0, 110.0, 120.0)}
+    assert found["level"].median_us == 90.0 and found["fast"].repeats == bench.repeats
+    assert bench.quick({"broken": "broken"}, skip=DeviceError) == {}
+
+
 def test_freeing_a_graph_twice_is_harmless(monkeypatch):
     cu = FalseDriver()
     monkeypatch.setattr(timing, "driver", lambda: cu)

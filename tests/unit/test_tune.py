@@ -104,6 +104,37 @@ def test_an_error_of_the_evaluator_loses_nothing(tmp_path: Path) -> None:
         assert len(store.done("r")) == 7
 
 
+def test_the_whole_budget_may_be_asked_for_at_once(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Noting(Counting):
+        def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+            sizes.append(len(pairs))
+            yield from super().evaluate(pairs)
+
+    for per_round in (4, 6):
+        with Store(tmp_path / f"{per_round}.sqlite") as store:
+            tune(RECORDING.problems[:5], make_agent("exhaustive"), 6, Noting(), store, "r", per_round=per_round)
+    assert sizes == [20, 10, 30]
+
+
+def test_a_row_names_the_autotuned_algorithm(tmp_path: Path) -> None:
+    """In this recording lt_auto is the fastest of all; without it in front, torch is and lt_auto is named too."""
+    library = run(tmp_path / "a.sqlite", Counting())
+    assert all(row.baseline == "lt_auto" and row.lt_auto_detail == "" for row in library.rows)
+    assert [row.algorithm for row in library.rows] == [f"algo {i}" for i in range(len(library.rows))]
+
+    class TorchFirst(Counting):
+        def baselines(self, problem: Problem) -> dict[str, float]:
+            return {**super().baselines(problem), "torch": 1e-3}
+
+    library = run(tmp_path / "b.sqlite", TorchFirst())
+    fallen = [row for row in library.rows if row.plain is None and row.pdl is None]
+    assert fallen and len(fallen) == len(library.rows)
+    assert {row.baseline for row in fallen} == {"torch"}
+    assert [row.algorithm for row in fallen] == [f"algo {i}" for i in range(len(fallen))]
+
+
 def test_progress_counts_every_measurement(tmp_path: Path) -> None:
     calls: list[tuple[int, int, float]] = []
     with Store(tmp_path / "s.sqlite") as store:

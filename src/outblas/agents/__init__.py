@@ -15,6 +15,7 @@ AGENTS: dict[str, str] = {
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:Evolution",
     "recorded": "recorded:Recorded",
+    "transfer": "transfer:Transfer",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, QpsOption, SuiteOption, out
+from outblas.cli.common import AccOption, DtypeOption, QpsOption, SampleOption, SampleSeedOption, SuiteOption, out
 from outblas.device import require_gpus
 from outblas.errors import UsageError
 
@@ -22,6 +22,8 @@ def bench(
         str, typer.Option(help="offline, offline_cold (L2 evicted before every call) or server.")
     ] = "offline",
     target_qps: QpsOption = None,
+    sample: SampleOption = None,
+    seed: SampleSeedOption = 0,
     library: Annotated[Path | None, typer.Option(help="Library file to time; without it, the packaged one.")] = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
     gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
@@ -32,13 +34,14 @@ def bench(
 ) -> None:
     """Time the library against every baseline over a suite, resumable, to a Parquet result file (GPU)."""
     layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
-    problems = common.suite_problems(suite, layouts, dtype, acc)
+    problems = common.suite_problems(suite, layouts, dtype, acc, sample, seed)
     common.check_mode(mode, target_qps)
     common.at_least("--rounds", rounds, 7)
     if library is not None and not library.is_file():
         raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
     indices = require_gpus(common.parse_indices("--gpus", gpus))
-    name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode))
+    part = () if sample is None else (f"sample{sample}",)
+    name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode, *part))
     path = out_file or Path("results") / f"{name}.parquet"
 
     from outblas.bench import run_bench

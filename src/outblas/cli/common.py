@@ -46,6 +46,10 @@ LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B st
 DtypeOption = Annotated[str, typer.Option(help="fp16 or bf16: type of A, B and C.")]
 AccOption = Annotated[str, typer.Option(help="Accumulator: fp32, or fp16 (fp16 inputs only).")]
 SuiteOption = Annotated[str, typer.Option(help="Named set of problems: grid1000 or llm.")]
+SampleOption = Annotated[
+    int | None, typer.Option(help="Only so many problems of each layout, stratified by regime; the same every time.")
+]
+SampleSeedOption = Annotated[int, typer.Option(help="Which sample; only with --sample.")]
 QpsOption = Annotated[
     float | None, typer.Option(help="Requests per second, Poisson arrivals; server mode only, required there.")
 ]
@@ -138,11 +142,22 @@ def parse_indices(option: str, text: str) -> tuple[int, ...]:
         raise UsageError(f"{option} {text!r}", "GPU indices separated by commas", "e.g. 0 or 0,1") from None
 
 
-def suite_problems(suite: str, layouts: Sequence[str], dtype: str, acc: str) -> list[Problem]:
-    """Problems of a suite in every layout given; dtype, layout and accumulator in any case of letters."""
+def suite_problems(
+    suite: str, layouts: Sequence[str], dtype: str, acc: str, count: int | None = None, seed: int = 0
+) -> list[Problem]:
+    """Problems of a suite in every layout given; dtype, layout and accumulator in any case of letters.
+
+    Args:
+        count: only so many of each layout, see :func:`outblas.suites.sample`; the same shapes in each.
+    """
+    from outblas.suites import sample
     from outblas.suites import suite as problems_of
 
-    return [p for layout in layouts for p in problems_of(suite, layout.upper(), dtype.lower(), acc.lower())]
+    found: list[Problem] = []
+    for layout in layouts:
+        problems = problems_of(suite, layout.upper(), dtype.lower(), acc.lower())
+        found += problems if count is None else sample(problems, count, seed)
+    return found
 
 
 @contextmanager

@@ -38,9 +38,9 @@ def results(
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
     from outblas.report import check_published, publish
-    from outblas.results import bench_files, summarise
+    from outblas.results import summary_rows
 
-    out.print(summary_table([row for path in bench_files(directory) for row in summarise(path)]))
+    out.print(summary_table(summary_rows(directory)))
     if write:
         for path in publish(directory):
             out.print(f"written: {path}", markup=False)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SuiteOption, err, out
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SampleOption, SuiteOption, err, out
 from outblas.device import parse_device
+from outblas.errors import UsageError
 from outblas.problem import Problem
 
 
@@ -28,18 +29,22 @@ def tune(
     run: Annotated[
         Path | None, typer.Option(help="Run directory, resumed if it exists; by default named after the settings.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the agent.")] = 0,
+    sample: SampleOption = None,
+    seed: Annotated[int, typer.Option(help="Seed of the agent, and of --sample.")] = 0,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
+    if mnk and sample is not None:
+        raise UsageError("--sample with --mnk", "one of them", "leave one out")
     if mnk:
         suite, problems = "custom", [Problem.from_mnk(one, layout, dtype, acc) for one in dict.fromkeys(mnk)]
     else:
-        problems = common.suite_problems(suite, (layout,), dtype, acc)
+        problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
     common.at_least("--budget", budget, 1)
     where = parse_device(device)
     place = str(where).replace(":", "-").replace("/", "-")
     path = run or Path("runs") / "-".join(
-        (suite, layout.lower(), dtype.lower(), acc.lower(), agent, str(budget), place)
+        (suite, *(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower(), agent)
+        + (str(budget), place)
     )
 
     from outblas.tune_run import run_tune

@@ -16,7 +16,7 @@ h3 { font-size: 1.08rem; margin: 1.75rem 0 .5rem; }
 .origin.replay { color: var(--ink); background: #fff5d6;
   border: 1px solid #d4a72c; border-radius: 8px; padding: .6rem .8rem; }
 .cards { list-style: none; margin: 0; padding: 0; display: grid; gap: .6rem;
-  grid-template-columns: repeat(6, minmax(0, 1fr)); }
+  grid-template-columns: repeat(7, minmax(0, 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .65rem .8rem; }
 .card strong { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; line-height: 1.25; }
 .card span { color: var(--soft); font-size: .82rem; line-height: 1.3; display: block; }

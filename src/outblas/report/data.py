@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from outblas.averages import Row, figures_of, problem_of, published_us, regime_order
 from outblas.errors import RecordError
-from outblas.results import Result, Row, figures_of, problem_of, read_result, regime_order
+from outblas.results import Result, read_result
 from outblas.stats import LOSS
 
 #: Fields of a result row that the page embeds, beside the figures made of them.
@@ -123,11 +124,6 @@ def regime_rows(group: Group) -> list[dict[str, Any]]:
             if rows:
                 out.append({"regime": name, "pdl": pdl, **figures_of(rows), **_of_floor(rows)})
     return out
-
-
-def published_us(row: Row) -> float:
-    """Time of what the library runs: our kernel, or the baseline where it falls back."""
-    return float(row["baseline_us"] if row["fallback"] else row["ours_us"])
 
 
 def tflops(row: Row, us: float) -> float:

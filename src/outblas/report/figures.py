@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from outblas.report.data import Group, published_us, shape, tflops
-from outblas.results import Row, problem_of
+from outblas.averages import Row, by, decade, decade_order, problem_of, published_us
+from outblas.report.data import Group, shape, tflops
 from outblas.roofline import GPUS, Gpu
 
 Figure = dict[str, Any]
@@ -26,7 +26,7 @@ SCALE_MOST, SCALE_LEAST = 2.0, 1.1
 
 def figures(group: Group, gpu_name: str) -> dict[str, Figure]:
     """Every figure of a group by name; roofline only where times are GPU times."""
-    made = {"curve": curve(group), "histogram": histogram(group), "heat": heat(group)}
+    made = {"curve": curve(group), "histogram": histogram(group), "heat": heat(group), "decades": decades(group)}
     if group.mode != "server":
         made["roofline"] = roofline(group, find_gpu(gpu_name))
     return made
@@ -86,6 +86,29 @@ def histogram(group: Group) -> Figure:
     layout = _layout("speed-up over the best baseline (×)", "problems")
     layout["xaxis"] |= {"range": [math.log2(low), math.log2(high)], **_tick([math.log2(t) for t in ticks], ticks)}
     layout |= {"barmode": "overlay", "shapes": [_line(x=0.0)]}
+    return {"data": data, "layout": layout}
+
+
+def decades(group: Group) -> Figure:
+    """Bars of the geometric mean by decade of FLOP, drawn from the line at 1; one per PDL."""
+    data = []
+    for pdl in group.pdls:
+        means = by(group.of_pdl(pdl), decade, decade_order)
+        data.append(
+            {
+                "type": "bar",
+                "name": NAMES[pdl],
+                "x": list(means),
+                "base": 1.0,
+                "y": [mean["geomean"] - 1.0 for mean in means.values()],
+                "customdata": [[mean["geomean"], mean["n"]] for mean in means.values()],
+                "hovertemplate": "%{customdata[0]:.3f}×, %{customdata[1]} problems<extra>" + NAMES[pdl] + "</extra>",
+                "marker": {"color": COLOURS[pdl]},
+            }
+        )
+    layout = _layout("FLOP of the problem (decade)", "geometric mean of the speed-up (×)")
+    layout["xaxis"] |= {"type": "category"}
+    layout |= {"barmode": "group", "shapes": [_line(y=1.0)]}
     return {"data": data, "layout": layout}
 
 

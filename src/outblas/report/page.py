@@ -10,12 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from outblas.averages import Row, figures_of, published_us, torch_ratio
 from outblas.errors import ToolchainMissing
 from outblas.files import write_atomic
 from outblas.report.assets import CSS, JS
-from outblas.report.data import EMBEDDED, Group, Run, load_run, published_us, regime_rows, shape, tflops
+from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops
 from outblas.report.figures import NAMES, figures
-from outblas.results import PROVENANCE, Row, figures_of
+from outblas.results import PROVENANCE
 
 #: Only what is inline may load: the browser itself refuses every request.
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -109,6 +110,8 @@ def _section(group: Group, index: int) -> str:
     if group.mode != "server":
         note = "What the library runs, the best baseline, and the fastest that the hardware model allows."
         parts += ["<h3>Roofline</h3>", _chart(index, "roofline", "Roofline", note)]
+    note = "Geometric mean of the speed-up of every decade of FLOP (2MNK); hover for the number of problems."
+    parts += ["<h3>By size</h3>", _chart(index, "decades", "Speed-up by FLOP decade", note)]
     parts += ["<h3>By regime</h3>", _regimes(group)]
     parts += ["<h3>Losses and fall-backs</h3>", _losses(group), _fallbacks(group)]
     return "\n".join([*parts, "</section>"])
@@ -119,6 +122,7 @@ def _cards(group: Group) -> str:
     for pdl in group.pdls:
         rows = group.of_pdl(pdl)
         f, flag = figures_of(rows), "on" if pdl else "off"
+        torch = torch_ratio(rows)
         sure = sum(1 for r in rows if not r["fallback"] and r["low"] is not None and r["low"] > 1)
         for name, value, label in (
             ("geomean", f"{f['geomean']:.3f}×", "geometric mean"),
@@ -127,6 +131,7 @@ def _cards(group: Group) -> str:
             ("fallbacks", f"{f['fallbacks']} of {f['n']}", "fall back to the baseline"),
             ("min", f"{f['min']:.3f}×", "worst"),
             ("sure", f"{sure} of {f['n']}", "certain wins (interval above 1)"),
+            ("torch", "none" if torch is None else f"{torch:.3f}×", "over torch.matmul (geometric mean)"),
         ):
             cards.append(
                 f"<li class='card {name}' data-figure='{name}' data-pdl='{flag}'>"

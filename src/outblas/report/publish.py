@@ -13,7 +13,7 @@ from typing import Any
 from outblas.errors import RecordError
 from outblas.files import write_atomic
 from outblas.report.picture import speedup_svg
-from outblas.results import bench_files, read_result, stale, summary_text
+from outblas.results import MODES, bench_files, read_result, stale, summary_text
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 RESULTS, README, PICTURE = Path("results/h200"), Path("README.md"), Path("docs/img/speedup.svg")
@@ -42,17 +42,52 @@ def check_published(
 
 
 def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The README's table: one line per row of summary.json."""
-    head = ["suite", "layout", "dtype / acc", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
-    head += ["losses", "fall-backs", "file"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 6 + " --- |"]
-    for r in rows:
-        cells = [r["suite"], r["layout"], f"{r['dtype']} / {r['acc']}", r["mode"], "on" if r["pdl"] else "off", r["n"]]
+    """The README's table: one line per row of summary.json, one block per mode, and where they come from."""
+    head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
+    head += ["losses", "fall-backs", "over torch"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
+    for r in sorted(rows, key=_order):
+        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], "on" if r["pdl"] else "off", r["n"]]
         cells += [f"{r[f]:.3f}×" for f in ("geomean", "flop_weighted", "min")]
-        cells += [r["losses"], r["fallbacks"], f"`{r['file']}`"]
+        torch = r.get("geomean_torch")
+        cells += [r["losses"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
         lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
-    where = sorted({f"{r['gpu']}, driver {r['driver']}, {r['date']}, commit {r['commit']}" for r in rows})
-    return "\n".join([*lines, "", f"Measured on: {_cell('; '.join(where))}."])
+    return "\n".join([*lines, "", *_notes(rows), f"Measured on {_cell(_measured_on(rows))}."])
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Hot before cold before server, grid1000 before llm, fp32 accumulation before fp16, TN, NN, then best of both."""
+    layouts = ("TN", "NN", "best")
+    layout = layouts.index(row["layout"]) if row["layout"] in layouts else len(layouts)
+    return (MODES.index(row["mode"]), row["suite"], row["acc"] != "fp32", row["dtype"] != "fp16", layout, row["pdl"])
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the table's lines cannot say by themselves: lines of Markdown, each with an empty one after it."""
+    notes = []
+    for r in sorted(rows, key=_order):
+        name = f"{r['suite']} {r['layout']} {r['dtype']}/{r['acc']}"
+        flag = "with PDL" if r["pdl"] else "without PDL"
+        if r.get("by_m"):
+            parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
+            notes.append(f"- {name}, {r['mode']}, {flag}: {', '.join(parts)}")
+        if r.get("p99"):
+            p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
+            notes.append(f"- {name}, {r['mode']}: median latency {p50}, 99th percentile {p99}")
+    return [*notes, ""] if notes else []
+
+
+def _measured_on(rows: Sequence[dict[str, Any]]) -> str:
+    """GPUs and drivers, the first and last day, and the commits, each once."""
+
+    def each(field: str) -> list[str]:
+        return sorted({part for r in rows for part in str(r[field]).split("; ")})
+
+    days = sorted({date[:10] for date in each("date")})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    commits = each("commit")
+    what = "commit" if len(commits) == 1 else "commits"
+    return f"{', '.join(each('gpu'))}, driver {', '.join(each('driver'))}, {when}, {what} {', '.join(commits)}"
 
 
 def with_table(readme: Path, table: str) -> str:
