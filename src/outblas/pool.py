@@ -14,14 +14,7 @@ from outblas.geometry import SMEM_LIMIT, divisor_up_to
 
 def pool() -> tuple[KernelConfig, ...]:
     """All of them, in a fixed order."""
-    families = (
-        tiny_kernels(),
-        direct_kernels(),
-        split_kernels(),
-        tiles_kernels(),
-        persistent_kernels(),
-        gemv_kernels(),
-    )
+    families = (tiny_kernels, direct_kernels, split_kernels, tiles_kernels, persistent_kernels, gemv_kernels)
     return tuple(dict.fromkeys(config for family in families for config in family()))
 
 

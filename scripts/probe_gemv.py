@@ -1,0 +1,196 @@
+"""Time sm80_gemv_mma on the linear layers of Llama 3, on a GPU: which knobs, how near to the bandwidth of HBM.
+
+    python scripts/probe_gemv.py --out probe_gemv.jsonl
+
+For every (M, layer): all legal configs of the family's pool with and without PDL, beside torch and the
+model's first eight of the other families. Each result is checked against torch; each time is the median of a
+few interleaved rounds of a CUDA graph of back-to-back calls that rotate over 200 MB of operands
+(outblas.timing). A problem is one JSON line, {"p", "first", "med": {config: us}, ...}, which
+scripts/fit_model.py reads too; problems that the file has already are not run again, and after --seconds no
+further one is begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from outblas.baselines import TorchMm
+from outblas.compile import compile_many
+from outblas.config import KernelConfig, Sm80GemvConfig, config_name
+from outblas.cubin import Cubin
+from outblas.errors import OutblasError
+from outblas.launch import LoadedKernel, load
+from outblas.model import rank
+from outblas.problem import Problem
+from outblas.provenance import collect
+from outblas.source import Source, kernel_kind, make_source
+from outblas.space import candidates
+from outblas.suites import LLM_LAYERS
+from outblas.timing import Bench
+
+TOKENS = (1, 8, 16, 4, 2)
+LAYERS = LLM_LAYERS["llama3-8b"] + LLM_LAYERS["llama3-70b"]
+#: Datasheet bandwidth of an H200's memory, bytes per microsecond.
+PEAK = 4.8e6
+#: Kernels of the other families to compare with, by the model.
+OTHERS = 8
+#: Largest difference to torch, relative to the largest output: either rounds once and sums in another order.
+TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}
+FAMILY = Sm80GemvConfig.family
+
+
+def main() -> int:
+    options = _arguments()
+    problems = [Problem(m, n, k, options.layout, options.dtype) for m in TOKENS for n, k in LAYERS]
+    done = _done(options.out)
+    left = [p for p in problems if p.key not in done]
+    print(f"{len(problems) - len(left)} of {len(problems)} problems are in {options.out}", flush=True)
+    offered = {p: _offered(p) for p in left}
+    begin = perf_counter()
+    cubins = _compiled([(p, c) for p in left for c in offered[p]])
+    print(f"{len(cubins)} kernels compiled in {perf_counter() - begin:.1f} s", flush=True)
+    provenance = collect("scripts/probe_gemv.py")
+    begin, wrong = perf_counter(), 0
+    loaded: dict[Any, LoadedKernel] = {}
+    for problem in left:
+        if perf_counter() - begin > options.seconds:
+            print(f"{options.seconds} s are over: run the same command again for the rest")
+            break
+        row = probe(problem, {c: _kernel(problem, c, cubins, loaded) for c in offered[problem]}, options.rounds)
+        wrong += len(row["wrong"])
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**row, "provenance": provenance}) + "\n")
+        _print(problem, row)
+    print(f"{wrong} wrong results, {perf_counter() - begin:.1f} s")
+    return 1 if wrong else 0
+
+
+def probe(problem: Problem, kernels: dict[KernelConfig, LoadedKernel], rounds: int) -> dict[str, Any]:
+    """Check and time the kernels and torch on one problem: the JSON line, without provenance."""
+    entries: dict[str, Any] = {"torch": TorchMm()}
+    wrong: dict[str, str] = {}
+    with Bench(problem) as bench:
+        wanted = _product(bench)
+        for config, kernel in kernels.items():
+            name = config_name(config)
+            try:
+                trouble = _trouble(bench, kernel, wanted)
+            except OutblasError as error:
+                trouble = str(error)
+            if trouble:
+                wrong[name] = trouble
+            else:
+                entries[name] = kernel
+        timings = bench.quick(entries, rounds)
+    times = {name: round(timing.median_us, 3) for name, timing in timings.items()}
+    return {"p": problem.key, "first": {}, "med": times, "bytes": problem.bytes, "wrong": wrong}
+
+
+def _product(bench: Bench) -> Any:
+    """torch's product of the bench's first operands, fp32."""
+    import torch
+
+    a, b, _ = bench.operands(0)
+    torch.cuda.synchronize()
+    right = b.t() if bench.problem.layout == "TN" else b
+    found = torch.mm(a, right).float()
+    torch.cuda.synchronize()
+    return found
+
+
+def _trouble(bench: Bench, kernel: LoadedKernel, wanted: Any) -> str:
+    """What is wrong with one call's result; empty when nothing is."""
+    import torch
+
+    a, b, c = bench.operands(0)
+    c.fill_(float("nan"))
+    torch.cuda.synchronize()
+    kernel.bind(bench.problem, a, b, c)(bench.stream)
+    bench.synchronize()
+    error = float((c.float() - wanted).abs().max() / wanted.abs().max())
+    limit = TOLERANCE[bench.problem.dtype]
+    return "" if error <= limit else f"off by {error:.3g} of the largest output, more than {limit}"
+
+
+def _offered(problem: Problem) -> list[KernelConfig]:
+    """The family's configs, and the model's first of the others for each PDL option."""
+    legal = candidates(problem)
+    found = [c for c in legal if c.family == FAMILY]
+    for pdl in (False, True):
+        others = [c for c in legal if c.family != FAMILY and c.pdl == pdl]
+        found += [others[int(i)] for i in rank(problem, others)[:OTHERS]]
+    return found
+
+
+def _compiled(pairs: Sequence[tuple[Problem, KernelConfig]]) -> dict[Any, Cubin]:
+    """Kernel kind -> cubin; raises what the compiler said of the first that it refuses."""
+    kinds: dict[Any, Source] = {}
+    for problem, config in pairs:
+        kinds.setdefault(kernel_kind(problem, config), make_source(problem, config))
+    names, found = list(kinds), {}
+    for index, result in compile_many(list(kinds.values())):
+        if not isinstance(result, Cubin):
+            raise result
+        found[names[index]] = result
+    return found
+
+
+def _kernel(
+    problem: Problem, config: KernelConfig, cubins: dict[Any, Cubin], loaded: dict[Any, LoadedKernel]
+) -> LoadedKernel:
+    kind = kernel_kind(problem, config)
+    if kind not in loaded:
+        loaded[kind] = load(cubins[kind], config)
+    return loaded[kind]
+
+
+def _print(problem: Problem, row: dict[str, Any]) -> None:
+    times = row["med"]
+    print(f"{problem.key}  torch {times['torch']:.2f} us")
+    for label, name in _bests(times):
+        us = times[name]
+        rate = row["bytes"] / us
+        print(f"  {label:12} {us:8.2f} us  {rate / 1e3:5.0f} GB/s  {rate / PEAK:6.1%} of {PEAK / 1e6} TB/s  "
+              f"{times['torch'] / us:5.2f} x torch  {name}")  # fmt: skip
+    for name, why in row["wrong"].items():
+        print(f"  WRONG {name}: {why}")
+    sys.stdout.flush()
+
+
+def _bests(times: dict[str, float]) -> Iterator[tuple[str, str]]:
+    for pdl in ("false", "true"):
+        for label, own in (("gemv", True), ("others", False)):
+            names = [n for n in times if n.endswith(f"pdl={pdl}") and n.startswith(FAMILY) == own]
+            if names:
+                yield label + (" pdl" if pdl == "true" else ""), min(names, key=lambda n: times[n])
+
+
+def _done(path: Path) -> set[str]:
+    """Problems that the file has; a last line cut off by a kill counts as not there, and is closed."""
+    if not path.exists():
+        return set()
+    text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        path.write_text(text, encoding="utf-8")
+    return {json.loads(line)["p"] for line in text.splitlines()}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("probe_gemv.jsonl"))
+    parser.add_argument("--layout", choices=("TN", "NN"), default="TN")
+    parser.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds per problem (default 3)")
+    parser.add_argument("--seconds", type=float, default=80.0, help="begin no further problem after so long")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
