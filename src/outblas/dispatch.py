@@ -11,7 +11,6 @@ same shapes, strides, dtypes, alignments and device costs a few microseconds of 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
@@ -27,10 +26,11 @@ from outblas.errors import CompileError, DeviceError, OutblasError, TensorError,
 from outblas.library import Library
 from outblas.native import open_table
 from outblas.overlap import overlap
-from outblas.problem import ROW_ALIGN_BYTES, Problem
+from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.source import kernel_kind
 from outblas.space import gpu_of_device
+from outblas.tensors import operand, why_torchs
 
 if TYPE_CHECKING:
     import torch
@@ -76,13 +76,13 @@ def _decided(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, pdl: bo
     except ImportError as error:
         raise _no_torch() from error
 
-    if torch.compiler.is_compiling() or _untouchable(torch, a, b, out):
+    if torch.compiler.is_compiling() or why_torchs(torch, a, b, out):
         return torch.matmul(a, b, out=out)
     check_places(a, b, out)
     if a.device.type != "cuda":
         return torch.matmul(a, b, out=out)
     device, allowed = _device(a.device.index), _pdl_allowed(pdl)
-    decision = device.decide(_operand(a), _operand(b), None if out is None else _operand(out), allowed)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), allowed)
     result = None if decision.config is None else device.run(decision, a, b, out)
     _remember(device, decision, (a, b, out, allowed), result)
     return torch.matmul(a, b, out=out) if result is None else result
@@ -99,14 +99,14 @@ def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
     except ImportError as error:
         raise _no_torch() from error
 
-    reason = _untouchable(torch, a, b, out)
+    reason = why_torchs(torch, a, b, out)
     if reason:
         return f"torch.matmul: {reason}"
     check_places(a, b, out)
     if a.device.type != "cuda":
         return f"torch.matmul: the tensors are on {a.device}"
     device = _device(a.device.index)
-    found = device.decide(_operand(a), _operand(b), None if out is None else _operand(out), _pdl_allowed(pdl))
+    found = device.decide(operand(a), operand(b), None if out is None else operand(out), _pdl_allowed(pdl))
     if found.config is None or found.problem is None:
         return f"torch.matmul: {found.reason}"
     failed = device.failed.get(kernel_kind(found.problem, found.config))
@@ -373,48 +373,3 @@ def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None
 
 def _pdl_allowed(pdl: bool | None) -> bool:
     return os.environ.get("OUTBLAS_PDL", "").lower() in ("1", "true", "yes", "on") if pdl is None else pdl
-
-
-def _untouchable(torch: Any, a: Any, b: Any, out: Any) -> str:
-    """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty."""
-    tensors = [t for t in (a, b, out) if t is not None]
-    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
-        return "an operand is not a plain torch.Tensor"
-    if torch._C._len_torch_function_stack() and _watched(torch):
-        return "a function mode watches"
-    if torch.jit.is_tracing():
-        return "the call is traced"
-    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
-    if any(t.layout != torch.strided or t.is_nested or t.is_neg() or t._is_zerotensor() or wrapped(t) for t in tensors):
-        return "an operand is sparse, nested, lazily negated or transformed by torch.func"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "a gradient is wanted"
-    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
-        return "a forward-mode gradient is wanted"
-    if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        return "autocast chooses the dtype"
-    if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
-        return "a dispatch mode watches"
-    return ""
-
-
-def _watched(torch: Any) -> bool:
-    """Whether a function mode is on that wants to see products; that of a default device does not."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
-
-
-@functools.lru_cache(maxsize=64)
-def _dtype_name(dtype: Any) -> str:
-    return {"torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(str(dtype), str(dtype))
-
-
-@functools.lru_cache(maxsize=64)
-def _device_name(device: Any) -> str:
-    return str(device)
-
-
-def _operand(t: Any) -> Operand:
-    return Operand(
-        tuple(t.shape), t.stride(), _dtype_name(t.dtype), _device_name(t.device), t.data_ptr() % ROW_ALIGN_BYTES
-    )

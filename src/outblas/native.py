@@ -74,7 +74,7 @@ def _hooks() -> dict[str, Any]:
         "current_device": getattr(core, "_cuda_getDevice", None),
         "current_stream": getattr(core, "_cuda_getCurrentRawStream", None),
         "empty": _empty(torch),
-        "increment_version": core._increment_version,
+        "increment_version": _increment_version(torch),
         "product": torch.matmul,
         "refused": _refused,
     }
@@ -90,6 +90,21 @@ def _empty(torch: Any) -> Any:
         return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
     return empty
+
+
+def _increment_version(torch: Any) -> Any:
+    """(tensors) -> None: torch's own, which takes one tensor where torch is older."""
+    core = torch._C._increment_version
+
+    def one_by_one(tensors: tuple[Any, ...]) -> None:
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+
+    try:
+        core((torch.empty(0, device="cpu"),))
+    except TypeError:
+        return one_by_one
+    return core
 
 
 def _refused(call: str, status: int) -> None:

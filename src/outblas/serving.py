@@ -1,10 +1,14 @@
-"""Server mode: latency of single requests through the public API, against torch and native calls."""
+"""Server mode: latency of single requests through the public API, against torch and native calls.
+
+What users call (ours and torch's) is called in the same way: one Python call on the current stream, which the server
+has made current once. The native calls of cuBLAS are given the stream.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outblas.baselines import Call, make_baselines
+from outblas.baselines import Call, make_baselines, on_current_stream
 from outblas.config import config_name
 from outblas.evaluation import Speedup, Status, Timing
 from outblas.latency import server
@@ -20,28 +24,14 @@ WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
 
 
 class PublicApi:
-    """``outblas.matmul(a, b, out=c)`` as users call it, on the given stream."""
+    """``outblas.matmul(a, b, out=c)`` as users call it, on the current stream: the one that it is called with."""
 
     name = "ours"
 
-    def __init__(self, gpu_index: int = 0) -> None:
-        self._gpu = gpu_index
-        self._streams: dict[int, Any] = {}
-
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
-        import torch
-
         from outblas.dispatch import matmul
 
-        right = b.t() if problem.layout == "TN" else b
-
-        def call(stream: int) -> None:
-            if stream not in self._streams:
-                self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu)
-            with torch.cuda.stream(self._streams[stream]):
-                matmul(a, right, out=c)
-
-        return call
+        return on_current_stream(matmul, problem, a, b, c)
 
 
 def serve(
@@ -56,8 +46,8 @@ def serve(
     Raises:
         UsageError: ``target_qps`` missing or <= 0. DeviceError: no GPU, or a call failed.
     """
-    baselines = make_baselines(gpu_index, SERVER_BASELINES)
-    entries = {"ours": PublicApi(gpu_index), **baselines}
+    baselines = make_baselines(gpu_index, SERVER_BASELINES, current_stream=True)
+    entries = {"ours": PublicApi(), **baselines}
     timings = server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
     details = {name: str(entry.detail(problem)) for name, entry in baselines.items()}
     return timings, speedup(timings, "ours", SERVER_BASELINES), details

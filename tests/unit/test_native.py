@@ -1,176 +1,36 @@
-"""The native table on CPU tensors and a libcuda that records: what is answered, launched and left alone."""
+"""What the native table launches, and what it leaves to the dispatch."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
-import importlib.util
 import shutil
-import subprocess
-import sys
-import threading
-import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import ROOT
-from outblas import dispatch, native, native_build
-from outblas.errors import DeviceError, TensorError, ToolchainMissing
-from outblas.launch import Prepared
+from native_fixture import (  # noqa: F401
+    BOXES,
+    MAPPED,
+    POINTERS,
+    FakeCuda,
+    Host,
+    K,
+    M,
+    N,
+    built_fixture,
+    cuda_fixture,
+    host_fixture,
+    learn,
+    operands,
+    prepared,
+    table_fixture,
+    torch,
+)
+from outblas import dispatch
+from outblas.errors import DeviceError, TensorError
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-
-M, N, K = 16, 24, 32
-MAPPED, POINTERS = 1001, 1002  # odd: takes maps (see fake_libcuda.c)
-BOXES = ((M, K, 64, 64, 6, 3, 2), (N, K, 8, 64, 6, 3, 2), (M, N, 64, 8, 6, 0, 2))
-
-
-class Launch(ctypes.Structure):
-    _fields_ = [
-        ("function", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("addresses", ctypes.c_uint64 * 3),
-        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared_bytes", ctypes.c_uint32),
-        ("attribute_count", ctypes.c_uint32), ("extents", ctypes.c_int32 * 3),
-        ("attributes", (ctypes.c_ubyte * 72) * 2), ("maps", (ctypes.c_uint64 * 16) * 3),
-    ]  # fmt: skip
-
-
-class FakeCuda:
-    """What the recording library saw."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.library = str(path), ctypes.CDLL(str(path))
-        self.library.fake_launch.restype = ctypes.POINTER(Launch)
-
-    def __len__(self) -> int:
-        return int(self.library.fake_launched())
-
-    def __getitem__(self, index: int) -> Launch:
-        return self.library.fake_launch(index % len(self)).contents
-
-    @property
-    def encoded(self) -> int:
-        return int(self.library.fake_encoded())
-
-    def set(self, name: str, value: int, kind: Any = ctypes.c_int) -> None:
-        kind.in_dll(self.library, name).value = value
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """(the extension, built here from the sources; the recording library)."""
-    folder = tmp_path_factory.mktemp("native")
-    path = native_build.build(folder)
-    spec = importlib.util.spec_from_file_location("outblas._native", path)
-    assert spec is not None and spec.loader is not None
-    extension = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(extension)
-    fake = folder / "libfakecuda.so"
-    subprocess.run(
-        ["cc", "-std=c11", "-O1", "-shared", "-fPIC", str(ROOT / "tests/fake_libcuda.c"), "-o", fake], check=True
-    )
-    return extension, fake
-
-
-@pytest.fixture
-def cuda(built: tuple[Any, Path]) -> FakeCuda:
-    fake = FakeCuda(built[1])
-    fake.library.fake_reset()
-    return fake
-
-
-class Host:
-    """What the hooks say, in place of torch's CUDA half."""
-
-    def __init__(self) -> None:
-        self.stream, self.device = 7, 0
-        self.allocated: list[Any] = []
-
-    def hooks(self) -> dict[str, Any]:
-        return {
-            "current_stream": lambda device: self.stream,
-            "current_device": lambda: self.device,
-            "empty": self.empty,
-        }
-
-    def empty(self, shape: Any, strides: Any, dtype: Any) -> Any:
-        return torch.empty_strided(shape, strides, dtype=dtype)
-
-
-@pytest.fixture
-def host() -> Host:
-    return Host()
-
-
-@pytest.fixture
-def table(built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.delenv("OUTBLAS_PDL", raising=False)
-    monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
-    monkeypatch.setattr(native, "_extension", lambda: built[0])
-    found, reason = native.open_table(cuda.path, **host.hooks())
-    assert found is not None, reason
-    return found
-
-
-def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> tuple[Any, Any, Any]:
-    """A, the transpose of a weight, C."""
-    return torch.zeros(m, k, dtype=dtype), torch.zeros(n, k, dtype=dtype).t(), torch.zeros(m, n, dtype=dtype)
-
-
-def prepared(function: int = MAPPED, **changed: Any) -> Prepared:
-    made = Prepared(function, 77, (3, 2, 1), 160, 4096, 1, False, (M, N, K), BOXES, ((M, N), (N, 1), torch.float16))
-    return made._replace(maps=BOXES if function % 2 else ())._replace(**changed)
-
-
-def learn(table: Any, a: Any, b: Any, out: Any, launch: Any = None, pdl: bool = False) -> bool:
-    return bool(table.learn(a, b, out, pdl, a.element_size(), launch))
-
-
-# -- building and loading --------------------------------------------------------------------------------
-
-
-def test_an_extension_of_these_sources_is_used(table: Any, built: tuple[Any, Path]) -> None:
-    assert built[0].SOURCE_ID == native_build.source_id() != "" and native.why_not() == ""
-
-
-def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ToolchainMissing, match="no-such-cc.*optional"):
-        native_build.build(tmp_path, "no-such-cc")
-    with pytest.raises(ToolchainMissing, match="does not compile: .*error"):
-        native_build.build(tmp_path, "cc -DPyInit__native=1+")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_building_by_hand_says_where_it_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    real = native_build.build
-    monkeypatch.setattr(native_build, "build", lambda: real(tmp_path))
-    assert native_build.main() == 0 and str(tmp_path / native_build.NAME) in capsys.readouterr().out
-    monkeypatch.setattr(native_build, "build", lambda: real(tmp_path, "no-such-cc"))
-    assert native_build.main() == 2 and capsys.readouterr().err.startswith("error: ")
-
-
-def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
-    assert native.open_table("libnowhere.so.9")[1].endswith("libnowhere.so.9 cannot be loaded from libnowhere.so.9")
-    monkeypatch.setenv("OUTBLAS_NATIVE", "0")
-    assert native.open_table(cuda.path) == (None, "switched off by OUTBLAS_NATIVE")
-    monkeypatch.delenv("OUTBLAS_NATIVE")
-    monkeypatch.setattr(native, "source_id", lambda: "another")
-    assert "other sources" in native.why_not()
-
-    def absent() -> Any:
-        raise ModuleNotFoundError("No module named 'outblas._native'")
-
-    monkeypatch.setattr(native, "_extension", absent)
-    assert "not built" in native.why_not() and "outblas.native_build" in native.why_not()
-
-
-def test_a_torch_without_a_hook_is_refused(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
-    monkeypatch.delattr(torch._C, "_increment_version")
-    found, reason = native.open_table(cuda.path)
-    assert found is None and "_increment_version" in reason
 
 
 # -- launching -------------------------------------------------------------------------------------------
@@ -435,158 +295,3 @@ def test_gradients_matter_only_where_they_are_recorded(table: Any, cuda: FakeCud
     with torch.no_grad():
         assert not table.matmul(a, b, None, False).requires_grad
     assert len(cuda) == 1
-
-
-# -- torch's products, forgetting, limits ----------------------------------------------------------------
-
-
-def test_a_product_that_is_torchs_goes_to_torch(table: Any, cuda: FakeCuda) -> None:
-    a, b = torch.randn(5, 7), torch.randn(7, 3)
-    out = torch.empty(5, 3)
-    learn(table, a, b, None), learn(table, a, b, out)
-    assert torch.equal(table.matmul(a, b, None, False), a @ b)
-    assert table.matmul(a, b, out, False) is out and torch.equal(out, a @ b)
-    assert len(cuda) == 0
-    shared = torch.zeros(7, 7)
-    learn(table, shared, shared.clone(), torch.empty(7, 7))
-    assert table.matmul(shared, shared.clone(), shared, False) is None
-    empty = torch.empty(0, 7)
-    learn(table, empty, b, None)
-    assert table.matmul(empty, b, None, False) is None  # has no address
-
-
-def test_an_error_of_torch_is_torchs(table: Any) -> None:
-    a, b = torch.randn(5, 7), torch.randn(6, 3)
-    learn(table, a, b, None)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        table.matmul(a, b, None, False)
-
-
-def test_all_is_forgotten_at_once(table: Any) -> None:
-    a, b, out = operands()
-    learn(table, a, b, out, prepared()), learn(table, a, b, None, prepared())
-    table.forget()
-    assert table.matmul(a, b, out, False) is None and table.matmul(a, b, None, False) is None
-    assert table.counts()["remembered"] == 0
-
-
-def test_every_call_keeps_its_own_answer_and_the_table_its_limit(table: Any, cuda: FakeCuda) -> None:
-    count = 300
-    tensors = [operands(m=m) for m in range(1, count + 1)]
-    for m, (a, b, out) in enumerate(tensors, 1):
-        assert learn(table, a, b, out, prepared(2 * m))
-    for m, (a, b, out) in enumerate(tensors, 1):
-        assert table.matmul(a, b, out, False) is out and cuda[-1].function == 2 * m
-    a, b, out = operands()
-    for width in range(1, 4098 - count):  # 4096 calls fit; the next one starts afresh
-        assert learn(table, a.as_strided((1, 1), (width, 1)), b, None)
-        assert table.counts()["remembered"] == (count + width if width < 4097 - count else 1)
-    assert table.matmul(*tensors[0], False) is None
-
-
-def test_a_bad_launch_is_refused(table: Any) -> None:
-    a, b, out = operands()
-    for launch in ((1, 2), 7, prepared(maps=BOXES[:2]), prepared(maps=((1, 2),) * 3), prepared(output=None)):
-        with pytest.raises((TypeError, ValueError)):
-            learn(table, a, b, out, launch)
-    with pytest.raises(TypeError):
-        table.matmul(a, b)
-    assert table.counts()["remembered"] == 0
-
-
-# -- threads and memory ----------------------------------------------------------------------------------
-
-
-def test_threads_do_not_disturb_each_other(table: Any, cuda: FakeCuda, built: tuple[Any, Path]) -> None:
-    """Each with sizes and a stream of its own, while another makes the table forget and learn again."""
-    streams = threading.local()
-    own, reason = native.open_table(cuda.path, **{**Host().hooks(), "current_stream": lambda device: streams.value})
-    assert own is not None, reason
-    sets = {m: operands(m=m) for m in range(1, 9)}
-    calls, failures = 400, []
-
-    def work(m: int) -> None:
-        streams.value = 1000 + m
-        a, b, out = sets[m]
-        for _ in range(calls):
-            while own.matmul(a, b, out, False) is None:
-                learn(own, a, b, out, prepared(2 * m, extents=(m, N, K)))
-
-    def run(m: int) -> None:
-        try:
-            work(m)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(m,)) for m in sets]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            own.forget()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not failures and len(cuda) == calls * len(sets)
-    for index in range(len(cuda)):
-        made = cuda[index]
-        m = made.function // 2
-        assert made.stream == 1000 + m and list(made.extents) == [m, N, K]
-        assert list(made.addresses) == [t.data_ptr() for t in sets[m]]
-
-
-@pytest.mark.parametrize("kind", ["out", "no out", "miss", "torch", "watched", "overlap"])
-def test_a_hundred_thousand_calls_keep_nothing(table: Any, kind: str) -> None:
-    a, b, out = operands(n=K) if kind == "overlap" else operands()
-    out = torch.zeros(M, K, dtype=a.dtype) if kind == "overlap" else out
-    learn(table, a, b, None if kind in ("no out", "torch") else out, None if kind == "torch" else prepared())
-    arguments = {"no out": (a, b, None), "miss": (a, b.contiguous(), out), "torch": (a, b, None), "overlap": (a, b, a)}
-    call = arguments.get(kind, (a, b, out))
-    if kind == "watched":
-        a.requires_grad_()
-    calls = 10_000 if kind == "torch" else 100_000
-    for _ in range(10):
-        table.matmul(*call, False)
-    watched = [*call[:2], out, torch.float16, out.device, table]
-    gc.collect()
-    before = [sys.getrefcount(x) for x in (None, *watched)]
-    tracemalloc.start()
-    begin = tracemalloc.get_traced_memory()[0]
-    for _ in range(calls):
-        table.matmul(*call, False)
-    grown = tracemalloc.get_traced_memory()[0] - begin
-    tracemalloc.stop()
-    after = [sys.getrefcount(x) for x in (None, *watched)]
-    assert all(abs(y - x) < 100 for x, y in zip(before, after, strict=True)), (before, after)
-    assert grown < 20_000
-
-
-def test_a_table_gives_all_back(table: Any, built: tuple[Any, Path], cuda: FakeCuda) -> None:
-    a, b, out = operands()
-    marker = object()
-    before = sys.getrefcount(marker)
-    for _ in range(200):
-        made, reason = native.open_table(cuda.path, **{**Host().hooks(), "refused": marker})
-        assert made is not None, reason
-        for _ in range(5):
-            learn(made, a, b, None, prepared())
-            made.matmul(a, b, None, False)
-            made.forget()
-    del made
-    gc.collect()
-    assert sys.getrefcount(marker) == before
-
-
-# -- in the dispatch -------------------------------------------------------------------------------------
-
-
-def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_known", table.matmul)
-    monkeypatch.setattr(dispatch, "_is_compiling", torch.compiler.is_compiling)
-    a, b = torch.randn(3, 4), torch.randn(4, 2)
-    learn(table, a, b, None)
-    compiled = torch.compile(lambda x, y: dispatch.matmul(x, y), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(a, b), a @ b) and torch.equal(dispatch.matmul(a, b), a @ b)

@@ -259,7 +259,7 @@ static PyObject *launch(TableObject *self, const Entry *entry, PyObject *out, ui
     TensorMap maps[3];
     if (PyErr_Occurred() || stream_of(self, device, &stream)) goto failed;
     for (int i = 0; copied.maps && i < 3; i++) {
-        const int status = table_map(&self->table, &self->driver, &copied.map[i], 3 * serial + i, addresses[i], &maps[i]);
+        const int status = table_map(&self->table, &self->driver, &copied.map[i], 3 * serial + (uint64_t)i, addresses[i], &maps[i]);
         if (status) {
             refuse(self, "cuTensorMapEncodeTiled", status);
             goto failed;
