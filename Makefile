@@ -6,6 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 RUN    ?= runs/demo
+# What an editable install has to be repeated for: it builds the C extension, too.
+INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 
@@ -51,11 +53,11 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.base: pyproject.toml | $(VENV)/.made
+$(VENV)/.base: $(INSTALLED) | $(VENV)/.made
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/.made
+$(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
 	$(PIP) --editable '.[dev]'
 	@$(PIP) '$(TORCH_CPU)' || echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"
 	@touch $@ $(VENV)/.base

@@ -21,7 +21,8 @@ def __getattr__(name: str) -> Any:
     if name in ("explain", "matmul", "status", "use_library"):
         from outblas import dispatch
 
-        return getattr(dispatch, name)
+        globals()[name] = found = getattr(dispatch, name)  # the next access is a plain one
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

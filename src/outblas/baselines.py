@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outblas.errors import DeviceError
@@ -34,10 +34,12 @@ __all__ = [
     "LtHeuristic",
     "NvMatmulHeuristics",
     "TorchMm",
+    "TorchOnCurrentStream",
     "fastest",
     "make_baselines",
     "nvmmh_config",
     "nvmmh_configs",
+    "on_current_stream",
 ]
 
 #: Names in the order in which they are reported.
@@ -76,14 +78,30 @@ class Bindable(Protocol):
         """Fix the operands: torch CUDA tensors A (M, K), B as stored, C (M, N), all row-major."""
 
 
-def make_baselines(gpu_index: int = 0, names: tuple[str, ...] = NAMES) -> dict[str, Any]:
+def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    """``product(a, b, out=c)`` as users call it, for a caller who has made the stream of the call current.
+
+    Ours and torch's alike: what a server measures of either is that one Python call.
+    """
+    right = b.t() if problem.layout == "TN" else b
+
+    def call(stream: int) -> None:
+        product(a, right, out=c)
+
+    return call
+
+
+def make_baselines(gpu_index: int = 0, names: tuple[str, ...] = NAMES, current_stream: bool = False) -> dict[str, Any]:
     """Name -> baseline, on one GPU.
+
+    Args:
+        current_stream: torch is called on the current stream, which then has to be that of the call.
 
     Raises:
         ToolchainMissing: torch or cuBLAS is not installed. DeviceError: cuBLAS refuses to start.
     """
     makers = {
-        "torch": TorchMm,
+        "torch": TorchOnCurrentStream if current_stream else TorchMm,
         "cublas": CublasGemm,
         "lt_heuristic": LtHeuristic,
         "lt_auto": LtAuto,
@@ -128,6 +146,17 @@ class TorchMm:
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.ExternalStream(handle, device=self._gpu)
         return self._streams[handle]
+
+
+class TorchOnCurrentStream(TorchMm):
+    """``torch.mm(a, b, out=c)`` as users call it, on the current stream: the one that it is called with."""
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        import torch
+
+        if problem.acc == "fp16":  # a switch is set around every call
+            return super().bind(problem, a, b, c)
+        return on_current_stream(torch.mm, problem, a, b, c)
 
 
 class CublasGemm:

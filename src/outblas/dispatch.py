@@ -3,10 +3,14 @@
 A kernel is compiled when its first product is asked for (some 0.2 s; from then on the cubin comes from
 the compile cache on disk, and in a process from memory). Each compilation is logged at INFO by the logger
 ``outblas.dispatch`` and counted in :func:`status`; what cannot be compiled warns once and is torch's.
+
+What was decided here once is answered by ``outblas._native`` from then on, where that is built: a call of the
+same shapes, strides, dtypes, alignments and device costs a few microseconds of host time, and no Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -20,11 +24,13 @@ from outblas.config import KernelConfig, config_name
 from outblas.decide import Decision, Operand, decide
 from outblas.errors import CompileError, DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.library import Library
+from outblas.native import open_table
 from outblas.overlap import overlap
-from outblas.problem import ROW_ALIGN_BYTES, Problem
+from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.source import kernel_kind
 from outblas.space import gpu_of_device
+from outblas.tensors import operand, why_torchs
 
 if TYPE_CHECKING:
     import torch
@@ -56,22 +62,30 @@ def matmul(
         DeviceError: the driver refused a launch.
         ToolchainMissing: torch is not installed.
     """
+    if _known is not None and not _is_compiling():
+        result = _known(a, b, out, pdl)
+        if result is not None:
+            return result
+    return _decided(a, b, out, pdl)
+
+
+def _decided(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, pdl: bool | None) -> torch.Tensor:
+    """:func:`matmul` by the whole decision, which the native table then remembers."""
     try:
         import torch
     except ImportError as error:
         raise _no_torch() from error
 
-    if torch.compiler.is_compiling() or _untouchable(torch, a, b, out):
+    if torch.compiler.is_compiling() or why_torchs(torch, a, b, out):
         return torch.matmul(a, b, out=out)
     check_places(a, b, out)
-    if a.device.type == "cuda":
-        device = _device(a.device.index)
-        decision = device.decide(_operand(a), _operand(b), None if out is None else _operand(out), _pdl_allowed(pdl))
-        if decision.config is not None:
-            result = device.run(decision, a, b, out)
-            if result is not None:
-                return result
-    return torch.matmul(a, b, out=out)
+    if a.device.type != "cuda":
+        return torch.matmul(a, b, out=out)
+    device, allowed = _device(a.device.index), _pdl_allowed(pdl)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), allowed)
+    result = None if decision.config is None else device.run(decision, a, b, out)
+    _remember(device, decision, (a, b, out, allowed), result)
+    return torch.matmul(a, b, out=out) if result is None else result
 
 
 def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, pdl: bool | None = None) -> str:
@@ -85,14 +99,14 @@ def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
     except ImportError as error:
         raise _no_torch() from error
 
-    reason = _untouchable(torch, a, b, out)
+    reason = why_torchs(torch, a, b, out)
     if reason:
         return f"torch.matmul: {reason}"
     check_places(a, b, out)
     if a.device.type != "cuda":
         return f"torch.matmul: the tensors are on {a.device}"
     device = _device(a.device.index)
-    found = device.decide(_operand(a), _operand(b), None if out is None else _operand(out), _pdl_allowed(pdl))
+    found = device.decide(operand(a), operand(b), None if out is None else operand(out), _pdl_allowed(pdl))
     if found.config is None or found.problem is None:
         return f"torch.matmul: {found.reason}"
     failed = device.failed.get(kernel_kind(found.problem, found.config))
@@ -124,12 +138,18 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     with _devices_lock:
         _devices[device] = DeviceState(gpu, chosen, load_kernel)
+        if _table is not None:
+            _table.forget()
 
 
 def status() -> dict[str, dict[str, Any]]:
     """Per device used so far (``cuda:0``): its library's rows, kernels loaded, calls bound, seconds spent
-    compiling, and why kernels failed to load (one line each)."""
-    return {f"cuda:{index}": device.status() for index, device in sorted(_devices.items())}
+    compiling, why kernels failed to load (one line each), and what serves repeated calls: ``native`` (with
+    the calls remembered and the kernels launched so, of all devices together), or ``python`` and why."""
+    path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
+    if _table is not None:
+        path = "native: {remembered} calls remembered, {launches} launched".format(**_table.counts())
+    return {f"cuda:{i}": {**device.status(), "host_path": path} for i, device in sorted(_devices.items())}
 
 
 def check_places(a: Any, b: Any, out: Any = None) -> None:
@@ -185,12 +205,14 @@ class DeviceState:
 
         problem, config = decision.problem, decision.config
         assert problem is not None and config is not None
-        with torch.cuda.device(a.device):
+        index = a.device.index
+        here = contextlib.nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index)
+        with here:
             self._ensure_context()
             if not self.ready(problem, config, torch.cuda.is_current_stream_capturing):
                 return None
             c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
-            self.launch(problem, config, a, b, c, torch.cuda.current_stream(a.device).cuda_stream)
+            self.launch(problem, config, a, b, c, torch._C._cuda_getCurrentRawStream(index))
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)  # written behind autograd's back
         return c
@@ -221,6 +243,18 @@ class DeviceState:
             else:
                 self._calls.move_to_end(key)
             call(stream)
+
+    def prepared(self, decision: Decision, c: Any) -> Any:
+        """The launch of a decision, for outputs like ``c``: see :class:`outblas.launch.Prepared`."""
+        assert decision.problem is not None and decision.config is not None
+        kernel = self._kernels[kernel_kind(decision.problem, decision.config)]
+        return kernel.prepared(decision.problem, c)
+
+    def unavailable(self, decision: Decision) -> bool:
+        """Whether the decision is torch's for good: by the library, or because its kernel cannot be had."""
+        if decision.problem is None or decision.config is None:
+            return True
+        return kernel_kind(decision.problem, decision.config) in self.failed
 
     def status(self) -> dict[str, Any]:
         return {
@@ -276,6 +310,37 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
 
 _devices: dict[int, DeviceState] = {}
 _devices_lock = threading.Lock()
+#: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
+_table: Any = None
+_no_table = ""
+#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces (which never sees the table).
+_known: Callable[..., Any] | None = None
+_is_compiling: Callable[[], bool] = bool
+
+
+def _remember(device: DeviceState, decision: Decision, call: tuple[Any, ...], result: Any) -> None:
+    """Let the native table answer such calls from now on; ``result`` is the kernel's output, None: torch's product."""
+    if result is None and not device.unavailable(decision):
+        return  # a kernel that could not be loaded yet, under capture
+    a, b, out, allowed = call
+    with _devices_lock:
+        _open_table()
+        # Nothing of a device whose library has been replaced meanwhile.
+        if _table is not None and _devices.get(a.device.index) is device:
+            launch = None if result is None else device.prepared(decision, result)
+            _table.learn(a, b, out, allowed, a.element_size(), launch)
+
+
+def _open_table() -> None:
+    """Once; whoever calls holds the lock."""
+    global _table, _no_table, _known, _is_compiling
+    if _table is not None or _no_table:
+        return
+    import torch
+
+    _table, _no_table = open_table()
+    if _table is not None:
+        _is_compiling, _known = torch.compiler.is_compiling, _table.matmul
 
 
 def _device(index: int) -> DeviceState:
@@ -308,32 +373,3 @@ def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None
 
 def _pdl_allowed(pdl: bool | None) -> bool:
     return os.environ.get("OUTBLAS_PDL", "").lower() in ("1", "true", "yes", "on") if pdl is None else pdl
-
-
-def _untouchable(torch: Any, a: Any, b: Any, out: Any) -> str:
-    """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty."""
-    tensors = [t for t in (a, b, out) if t is not None]
-    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
-        return "an operand is not a plain torch.Tensor"
-    if torch.jit.is_tracing():
-        return "the call is traced"
-    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
-    if any(t.layout != torch.strided or t.is_neg() or wrapped(t) for t in tensors):
-        return "an operand is sparse, lazily negated or transformed by torch.func"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "a gradient is wanted"
-    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
-        return "a forward-mode gradient is wanted"
-    if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        return "autocast chooses the dtype"
-    if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
-        return "a dispatch mode watches"
-    return ""
-
-
-_DTYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
-
-
-def _operand(t: Any) -> Operand:
-    dtype = str(t.dtype)
-    return Operand(tuple(t.shape), t.stride(), _DTYPES.get(dtype, dtype), str(t.device), t.data_ptr() % ROW_ALIGN_BYTES)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from outblas.compile import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
 from outblas.errors import OutblasError
+from outblas.native import why_not
 from outblas.sass import find_nvdisasm
 from outblas.source import Source
 
@@ -74,6 +75,7 @@ def diagnose() -> list[Check]:
         lambda: _torch(need),
         lambda: _wheel("cuda.bindings", "cuda-bindings", need),
         lambda: _nvrtc(need),
+        _native_path,
         _nvdisasm,
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
         *(functools.partial(_extra, extra) for extra in _EXTRAS),
@@ -180,6 +182,14 @@ def _nvrtc(need: bool) -> Check:
     except OutblasError as error:
         return Check("nvrtc", False if need else None, error.wrong, error.do)
     return Check("nvrtc", True, f"{nvrtc_version()}, compiles")
+
+
+def _native_path() -> Check:
+    reason = why_not()
+    if reason:
+        found, _, do = reason.partition("; ")
+        return Check("native path", None, found, do or "unset OUTBLAS_NATIVE to use it")
+    return Check("native path", True, "built; outblas.matmul answers repeated calls in C")
 
 
 def _nvdisasm() -> Check:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.cubin import Cubin
@@ -57,6 +57,29 @@ class Call:
         self._operands = ()
 
 
+class Prepared(NamedTuple):
+    """A launch without its addresses and its stream, in plain numbers: what ``outblas._native`` is given.
+
+    Attributes:
+        function, context: handles of the driver. grid: CTAs. threads: of a CTA. shared_bytes: dynamic shared memory.
+        cluster: CTAs of a cluster. dependent: programmatic dependent launch. extents: M, N, K.
+        maps: (rows, cols, box rows, box cols, element type, swizzle, L2 promotion) of the TMA maps of A, B and C, the
+            last three as the driver's enumerations; empty: the kernel takes addresses.
+        output: shape, strides and torch dtype of C.
+    """
+
+    function: int
+    context: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    cluster: int
+    dependent: bool
+    extents: tuple[int, int, int]
+    maps: tuple[tuple[int, ...], ...]
+    output: tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class _Plan:
     """Launch configuration, extents as kernel arguments, and (rows, cols, box rows, box cols) per TMA map."""
@@ -82,6 +105,7 @@ class LoadedKernel:
         self.config, self.name = config, config_name(config)
         cu = driver()
         ensure_context()
+        self._context = check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
         self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin.image))
         entry = cubin.entry.encode()
         self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, entry))
@@ -139,6 +163,27 @@ class LoadedKernel:
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
         return Call(self._function, plan.launch, [*pointers, *plan.extents], (self,), (a, b, c))
 
+    def prepared(self, problem: Problem, c: torch.Tensor) -> Prepared:
+        """The launch that :meth:`bind` makes for outputs like ``c``, which is (M, N) on the kernel's device.
+
+        Raises:
+            ConfigError: the config is not legal for this problem.
+        """
+        device_index = c.device.index or 0
+        plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
+        return Prepared(
+            function=int(self._function),
+            context=int(self._context),
+            grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ),
+            threads=shape.threads,
+            shared_bytes=shape.smem_bytes,
+            cluster=shape.cluster,
+            dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
+            extents=(problem.m, problem.n, problem.k),
+            maps=tuple((*box, *_map_kind(box[3], problem.dtype)) for box in plan.boxes),
+            output=((problem.m, problem.n), (problem.n, 1), c.dtype),
+        )
+
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
         need = ROW_ALIGN_BYTES if isinstance(self.config, Sm90WgmmaConfig) else self.config.vec * ELEMENT_BYTES
         for name, tensor in zip("abc", tensors, strict=True):
@@ -188,13 +233,17 @@ def launch_config(ctas: tuple[int, int, int], shape: Any, pdl: bool, gpu: Gpu) -
         cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = shape.cluster, 1, 1
         attributes.append(cluster)
-    if pdl and gpu.arch >= 90:
+    if _dependent(pdl, gpu):
         dependent = cu.CUlaunchAttribute()
         dependent.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         dependent.value.programmaticStreamSerializationAllowed = 1
         attributes.append(dependent)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config
+
+
+def _dependent(pdl: bool, gpu: Gpu) -> bool:
+    return pdl and gpu.arch >= 90
 
 
 def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
@@ -218,11 +267,9 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
         DeviceError: the driver refused it.
     """
     cu = driver()
-    span = box_cols * ELEMENT_BYTES
-    swizzle = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[span]
-    kind = "FLOAT16" if dtype == "fp16" else "BFLOAT16"
+    kind, swizzle, promotion = _map_kind(box_cols, dtype)
     result = cu.cuTensorMapEncodeTiled(
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
+        kind,
         2,
         address,
         [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
@@ -230,11 +277,23 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
         [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
         [cu.cuuint32_t(1), cu.cuuint32_t(1)],
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        swizzle,
+        promotion,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
+
+
+def _map_kind(box_cols: int, dtype: str) -> tuple[Any, Any, Any]:
+    """Element type, swizzle and L2 promotion of a TMA map, as the driver's enumerations."""
+    cu = driver()
+    kind = "FLOAT16" if dtype == "fp16" else "BFLOAT16"
+    swizzle = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[box_cols * ELEMENT_BYTES]
+    return (
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    )
 
 
 def ensure_context() -> None:

@@ -1,10 +1,14 @@
-"""Server mode: latency of single requests through the public API, against torch and native calls."""
+"""Server mode: latency of single requests through the public API, against torch and native calls.
+
+What users call (ours and torch's) is called in the same way: one Python call on the current stream, which the server
+has made current once. The native calls of cuBLAS are given the stream.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outblas.baselines import LT_AUTO, Call, make_baselines
+from outblas.baselines import LT_AUTO, Call, make_baselines, on_current_stream
 from outblas.config import config_name
 from outblas.evaluation import Speedup, Status, Timing
 from outblas.latency import percentile, server
@@ -20,7 +24,7 @@ WARMUP_SECONDS, BENCHMARK_SECONDS = 0.2, 2.0
 
 
 class PublicApi:
-    """``outblas.matmul(a, b, out=c)`` as users call it, on the given stream.
+    """``outblas.matmul(a, b, out=c)`` as users call it, on the current stream: the one that it is called with.
 
     Args:
         library: what matmul uses from the first ``bind`` to :meth:`close`; None: what it uses anyway.
@@ -31,25 +35,14 @@ class PublicApi:
     def __init__(self, gpu_index: int = 0, library: Library | None = None) -> None:
         self._gpu, self._library = gpu_index, library
         self._in_use = False
-        self._streams: dict[int, Any] = {}
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
-        import torch
-
         from outblas.dispatch import matmul, use_library
 
         if self._library is not None and not self._in_use:
             use_library(self._library, self._gpu)
             self._in_use = True
-        right = b.t() if problem.layout == "TN" else b
-
-        def call(stream: int) -> None:
-            if stream not in self._streams:
-                self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu)
-            with torch.cuda.stream(self._streams[stream]):
-                matmul(a, right, out=c)
-
-        return call
+        return on_current_stream(matmul, problem, a, b, c)
 
     def close(self) -> None:
         """Let matmul use the packaged library again, if it was given another."""
@@ -76,7 +69,7 @@ def serve(
     Raises:
         UsageError: ``target_qps`` missing or <= 0. DeviceError: no GPU, or a call failed.
     """
-    baselines = make_baselines(gpu_index, SERVER_BASELINES)
+    baselines = make_baselines(gpu_index, SERVER_BASELINES, current_stream=True)
     ours = PublicApi(gpu_index, library)
     entries = {"ours": ours, **baselines}
     try:

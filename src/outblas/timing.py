@@ -103,6 +103,12 @@ class Bench:
         self._evictor = None
         self.data = None  # type: ignore[assignment]
 
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the bench's stream torch's current one."""
+        import torch
+
+        return torch.cuda.stream(self.torch_stream)
+
     def operands(self, index: int) -> tuple[Any, Any, Any]:
         """(A, B, C) of one of the ``sets``."""
         return self.data[index]

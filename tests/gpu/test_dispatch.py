@@ -53,6 +53,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     torch.cuda.init()
     state = DeviceState(gpu, Library(gpu.name, tuple(row(*entry) for entry in TUNED)), load_kernel)
     monkeypatch.setattr(dispatch, "_devices", {0: state})
+    # The whole decision at every call: test_native.py has the table that answers for it.
+    for name, value in (("_table", None), ("_no_table", "left out by this test"), ("_known", None)):
+        monkeypatch.setattr(dispatch, name, value)
     yield state
     torch.cuda.synchronize()
 

@@ -26,6 +26,7 @@ NAMES = {
     "torch",
     "cuda.bindings",
     "nvrtc",
+    "native path",
     "nvdisasm",
     "nvidia-matmul-heuristics",
     "extra [rl]",
@@ -94,6 +95,15 @@ def test_unsupported_gpu_and_old_driver(monkeypatch: pytest.MonkeyPatch) -> None
     found = machine(monkeypatch, [doctor._Gpu("Old", (7, 0))], (12, 8))
     assert found["gpu"].ok is False and "sm_80" in found["gpu"].do
     assert found["driver"].ok is False and "13.0" in found["driver"].do
+
+
+def test_the_native_path_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "why_not", lambda: "")
+    assert doctor._native_path().ok is True
+    for reason, do in (("not built (x); run y", "run y"), ("switched off by OUTBLAS_NATIVE", "unset OUTBLAS_NATIVE")):
+        monkeypatch.setattr(doctor, "why_not", lambda reason=reason: reason)
+        check = doctor._native_path()
+        assert check.ok is None and check.found in reason and do in check.do
 
 
 def test_cache_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

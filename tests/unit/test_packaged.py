@@ -159,5 +159,6 @@ def test_the_published_benches_are_of_the_packaged_library(path: Path, library: 
 def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     """A stray file would ship with the wheel; a missing kind would break it."""
     kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert kinds - {".py", ".typed", ""} == {".cuh", ".json", ".parquet"}
+    # .so: the extension, where it was built.
+    assert kinds - {".py", ".typed", "", ".so"} == {".c", ".cuh", ".h", ".json", ".parquet"}
     assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []

@@ -9,6 +9,7 @@ import pytest
 
 from fake_gpu import PROVENANCE, timing
 from outblas import serving
+from outblas.baselines import make_baselines
 from outblas.config import Sm90WgmmaConfig, config_name
 from outblas.evaluation import Speedup
 from outblas.library import Choice, Library, Row
@@ -39,8 +40,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         asked.append((set(entries), *arguments, named))
         return {name: timing(US[name], 40, "server") for name in entries}
 
+    def made(index: int, names: tuple[str, ...], current_stream: bool) -> dict[str, Entry]:
+        assert current_stream  # torch is called as ours is
+        return {name: Entry(name) for name in names}
+
     monkeypatch.setattr(serving, "server", server)
-    monkeypatch.setattr(serving, "make_baselines", lambda index, names: {name: Entry(name) for name in names})
+    monkeypatch.setattr(serving, "make_baselines", made)
     return asked
 
 
@@ -101,31 +106,20 @@ def test_rows_make_a_result_file(served: list[tuple[Any, ...]], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
-def test_the_public_api_is_called_as_a_user_calls_it(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    """``matmul(a, weight.t(), out=c)`` for TN, ``matmul(a, b, out=c)`` for NN, on the stream that is given."""
+@pytest.mark.parametrize("name", ["ours", "torch"])
+def test_ours_and_torchs_are_called_as_users_call_them(monkeypatch: pytest.MonkeyPatch, layout: str, name: str) -> None:
+    """``f(a, weight.t(), out=c)`` for TN, ``f(a, b, out=c)`` for NN, and nothing besides."""
     torch = pytest.importorskip("torch")
-    streams, calls, current = [], [], []
-
-    class Stream:
-        def __init__(self, handle: int, device: int) -> None:
-            streams.append((handle, device))
-            self.handle = handle
-
-        def __enter__(self) -> None:
-            current.append(self.handle)
-
-        def __exit__(self, *_: object) -> None:
-            current.pop()
-
-    monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr("outblas.dispatch.matmul", lambda a, b, out: calls.append((a, b, out, tuple(current))))
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("outblas.dispatch.matmul", lambda a, b, out: calls.append(("ours", a, b, out)))
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: calls.append(("torch", a, b, out)))
+    monkeypatch.setattr(torch.cuda, "stream", None)  # the server's part
     problem = Problem(2, 3, 4, layout)  # type: ignore[arg-type]
     a, b, c = torch.zeros(2, 4), torch.zeros(problem.b_shape), torch.zeros(2, 3)
-    call = serving.PublicApi(1).bind(problem, a, b, c)
-    call(77)
-    call(77)
-    assert streams == [(77, 1)] and current == []
-    for used, right, out, during in calls:
-        assert used is a and out is c and during == (77,)
+    entry = serving.PublicApi() if name == "ours" else make_baselines(0, ("torch",), current_stream=True)["torch"]
+    call = entry.bind(problem, a, b, c)
+    call(77), call(77)
+    assert len(calls) == 2
+    for whose, used, right, out in calls:
+        assert whose == name and used is a and out is c
         assert right.shape == (4, 3) and right.data_ptr() == b.data_ptr()

@@ -1,0 +1,95 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+enum { ELEMENT_BYTES = 2, ATTRIBUTE_CLUSTER_DIMENSION = 4, ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
+typedef struct {  // CUlaunchAttribute
+    int id;
+    char pad[4];
+    union {
+        uint32_t cluster[3];
+        int allowed;
+        char bytes[64];
+    } value;
+} LaunchAttribute;
+
+typedef struct {  // CUlaunchConfig
+    uint32_t grid[3], block[3], shared_bytes;
+    void *stream;
+    LaunchAttribute *attributes;
+    uint32_t count;
+} LaunchConfig;
+
+_Static_assert(sizeof(TensorMap) == 128, "CUtensorMap");
+_Static_assert(sizeof(LaunchAttribute) == 72 && offsetof(LaunchAttribute, value) == 8, "CUlaunchAttribute");
+_Static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32, "CUlaunchConfig");
+
+const char *driver_open(Driver *driver, const char *path) {
+    driver->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!driver->library) return path;
+    struct {
+        const char *name;
+        void **into;
+    } wanted[] = {
+        {"cuLaunchKernelEx", (void **)&driver->launch_kernel},
+        {"cuTensorMapEncodeTiled", (void **)&driver->encode_tiled},
+        {"cuCtxGetCurrent", (void **)&driver->current_context},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        *wanted[i].into = dlsym(driver->library, wanted[i].name);
+        if (!*wanted[i].into) return wanted[i].name;
+    }
+    return NULL;
+}
+
+void driver_close(Driver *driver) {
+    if (driver->library) dlclose(driver->library);
+    driver->library = NULL;
+}
+
+void *driver_context(const Driver *driver) {
+    void *context = NULL;
+    return driver->current_context(&context) == 0 ? context : NULL;
+}
+
+int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map) {
+    const uint64_t extents[2] = {spec->cols, spec->rows};
+    const uint64_t pitches[1] = {(uint64_t)spec->cols * ELEMENT_BYTES};
+    const uint32_t box[2] = {spec->box_cols, spec->box_rows}, steps[2] = {1, 1};
+    return driver->encode_tiled(map, spec->type, 2, (void *)(uintptr_t)address, extents, pitches, box, steps, 0,
+                                spec->swizzle, spec->promotion, 0);
+}
+
+int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3], const uint64_t addresses[3],
+                  void *stream) {
+    LaunchAttribute attributes[2];
+    LaunchConfig config;
+    memset(attributes, 0, sizeof attributes);
+    memset(&config, 0, sizeof config);
+    memcpy(config.grid, launch->grid, sizeof config.grid);
+    config.block[0] = launch->threads;
+    config.block[1] = config.block[2] = 1;
+    config.shared_bytes = launch->shared_bytes;
+    config.stream = stream;
+    config.attributes = attributes;
+    if (launch->cluster > 1) {
+        LaunchAttribute *cluster = &attributes[config.count++];
+        cluster->id = ATTRIBUTE_CLUSTER_DIMENSION;
+        cluster->value.cluster[0] = launch->cluster;
+        cluster->value.cluster[1] = cluster->value.cluster[2] = 1;
+    }
+    if (launch->dependent) {
+        LaunchAttribute *dependent = &attributes[config.count++];
+        dependent->id = ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        dependent->value.allowed = 1;
+    }
+    void *params[7];
+    int count = 0;
+    for (int i = 0; i < 3; i++) params[count++] = launch->maps ? (void *)&maps[i] : (void *)&addresses[i];
+    if (launch->maps) params[count++] = (void *)&addresses[2];
+    for (int i = 0; i < 3; i++) params[count++] = (void *)&launch->extents[i];
+    return driver->launch_kernel(&config, launch->function, params, NULL);
+}

@@ -1,0 +1,51 @@
+// The few calls of the CUDA driver that a launch needs. Nothing is linked and no CUDA header is needed: the records
+// below are those of cuda.h, whose layout the driver keeps from version to version (a test compares them).
+#ifndef OUTBLAS_DRIVER_H
+#define OUTBLAS_DRIVER_H
+
+#include <stdint.h>
+
+// CUtensorMap: opaque, filled by the driver, passed to a kernel by value.
+typedef struct {
+    _Alignas(64) uint64_t words[16];
+} TensorMap;
+
+// A row-major matrix of two-byte elements, read or written in boxes whose row is one swizzle span.
+typedef struct {
+    uint32_t rows, cols, box_rows, box_cols;  // elements
+    int type, swizzle, promotion;             // values of the driver's enumerations
+} MapSpec;
+
+// All of a launch but its addresses and its stream. With maps, the kernel takes the TMA maps of A, B and C, the
+// address of C and M, N, K; without, the three addresses and M, N, K.
+typedef struct {
+    void *function, *context;
+    uint32_t grid[3], threads, shared_bytes, cluster;
+    int dependent;  // programmatic dependent launch
+    int32_t extents[3];
+    int maps;
+    MapSpec map[3];
+} Launch;
+
+typedef struct {
+    void *library;
+    int (*launch_kernel)(const void *config, void *function, void **params, void **extra);
+    int (*encode_tiled)(TensorMap *map, int type, uint32_t rank, void *address, const uint64_t *extents,
+                        const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, int interleave,
+                        int swizzle, int promotion, int fill);
+    int (*current_context)(void **context);
+} Driver;
+
+// Fills `driver` from a shared library; NULL, or the name of what is missing.
+const char *driver_open(Driver *driver, const char *path);
+void driver_close(Driver *driver);
+
+// The context that is current in this thread, NULL where there is none.
+void *driver_context(const Driver *driver);
+
+// These return the driver's status, 0 for success.
+int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map);
+int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3], const uint64_t addresses[3],
+                  void *stream);
+
+#endif

@@ -1,0 +1,105 @@
+#include "table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOTS = 2 * TABLE_LIMIT, WORDS = sizeof(Key) / 8 };
+
+_Static_assert(sizeof(Key) == 136 && sizeof(Key) % 8 == 0, "a key has no padding: it is compared byte by byte");
+
+static uint64_t mixed(uint64_t x) {
+    x ^= x >> 32;
+    x *= 0x9e3779b97f4a7c15u;
+    return x ^ (x >> 29);
+}
+
+static uint32_t first_slot(const Key *key) {
+    uint64_t words[WORDS], hash = 0;
+    memcpy(words, key, sizeof words);
+    for (int i = 0; i < WORDS; i++) hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u + (hash >> 31);
+    return (uint32_t)(mixed(hash) % SLOTS);
+}
+
+int table_open(Table *table) {
+    table->count = 0;
+    table->serial = 0;
+    table->slots = calloc(SLOTS, sizeof *table->slots);
+    // Aligned as the maps in it must be; owner 0 is nobody's.
+    table->maps = aligned_alloc(64, MAP_SLOTS * sizeof *table->maps);
+    if (!table->slots || !table->maps) return -1;
+    memset(table->maps, 0, MAP_SLOTS * sizeof *table->maps);
+    return 0;
+}
+
+Entry *table_find(const Table *table, const Key *key) {
+    for (uint32_t slot = first_slot(key); table->slots[slot]; slot = (slot + 1) % SLOTS) {
+        Entry *entry = table->slots[slot];
+        if (memcmp(&entry->key, key, sizeof *key) == 0) return entry;
+    }
+    return NULL;
+}
+
+Entry *table_add(Table *table, const Key *key) {
+    Entry *entry = calloc(1, sizeof *entry);
+    if (!entry) return NULL;
+    entry->key = *key;
+    entry->serial = ++table->serial;
+    uint32_t slot = first_slot(key);
+    while (table->slots[slot]) slot = (slot + 1) % SLOTS;
+    table->slots[slot] = entry;
+    table->count++;
+    return entry;
+}
+
+void table_clear(Table *table, void (*release)(void *)) {
+    void *allocations[TABLE_LIMIT];
+    uint32_t count = 0;
+    for (uint32_t slot = 0; table->slots && slot < SLOTS; slot++) {
+        Entry *entry = table->slots[slot];
+        if (!entry) continue;
+        if (entry->allocation) allocations[count++] = entry->allocation;
+        free(entry);
+        table->slots[slot] = NULL;
+    }
+    table->count = 0;
+    for (uint32_t i = 0; i < count; i++) release(allocations[i]);
+}
+
+void table_close(Table *table, void (*release)(void *)) {
+    table_clear(table, release);
+    free(table->slots);
+    free(table->maps);
+    table->slots = NULL;
+    table->maps = NULL;
+}
+
+int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
+              TensorMap *map) {
+    MapSlot *slot = &table->maps[mixed(address + owner * 0x100000001b3u) % MAP_SLOTS];
+    if (slot->address != address || slot->owner != owner) {
+        slot->owner = 0;  // a map that is refused leaves nothing behind
+        const int status = driver_encode(driver, spec, address, &slot->map);
+        if (status) return status;
+        slot->address = address;
+        slot->owner = owner;
+    }
+    *map = slot->map;
+    return 0;
+}
+
+// From the first byte to the byte after the last; torch has no negative strides.
+static uint64_t span_bytes(const Entry *entry, int which) {
+    int64_t last = 0;
+    for (int i = 0; i < 2; i++) {
+        if (entry->key.shape[which][i] == 0) return 0;
+        last += (entry->key.shape[which][i] - 1) * entry->key.strides[which][i];
+    }
+    return (uint64_t)((last + 1) * entry->element_bytes);
+}
+
+int entry_overlap(const Entry *entry, const uint64_t addresses[3]) {
+    const uint64_t begin = addresses[2], end = begin + span_bytes(entry, 2);
+    for (int i = 0; i < 2; i++)
+        if (addresses[i] < end && begin < addresses[i] + span_bytes(entry, i)) return 1;
+    return 0;
+}

@@ -1,0 +1,60 @@
+// What is known of products that were asked for before: a hash table from all that a decision depends on to what is
+// done, and the TMA maps that were encoded last. Whoever calls holds the interpreter's lock.
+#ifndef OUTBLAS_TABLE_H
+#define OUTBLAS_TABLE_H
+
+#include "driver.h"
+
+enum { TABLE_LIMIT = 4096, MAP_SLOTS = 1024 };
+
+// Operands are A, B and C; C is all zero where the caller has none to write to. Compared byte by byte: no padding.
+typedef struct {
+    int64_t shape[3][2], strides[3][2];  // elements
+    uint64_t dtype[3];                   // addresses of torch's dtype objects
+    int32_t offset[3];                   // address modulo 16 bytes
+    int16_t device, dependent;           // index into the devices seen; dependent launch allowed
+} Key;
+
+typedef struct {
+    Key key;
+    uint64_t serial;  // never used twice, from 1
+    int torch;        // torch's product, and no launch
+    int64_t element_bytes;
+    Launch launch;
+    void *allocation;  // owned by the caller: see table_clear
+} Entry;
+
+typedef struct {
+    uint64_t address, owner;
+    TensorMap map;
+} MapSlot;
+
+typedef struct {
+    Entry **slots;
+    MapSlot *maps;
+    uint32_t count;
+    uint64_t serial;
+} Table;
+
+// 0, or -1 without memory.
+int table_open(Table *table);
+
+// The entry of a key, or NULL.
+Entry *table_find(const Table *table, const Key *key);
+
+// An empty entry for the key, NULL without memory. Its key must not be there, and the table must not be full.
+Entry *table_add(Table *table, const Key *key);
+
+// Takes every entry out; `release` is given each `allocation` once the table is empty.
+void table_clear(Table *table, void (*release)(void *));
+void table_close(Table *table, void (*release)(void *));
+
+// The TMA map of a matrix at an address, encoded unless it is there still; the driver's status. `owner`: a number of
+// this spec and no other, from 1; those of entries that are gone are never asked for again.
+int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
+              TensorMap *map);
+
+// Whether A or B may share memory with C: their spans meet.
+int entry_overlap(const Entry *entry, const uint64_t addresses[3]);
+
+#endif

@@ -1,0 +1,116 @@
+"""The hot path of ``outblas.matmul``: a table in C of calls that the dispatch has answered before.
+
+It is optional: where ``outblas._native`` was not built, or does not fit this torch, the dispatch serves every call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+from outblas.driver import driver
+from outblas.errors import DeviceError
+from outblas.native_build import source_id
+
+LIBCUDA = "libcuda.so.1"
+_BUILD = "run python -m outblas.native_build"
+
+
+def why_not() -> str:
+    """Why the extension cannot be used, with what to do; empty when it can."""
+    if os.environ.get("OUTBLAS_NATIVE", "1").lower() in ("0", "false", "no", "off"):
+        return "switched off by OUTBLAS_NATIVE"
+    try:
+        extension = _extension()
+    except ImportError as error:
+        return f"outblas._native is not built ({error}); {_BUILD}"
+    if source_id() not in ("", extension.SOURCE_ID):
+        return f"outblas._native was built from other sources; {_BUILD}"
+    return ""
+
+
+def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
+    """(table, "") or (None, why there is none). Imports torch.
+
+    Args:
+        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/native.c``).
+    """
+    reason = why_not()
+    if reason:
+        return None, reason
+    try:
+        return _extension().Table(libcuda, **{**_hooks(), **replaced}), ""
+    except (AttributeError, OSError) as error:  # another torch, another driver
+        return None, f"outblas._native cannot be used here: {error}"
+
+
+def _extension() -> ModuleType:
+    return importlib.import_module("outblas._native")
+
+
+def _hooks() -> dict[str, Any]:
+    """Torch's own functions, for the extension to call. Raises AttributeError for a torch without one of them."""
+    import torch
+
+    core, base = torch._C, torch._C.TensorBase
+    return {
+        "tensor": torch.Tensor,
+        "parameter": torch.nn.Parameter,
+        "data_ptr": base.data_ptr,
+        "is_neg": base.is_neg,
+        "is_inference": base.is_inference,
+        "stride": base.stride,
+        "watchers": (
+            core._len_torch_function_stack,
+            core._len_torch_dispatch_stack,
+            core._is_any_autocast_enabled,
+            core._is_tracing,
+        ),
+        "grad_enabled": torch.is_grad_enabled,
+        "forward_ad": torch.autograd.forward_ad,
+        # What a CPU build lacks is never called there: a table of it remembers no kernel.
+        "current_device": getattr(core, "_cuda_getDevice", None),
+        "current_stream": getattr(core, "_cuda_getCurrentRawStream", None),
+        "empty": _empty(torch),
+        "increment_version": _increment_version(torch),
+        "product": torch.matmul,
+        "refused": _refused,
+    }
+
+
+def _empty(torch: Any) -> Any:
+    """(shape, strides, dtype) -> a CUDA tensor on the current device; inductor's allocator where torch has it."""
+    fast = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+    if fast is not None:
+        return fast
+
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+    return empty
+
+
+def _increment_version(torch: Any) -> Any:
+    """(tensors) -> None: torch's own, which takes one tensor where torch is older."""
+    core = torch._C._increment_version
+
+    def one_by_one(tensors: tuple[Any, ...]) -> None:
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+
+    try:
+        core((torch.empty(0, device="cpu"),))
+    except TypeError:
+        return one_by_one
+    return core
+
+
+def _refused(call: str, status: int) -> None:
+    """Raises DeviceError for a driver call that failed."""
+    try:
+        name = driver().CUresult(status).name
+    except ValueError:  # newer than the bindings
+        name = "an unknown error"
+    raise DeviceError(f"{call} failed with {name} ({status})", "CUDA_SUCCESS", "look at the launch and its operands")

@@ -1,0 +1,67 @@
+// A libcuda that records what it is asked. A kernel's handle says what it takes: odd, three maps, an address and three
+// extents; even, three addresses and three extents.
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    uint32_t grid[3], block[3], shared_bytes;
+    void *stream;
+    const unsigned char *attributes;
+    uint32_t count;
+} Config;
+
+typedef struct {
+    uint64_t function, stream, addresses[3];
+    uint32_t grid[3], block[3], shared_bytes, attribute_count;
+    int32_t extents[3];
+    unsigned char attributes[2][72];
+    uint64_t maps[3][16];
+} Launch;
+
+enum { KEPT = 65536 };
+static Launch launches[KEPT];
+static _Atomic int launched, encoded;
+int fake_status, fake_encode_status;
+uint64_t fake_context = 77;
+
+int cuLaunchKernelEx(const Config *config, void *function, void **params, void **extra) {
+    if (fake_status) return fake_status;
+    Launch *made = &launches[launched++ % KEPT];
+    memset(made, 0, sizeof *made);
+    made->function = (uint64_t)function;
+    made->stream = (uint64_t)config->stream;
+    memcpy(made->grid, config->grid, sizeof made->grid);
+    memcpy(made->block, config->block, sizeof made->block);
+    made->shared_bytes = config->shared_bytes;
+    made->attribute_count = config->count;
+    memcpy(made->attributes, config->attributes, 72 * config->count);
+    int next = 3;
+    if (made->function % 2) {
+        for (int i = 0; i < 3; i++) memcpy(made->maps[i], params[i], sizeof made->maps[i]);
+        made->addresses[2] = *(uint64_t *)params[next++];
+    } else {
+        for (int i = 0; i < 3; i++) made->addresses[i] = *(uint64_t *)params[i];
+    }
+    for (int i = 0; i < 3; i++) made->extents[i] = *(int32_t *)params[next++];
+    return extra ? 1 : 0;
+}
+
+int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, void *address, const uint64_t *extents,
+                           const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, int interleave,
+                           int swizzle, int promotion, int fill) {
+    const uint64_t words[16] = {(uint64_t)address, rank, extents[0], extents[1], pitches[0], box[0], box[1], steps[0],
+                                steps[1], type, interleave, swizzle, promotion, fill, (uint64_t)map % 64};
+    memcpy(map, words, sizeof words);
+    encoded++;
+    return fake_encode_status;
+}
+
+int cuCtxGetCurrent(void **context) {
+    *context = (void *)fake_context;
+    return 0;
+}
+
+int fake_launched(void) { return launched; }
+int fake_encoded(void) { return encoded; }
+const Launch *fake_launch(int index) { return &launches[index % KEPT]; }
+void fake_reset(void) { launched = encoded = fake_status = fake_encode_status = 0, fake_context = 77; }

@@ -1,0 +1,124 @@
+"""The native table as its tests use it: built from the sources, on CPU tensors, with a libcuda that records.
+
+A test module imports the fixtures, whose names here end in _fixture. Without torch it is skipped by the import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import ROOT
+from outblas import native, native_build
+from outblas.launch import Prepared
+
+torch = pytest.importorskip("torch")
+
+M, N, K = 16, 24, 32
+MAPPED, POINTERS = 1001, 1002  # odd: takes maps (see fake_libcuda.c)
+BOXES = ((M, K, 64, 64, 6, 3, 2), (N, K, 8, 64, 6, 3, 2), (M, N, 64, 8, 6, 0, 2))
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("addresses", ctypes.c_uint64 * 3),
+        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared_bytes", ctypes.c_uint32),
+        ("attribute_count", ctypes.c_uint32), ("extents", ctypes.c_int32 * 3),
+        ("attributes", (ctypes.c_ubyte * 72) * 2), ("maps", (ctypes.c_uint64 * 16) * 3),
+    ]  # fmt: skip
+
+
+class FakeCuda:
+    """What the recording library saw."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.library = str(path), ctypes.CDLL(str(path))
+        self.library.fake_launch.restype = ctypes.POINTER(Launch)
+
+    def __len__(self) -> int:
+        return int(self.library.fake_launched())
+
+    def __getitem__(self, index: int) -> Launch:
+        return self.library.fake_launch(index % len(self)).contents
+
+    @property
+    def encoded(self) -> int:
+        return int(self.library.fake_encoded())
+
+    def set(self, name: str, value: int, kind: Any = ctypes.c_int) -> None:
+        kind.in_dll(self.library, name).value = value
+
+
+@pytest.fixture(scope="session", name="built")
+def built_fixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """(the extension, built here from the sources; the recording library)."""
+    folder = tmp_path_factory.mktemp("native")
+    path = native_build.build(folder)
+    spec = importlib.util.spec_from_file_location("outblas._native", path)
+    assert spec is not None and spec.loader is not None
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    fake = folder / "libfakecuda.so"
+    subprocess.run(
+        ["cc", "-std=c11", "-O1", "-shared", "-fPIC", str(ROOT / "tests/fake_libcuda.c"), "-o", fake], check=True
+    )
+    return extension, fake
+
+
+@pytest.fixture(name="cuda")
+def cuda_fixture(built: tuple[Any, Path]) -> FakeCuda:
+    fake = FakeCuda(built[1])
+    fake.library.fake_reset()
+    return fake
+
+
+class Host:
+    """What the hooks say, in place of torch's CUDA half."""
+
+    def __init__(self) -> None:
+        self.stream, self.device = 7, 0
+        self.allocated: list[Any] = []
+
+    def hooks(self) -> dict[str, Any]:
+        return {
+            "current_stream": lambda device: self.stream,
+            "current_device": lambda: self.device,
+            "empty": self.empty,
+        }
+
+    def empty(self, shape: Any, strides: Any, dtype: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+@pytest.fixture(name="host")
+def host_fixture() -> Host:
+    return Host()
+
+
+@pytest.fixture(name="table")
+def table_fixture(built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("OUTBLAS_PDL", raising=False)
+    monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
+    monkeypatch.setattr(native, "_extension", lambda: built[0])
+    found, reason = native.open_table(cuda.path, **host.hooks())
+    assert found is not None, reason
+    return found
+
+
+def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> tuple[Any, Any, Any]:
+    """A, the transpose of a weight, C."""
+    return torch.zeros(m, k, dtype=dtype), torch.zeros(n, k, dtype=dtype).t(), torch.zeros(m, n, dtype=dtype)
+
+
+def prepared(function: int = MAPPED, **changed: Any) -> Prepared:
+    made = Prepared(function, 77, (3, 2, 1), 160, 4096, 1, False, (M, N, K), BOXES, ((M, N), (N, 1), torch.float16))
+    return made._replace(maps=BOXES if function % 2 else ())._replace(**changed)
+
+
+def learn(table: Any, a: Any, b: Any, out: Any, launch: Any = None, pdl: bool = False) -> bool:
+    return bool(table.learn(a, b, out, pdl, a.element_size(), launch))

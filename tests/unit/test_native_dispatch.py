@@ -1,0 +1,230 @@
+"""The native table in its surroundings: its compilation, its loading, and the dispatch that fills it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from native_fixture import (  # noqa: F401
+    MAPPED,
+    FakeCuda,
+    built_fixture,
+    cuda_fixture,
+    host_fixture,
+    learn,
+    operands,
+    prepared,
+    table_fixture,
+    torch,
+)
+from outblas import dispatch, launch, native, native_build
+from outblas.config import Sm90WgmmaConfig
+from outblas.decide import Decision
+from outblas.errors import ToolchainMissing
+from outblas.geometry import geometry, grid
+from outblas.launch import Prepared
+from outblas.library import Choice, Library, Row
+from outblas.problem import Problem
+from outblas.roofline import H200
+from outblas.source import kernel_kind
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+# -- building and loading --------------------------------------------------------------------------------
+
+
+def test_an_extension_of_these_sources_is_used(table: Any, built: tuple[Any, Path]) -> None:
+    assert built[0].SOURCE_ID == native_build.source_id() != "" and native.why_not() == ""
+
+
+def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainMissing, match="no-such-cc.*optional"):
+        native_build.build(tmp_path, "no-such-cc")
+    with pytest.raises(ToolchainMissing, match="does not compile: .*error"):
+        native_build.build(tmp_path, "cc -DPyInit__native=1+")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_building_by_hand_says_where_it_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    real = native_build.build
+    monkeypatch.setattr(native_build, "build", lambda: real(tmp_path))
+    assert native_build.main() == 0 and str(tmp_path / native_build.NAME) in capsys.readouterr().out
+    monkeypatch.setattr(native_build, "build", lambda: real(tmp_path, "no-such-cc"))
+    assert native_build.main() == 2 and capsys.readouterr().err.startswith("error: ")
+
+
+def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
+    assert native.open_table("libnowhere.so.9")[1].endswith("libnowhere.so.9 cannot be loaded from libnowhere.so.9")
+    monkeypatch.setenv("OUTBLAS_NATIVE", "0")
+    assert native.open_table(cuda.path) == (None, "switched off by OUTBLAS_NATIVE")
+    monkeypatch.delenv("OUTBLAS_NATIVE")
+    monkeypatch.setattr(native, "source_id", lambda: "another")
+    assert "other sources" in native.why_not()
+
+    def absent() -> Any:
+        raise ModuleNotFoundError("No module named 'outblas._native'")
+
+    monkeypatch.setattr(native, "_extension", absent)
+    assert "not built" in native.why_not() and "outblas.native_build" in native.why_not()
+
+
+def test_a_torch_without_a_hook_is_refused(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
+    monkeypatch.delattr(torch._C, "_increment_version")
+    found, reason = native.open_table(cuda.path)
+    assert found is None and "_increment_version" in reason
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_an_older_torch_counts_versions_one_by_one(monkeypatch: pytest.MonkeyPatch, inference: bool) -> None:
+    tensor, real = torch.zeros(2), torch._C._increment_version
+    with torch.inference_mode(inference):
+        native._increment_version(torch)((tensor,))
+
+        def old(one: Any) -> None:
+            if not isinstance(one, torch.Tensor):
+                raise TypeError("expected a tensor")
+            real((one,))
+
+        monkeypatch.setattr(torch._C, "_increment_version", old)
+        monkeypatch.setattr(torch.autograd.graph, "increment_version", old)
+        native._increment_version(torch)((tensor,))
+    assert tensor._version == 2
+
+
+# -- in the dispatch --------------------------------------------------------------------------------------
+
+TUNED = Problem(64, 128, 256)
+CONFIG = Sm90WgmmaConfig(64, 64, split_k=2, store="direct", pdl=True)
+LIBRARY = Library("h200", (Row(TUNED, "lt_auto", plain=Choice(CONFIG, 1.2, 1.1, 1.3)),))
+
+
+class Kernel:
+    """A loaded kernel that hands out its launch, and nothing else."""
+
+    def prepared(self, problem: Problem, c: Any) -> Prepared:
+        return prepared(extents=(problem.m, problem.n, problem.k))
+
+
+@pytest.fixture
+def device(table: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The state of the device that CPU tensors are on, which has no index."""
+    state = dispatch.DeviceState(H200, LIBRARY, lambda problem, config: (Kernel(), 0.0))
+    monkeypatch.setattr(dispatch, "_devices", {None: state})
+    monkeypatch.setattr(dispatch, "_table", table)
+    monkeypatch.setattr(dispatch, "_known", table.matmul)
+    monkeypatch.setattr(dispatch, "_is_compiling", torch.compiler.is_compiling)
+    return state
+
+
+FOUND, NOT_FOUND = Decision(CONFIG, TUNED, "won"), Decision(None, None, "lost")
+
+
+def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, device: Any) -> None:
+    a, b, out = operands(m=64, n=128, k=256)
+    assert device.ready(TUNED, CONFIG)
+    dispatch._remember(device, FOUND, (a, b, out, False), out)
+    assert dispatch.matmul(a, b, out=out) is out and list(cuda[-1].extents) == [64, 128, 256]
+    assert dispatch.matmul(a, b, out=out, pdl=False) is out and len(cuda) == 2
+    torch.equal(dispatch.matmul(a, b, out=out, pdl=True), a @ b)  # not the call that was learned
+    assert len(cuda) == 2
+
+
+def test_what_is_torchs_for_good_is_remembered_so(table: Any, cuda: FakeCuda, device: Any) -> None:
+    a, b, _ = operands(m=64, n=128, k=256)
+    dispatch._remember(device, FOUND, (a, b, None, False), None)  # not loaded yet, under capture
+    assert table.counts()["remembered"] == 0
+    device.failed[kernel_kind(TUNED, CONFIG)] = "does not compile"
+    dispatch._remember(device, FOUND, (a, b, None, False), None)
+    dispatch._remember(device, NOT_FOUND, (a.float(), b.float(), None, False), None)
+    assert table.counts()["remembered"] == 2
+    assert torch.equal(dispatch.matmul(a, b), a @ b) and len(cuda) == 0
+
+
+def test_another_library_empties_the_table(
+    table: Any, cuda: FakeCuda, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, out = operands(m=64, n=128, k=256)
+    assert device.ready(TUNED, CONFIG)
+    dispatch._remember(device, FOUND, (a, b, out, False), out)
+    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
+    dispatch.use_library(LIBRARY)
+    assert table.matmul(a, b, out, None) is None
+    # A call that was under way with the library of before is not remembered.
+    monkeypatch.setitem(dispatch._devices, None, dispatch.DeviceState(H200, LIBRARY, lambda p, c: (Kernel(), 0.0)))
+    dispatch._remember(device, FOUND, (a, b, out, False), out)
+    assert table.counts()["remembered"] == 0
+
+
+def test_status_says_what_serves(table: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_devices", {0: device})
+    assert dispatch.status()["cuda:0"]["host_path"] == "native: 0 calls remembered, 0 launched"
+    monkeypatch.setattr(dispatch, "_table", None)
+    assert "no product was asked for" in dispatch.status()["cuda:0"]["host_path"]
+    monkeypatch.setattr(dispatch, "_no_table", "not built")
+    assert dispatch.status()["cuda:0"]["host_path"] == "python: not built"
+
+
+def test_the_table_is_opened_once_and_never_asked_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    monkeypatch.setattr(dispatch, "open_table", lambda: tries.append(1) or (None, "not built"))
+    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
+        monkeypatch.setattr(dispatch, name, value)
+    dispatch._open_table(), dispatch._open_table()
+    assert len(tries) == 1 and dispatch._known is None and dispatch._no_table == "not built"
+
+
+def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of geometry, grid and boxes, in the driver's own enumerations; launched as they are."""
+    real = pytest.importorskip("cuda.bindings.driver")
+
+    class Driver:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def cuCtxGetCurrent(self) -> Any:
+            return real.CUresult.CUDA_SUCCESS, real.CUcontext(77)
+
+        def cuModuleLoadData(self, image: bytes) -> Any:
+            return real.CUresult.CUDA_SUCCESS, real.CUmodule(5)
+
+        def cuModuleGetFunction(self, module: Any, entry: bytes) -> Any:
+            return real.CUresult.CUDA_SUCCESS, real.CUfunction(MAPPED)
+
+        def cuFuncSetAttribute(self, *_: Any) -> Any:
+            return (real.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(launch, "gpu_of_device", lambda index: H200)
+    cubin = SimpleNamespace(image=b"", entry="gemm")
+    a, b, c = operands(m=64, n=128, k=256)
+    made = launch.LoadedKernel(cubin, CONFIG).prepared(TUNED, c)  # type: ignore[arg-type]
+    shape = geometry(TUNED, CONFIG)
+    assert made[:8] == (
+        MAPPED, 77, grid(TUNED, CONFIG, H200.sms), shape.threads, shape.smem_bytes, 2, True, (64, 128, 256),
+    )  # fmt: skip
+    assert made.output == ((64, 128), (128, 1), torch.float16)
+    swizzles, kinds = real.CUtensorMapSwizzle, real.CUtensorMapDataType
+    assert [m[:4] for m in made.maps] == list(launch.tensor_boxes(TUNED, CONFIG))
+    assert [m[4] for m in made.maps] == [kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16] * 3
+    assert made.maps[0][5:] == (
+        swizzles.CU_TENSOR_MAP_SWIZZLE_128B, real.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    )  # fmt: skip
+    learn(table, a, b, c, made)
+    assert table.matmul(a, b, c, False) is c
+    seen = cuda[-1]
+    assert tuple(seen.grid) == made.grid and seen.shared_bytes == shape.smem_bytes and seen.attribute_count == 2
+    assert seen.maps[0][9] == kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and seen.maps[0][11] == made.maps[0][5]
+
+
+def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_known", table.matmul)
+    monkeypatch.setattr(dispatch, "_is_compiling", torch.compiler.is_compiling)
+    a, b = torch.randn(3, 4), torch.randn(4, 2)
+    learn(table, a, b, None)
+    compiled = torch.compile(lambda x, y: dispatch.matmul(x, y), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(a, b), a @ b) and torch.equal(dispatch.matmul(a, b), a @ b)
