@@ -15,7 +15,7 @@ import pytest
 
 from helpers import synthetic_recording
 from outblas import model
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
@@ -192,7 +192,32 @@ def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:
     assert str(tmp_path) not in out.read_text()
 
 
-def test_fitting_script_wants_one_source(tmp_path: Path) -> None:
+def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> None:
+    """The families that the recording lacks are fitted on the other's cells, and both are named."""
+    recording = synthetic_recording(problems=6)
+    recording.write(tmp_path / "rec")
+    assert not any(isinstance(c, Sm80DirectConfig) for c in recording.catalogue)
+    lines = []
+    for k in (64, 128, 512, 1024):
+        configs = [c for c in legal(Problem(64, 64, k)) if isinstance(c, Sm80DirectConfig) and not c.pdl][::9]
+        slow = {config_name(c): 5.0 + k / 100 for c in configs}  # far from where the fit starts
+        lines.append(json.dumps({"p": Problem(64, 64, k).key, "first": {}, "med": slow}))
+    times, out = tmp_path / "times.jsonl", tmp_path / "model.json"
+    times.write_text("\n".join(lines))
+    command = [sys.executable, str(SCRIPT), str(times), "--recording", str(tmp_path / "rec")]
+    done = subprocess.run(
+        [*command, "--out", str(out), "--folds", "2"],
+        capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["checks"]["problems"] == 6 + 4
+    assert found["provenance"]["source"] == "recording rec, times.jsonl"
+    assert found["coefficients"][Sm80DirectConfig.family] != model.START[Sm80DirectConfig.family]
+    assert found["coefficients"][Sm80GemvConfig.family] == pytest.approx(model.START[Sm80GemvConfig.family])
+
+
+def test_fitting_script_wants_a_source(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "give either a JSONL or --recording" in done.stderr
+    assert "give a JSONL, --recording or both" in done.stderr
