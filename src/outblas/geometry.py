@@ -15,6 +15,8 @@ SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
 
 #: Tile rows walked together by sm80_mma_gemm and sm80_direct_gemm.
 SM80_GROUP = 8
+#: Registers that a thread of sm80_direct_gemm needs besides operands and sums (addresses, loop state).
+DIRECT_REGISTERS = 60
 #: Largest grid extent along y and z.
 MAX_GRID_YZ = 65535
 
@@ -79,6 +81,13 @@ def gemv_loads(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
     """16-byte loads of one thread and step: of weights, of tokens."""
     step = gemv_step(problem.layout)
     return c.bn // c.wn * step // 256, c.bm // 8 * (step // 32)
+
+
+def direct_registers(c: Sm80DirectConfig) -> tuple[int, int]:
+    """Registers of operands and fp32 sums that a thread of sm80_direct_gemm holds, and how many it may."""
+    m_blocks, n_blocks = c.bm // c.wm // 16, c.bn // c.wn // 8
+    held = c.unroll * (8 * m_blocks + 4 * n_blocks) + 4 * m_blocks * n_blocks
+    return held, min(255, 65536 // (32 * c.wm * c.wn * c.wk)) - DIRECT_REGISTERS
 
 
 def divisor_up_to(value: int, limit: int) -> int:

@@ -56,4 +56,6 @@ def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
     work = smooth_max(rounds * one_round, once / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
     sums = np.where(c["wk"] > 1, x["warp_sum"] * c["wk"] + 4 * c["bm"] * c["bn"] * c["wk"] / x["exchange"], 0.0)
-    return above_floor(launch_us(x | {"cluster": 0.0, "cluster_log": 0.0}, c) + work + x["epilogue"] + sums, p["floor"])
+    return above_floor(
+        launch_us({**x, "cluster": 0.0, "cluster_log": 0.0}, c) + work + x["epilogue"] + sums, p["floor"]
+    )

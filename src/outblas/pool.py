@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.geometry import SMEM_LIMIT, divisor_up_to
+from outblas.geometry import SMEM_LIMIT, direct_registers, divisor_up_to
 
 
 def pool() -> tuple[KernelConfig, ...]:
@@ -49,8 +49,10 @@ def direct_kernels() -> Iterator[KernelConfig]:
         ((1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8), (1, 1, 16), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 2, 2), (1, 4, 1)),
     ):
         for unroll in (1, 2, 4):
-            if unroll * (8 * mt + 4 * nt) <= 96:
-                yield Sm80DirectConfig(16 * mt * wm, 8 * nt * wn, wm, wn, wk, unroll)
+            config = Sm80DirectConfig(16 * mt * wm, 8 * nt * wn, wm, wn, wk, unroll)
+            held, budget = direct_registers(config)
+            if held <= budget and unroll * (8 * mt + 4 * nt) <= 96:
+                yield config
 
 
 def split_kernels() -> Iterator[KernelConfig]:

@@ -184,6 +184,11 @@ def find_nvdisasm() -> Path:
 
 def _disassemble(image: bytes) -> list[str]:
     """Opcodes with modifiers, in order."""
+    return _INSTRUCTION.findall(listing(image))
+
+
+def listing(image: bytes) -> str:
+    """What nvdisasm prints: a label or an instruction a line; raises as :func:`disassembled_facts`."""
     tool = find_nvdisasm()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
@@ -193,4 +198,4 @@ def _disassemble(image: bytes) -> list[str]:
         raise CompileError(
             f"nvdisasm failed ({done.returncode}): {done.stderr.strip()[:200]}", "a readable cubin", "recompile it"
         )
-    return _INSTRUCTION.findall(done.stdout)
+    return done.stdout

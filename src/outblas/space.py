@@ -19,7 +19,7 @@ from outblas.config import (
     config_from_name,
 )
 from outblas.errors import DeviceError, UsageError
-from outblas.geometry import MAX_GRID_YZ, divisor_up_to, gemv_loads, geometry, grid, k_tiles
+from outblas.geometry import MAX_GRID_YZ, direct_registers, divisor_up_to, gemv_loads, geometry, grid, k_tiles
 from outblas.pool import gemv_kernels, pool, tiny_kernels
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
@@ -30,8 +30,6 @@ EXTRA_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 #: The same of sm80_gemv_mma, whose loads each have an address and a predicate.
 GEMV_REGISTERS = 60
-#: And of sm80_direct_gemm.
-DIRECT_REGISTERS = 60
 MAX_CLUSTER = 16
 #: Most rows of A that sm80_gemv_mma serves.
 GEMV_TOKENS = 16
@@ -178,10 +176,9 @@ def _direct_reason(p: Problem, c: Sm80DirectConfig, gpu: Gpu) -> str | None:
     for broken, reason in rules:
         if broken:
             return reason
-    held = c.unroll * (8 * m_blocks + 4 * n_blocks) + 4 * m_blocks * n_blocks
-    budget = min(255, 65536 // (32 * c.wm * c.wn * c.wk))
-    if held + DIRECT_REGISTERS > budget:
-        return f"{held} registers of operands and sums, {DIRECT_REGISTERS} others: the budget is {budget}"
+    held, budget = direct_registers(c)
+    if held > budget:
+        return f"{held} registers of operands and sums: the budget is {budget} for {32 * c.wm * c.wn * c.wk} threads"
     return None
 
 

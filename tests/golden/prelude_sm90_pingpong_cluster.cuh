@@ -5,6 +5,7 @@ constexpr int BK = 64;
 constexpr int STAGES = 4;
 constexpr int CONSUMERS = 2;
 constexpr bool PINGPONG = true;
+constexpr bool STAGGER = false;
 constexpr int CLUSTER_M = 2;
 constexpr int CLUSTER_N = 1;
 constexpr int SPLIT = 1;

@@ -5,6 +5,7 @@ constexpr int BK = 128;
 constexpr int STAGES = 3;
 constexpr int CONSUMERS = 1;
 constexpr bool PINGPONG = false;
+constexpr bool STAGGER = false;
 constexpr int CLUSTER_M = 1;
 constexpr int CLUSTER_N = 1;
 constexpr int SPLIT = 4;

@@ -16,7 +16,7 @@ from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, s
 from outblas.agents import AGENTS, make_agent
 from outblas.agents.evolution import knob_distance
 from outblas.agents.transfer import Transfer, sisters, translate
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import UsageError
 from outblas.evaluation import FAILURES, Evaluation, Status
 from outblas.problem import Problem
@@ -289,3 +289,20 @@ def test_transfer_translates_what_nn_cannot_have() -> None:
     assert why_illegal(tn, narrow) is None and why_illegal(nn, narrow) and why_illegal(nn, wide) is None
     agent = Transfer(0, H200, [], {tn: [narrow]})
     assert agent.propose(nn, [far, wide], (), 1) == [wide]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "near", "other"),
+    [
+        (Sm80GemvConfig(8, 16, wk=4), Sm80GemvConfig(8, 64, wk=4), Sm80GemvConfig(8, 64, wk=8)),
+        (Sm80DirectConfig(16, 8, unroll=4), Sm80DirectConfig(16, 16, unroll=4), Sm80DirectConfig(16, 8, unroll=2)),
+        (Sm80MmaConfig(32, 32, vec=8), Sm80MmaConfig(32, 32, vec=4), Sm80MmaConfig(32, 32, wk=2, vec=8)),
+    ],
+)
+def test_transfer_translates_every_family_by_the_knobs_that_it_has(
+    wanted: KernelConfig, near: KernelConfig, other: KernelConfig
+) -> None:
+    """Neither streamed weights nor tiny products have ``stages``, and their loads are always 16 bytes."""
+    problem = Problem(8, 128, 512, "TN")
+    agent = Transfer(0, H200, [], {replace(problem, layout="NN"): [wanted]})
+    assert agent.propose(problem, [other, near], (), 1) == [near]

@@ -1,7 +1,7 @@
 """sm80_gemv_mma without a GPU: its index arithmetic, lane by lane, on numpy.
 
 What follows the device code is written as it is there (Source, multiply, the K loop, WarpSums, the store);
-what mma.sync does is written from the PTX ISA (fragments of m16n8k16). Data are small integers, so every sum is
+what mma.sync does is in lanes.py. Data are small integers, so every sum is
 exact, and a weight that is loaded twice, by nobody or against the wrong token shows in the product.
 """
 
@@ -12,6 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lanes import mma
 from outblas.config import Sm80GemvConfig
 from outblas.geometry import geometry, grid, k_tiles
 from outblas.problem import Problem
@@ -152,26 +153,6 @@ class Kernel:
             if row < self.p.m and at < self.p.n:
                 self.stored[row, at] += 1
                 self.out[row, at] = value
-
-
-def mma(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """m16n8k16 on registers of 32 lanes: a [32, 4, 2], b [32, 2, 2] -> d [32, 4]. (PTX ISA: Matrix Fragments
-    for mma.m16n8k16 with floating point type.)"""
-    left, right = np.zeros((16, 16)), np.zeros((16, 8))
-    for lane in range(32):
-        g, t = divmod(lane, 4)
-        for register in range(4):
-            for e in range(2):
-                left[g + 8 * (register % 2), 2 * t + e + 8 * (register // 2)] = a[lane, register, e]
-        for register in range(2):
-            for e in range(2):
-                right[2 * t + e + 8 * register, g] = b[lane, register, e]
-    product = left @ right
-    d = np.zeros((32, 4))
-    for lane in range(32):
-        g, t = divmod(lane, 4)
-        d[lane] = product[g, 2 * t], product[g, 2 * t + 1], product[g + 8, 2 * t], product[g + 8, 2 * t + 1]
-    return d
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])

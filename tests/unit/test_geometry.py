@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to, geometry, grid, k_tiles
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, direct_registers, divisor_up_to, geometry, grid, k_tiles
 from outblas.problem import Problem
 from outblas.source import make_source
 from outblas.space import pool, why_illegal
@@ -22,7 +22,7 @@ KINDS = [
     ("TN", "bf16", "fp32"),
 ]
 #: An incomplete type whose arguments the compiler's message spells out, before any code is generated.
-PROBE = "\ntemplate <int, int, int> struct Probe;\nProbe<SMEM_BYTES, THREADS, SPLIT> probe;\n"
+PROBE = "\ntemplate <int, int, int> struct Probe;\nProbe<SMEM_BYTES, THREADS, {split}> probe;\n"
 LARGE = (4096, 4096, 8192)
 
 
@@ -32,8 +32,9 @@ def device_constants(problem: Problem, config: KernelConfig) -> tuple[int, int]:
     from outblas.errors import CompileError
 
     source = make_source(problem, config)
+    probe = PROBE.format(split="SPLIT" if "SPLIT" in dict(geometry(problem, config).constants) else 1)
     with pytest.raises(CompileError) as caught:
-        compile_source(replace(source, text=source.text + PROBE), cache=None)
+        compile_source(replace(source, text=source.text + probe), cache=None)
     found = re.search(r"Probe<(\d+), (\d+), (\d+)>", caught.value.log)
     assert found and int(found[3]) == config.split_k, caught.value.log
     return int(found[1]), int(found[2])
@@ -58,9 +59,14 @@ UNUSUAL = [
     Sm90WgmmaConfig(128, 96, stages=3, consumers=2, split_k=5, store="direct"),
     Sm90WgmmaConfig(64, 64, stages=2, min_blocks=3),
     Sm90WgmmaConfig(128, 112, stages=3, consumers=2, schedule="pingpong", persistent=True),
+    Sm90WgmmaConfig(256, 80, stages=3, consumers=2, schedule="stagger"),
     Sm80MmaConfig(48, 32, 32, 2, wm=3, wn=1, wk=2, split_k=3, vec=1),
     Sm80MmaConfig(16, 16, 256, 1, wm=1, wn=1, wk=16),
     Sm80MmaConfig(64, 128, 64, 3, vec=2, pdl=True),
+    Sm80DirectConfig(64, 32, 1, 1, 1, 1),
+    Sm80DirectConfig(96, 24, 3, 3, 1, 2, pdl=True),
+    Sm80DirectConfig(16, 8, 1, 1, 3, 8),
+    Sm80DirectConfig(32, 32, 1, 2, 5, 2),
 ]
 GEMV = [
     Sm80GemvConfig(8, 64, 1, 5, 1),
@@ -114,6 +120,12 @@ def test_persistent_grids_fill_whole_clusters_of_the_gpu() -> None:
     assert grid(Problem(8192, 8192, 64), config, 132) == (132, 1, 1)
     assert grid(Problem(8192, 8192, 64), config, 78) == (76, 1, 1)
     assert grid(Problem(300, 200, 64), config, 132) == (8, 1, 1)
+
+
+def test_registers_of_the_direct_family_are_its_loads_and_sums() -> None:
+    """2 x 1 blocks of 16x8, three chunks: 8 registers of A and 4 of B each, and the sums."""
+    assert direct_registers(Sm80DirectConfig(32, 8, unroll=3)) == (3 * (8 * 2 + 4) + 4 * 2, 255 - 60)
+    assert direct_registers(Sm80DirectConfig(32, 8, wk=16, unroll=3))[1] == 128 - 60, "512 threads share 65,536"
 
 
 def test_k_tiles_round_up() -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from helpers import synthetic_recording
 from outblas import model
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
+from outblas.model_terms import resident_ctas
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.space import pool, why_illegal
@@ -107,6 +108,39 @@ def test_rank_is_a_permutation_sorted_by_prediction() -> None:
     assert (np.diff(model.predict_many(TINY, configs)[order]) >= 0).all()
 
 
+def test_ctas_come_in_whole_resident_clusters() -> None:
+    cluster, per_sm = np.array([1, 2, 3, 4, 4, 8, 16, 1]), np.array([1, 1, 1, 1, 2, 1, 1, 4])
+    assert resident_ctas(cluster, per_sm, H200).tolist() == [132, 132, 117, 120, 240, 120, 112, 528]
+
+
+def test_one_cluster_runs_however_small_the_gpu_is() -> None:
+    assert resident_ctas(np.array([16]), np.array([1]), replace(H200, sms=8, clusters=())).tolist() == [16]
+
+
+def test_clusters_that_do_not_fit_at_once_cost_a_second_wave() -> None:
+    """32 clusters of 4 are 128 CTAs on 132 SMs, and yet only 30 of them run: 3 CTAs a tile are faster."""
+    four = Sm90WgmmaConfig(64, 64, stages=12, split_k=4, store="direct")
+    problem = Problem(256, 512, 12288)
+    all_at_once = replace(H200, clusters=())
+    times = {g: [model.predict_us(problem, replace(four, split_k=s), g) for s in (3, 4)] for g in (H200, all_at_once)}
+    assert times[H200][0] < times[H200][1]
+    assert times[H200][1] > 1.15 * times[all_at_once][1]
+
+
+def test_a_tiny_product_is_predicted_faster_without_shared_memory() -> None:
+    configs: list[KernelConfig] = [Sm80DirectConfig(16, 8, wk=1, unroll=2), Sm90WgmmaConfig(128, 128, consumers=2)]
+    assert list(model.rank(TINY, configs)) == [0, 1]
+    assert list(model.rank(LARGE, configs)) == [1, 0]
+
+
+def test_a_longer_k_takes_the_direct_family_more_batches() -> None:
+    config = Sm80DirectConfig(16, 16, wk=4, unroll=4)
+    times = [model.predict_us(Problem(64, 64, k), config) for k in (512, 2048, 8192)]
+    assert times[0] < times[1] < times[2]
+    many = [model.predict_us(Problem(64, 64, 4096), replace(config, wk=w)) for w in (1, 4, 8)]
+    assert many[0] > many[1] > many[2]
+
+
 def test_pruning_compares_within_the_pdl_option_and_keeps_each_best() -> None:
     times, pdl = np.array([1.0, 2.9, 3.1, 5.0, 14.0, 16.0]), np.array([1, 1, 1, 0, 0, 0], dtype=bool)
     assert list(model.too_slow(times, pdl, 3.0)) == [False, False, True, False, False, True]
@@ -192,7 +226,32 @@ def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:
     assert str(tmp_path) not in out.read_text()
 
 
-def test_fitting_script_wants_one_source(tmp_path: Path) -> None:
+def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> None:
+    """The families that the recording lacks are fitted on the other's cells, and both are named."""
+    recording = synthetic_recording(problems=6)
+    recording.write(tmp_path / "rec")
+    assert not any(isinstance(c, Sm80DirectConfig) for c in recording.catalogue)
+    lines = []
+    for k in (64, 128, 512, 1024):
+        configs = [c for c in legal(Problem(64, 64, k)) if isinstance(c, Sm80DirectConfig) and not c.pdl][::9]
+        slow = {config_name(c): 5.0 + k / 100 for c in configs}  # far from where the fit starts
+        lines.append(json.dumps({"p": Problem(64, 64, k).key, "first": {}, "med": slow}))
+    times, out = tmp_path / "times.jsonl", tmp_path / "model.json"
+    times.write_text("\n".join(lines))
+    command = [sys.executable, str(SCRIPT), str(times), "--recording", str(tmp_path / "rec")]
+    done = subprocess.run(
+        [*command, "--out", str(out), "--folds", "2"],
+        capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["checks"]["problems"] == 6 + 4
+    assert found["provenance"]["source"] == "recording rec, times.jsonl"
+    assert found["coefficients"][Sm80DirectConfig.family] != model.START[Sm80DirectConfig.family]
+    assert found["coefficients"][Sm80GemvConfig.family] == pytest.approx(model.START[Sm80GemvConfig.family])
+
+
+def test_fitting_script_wants_a_source(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "give either a JSONL or --recording" in done.stderr
+    assert "give a JSONL, --recording or both" in done.stderr

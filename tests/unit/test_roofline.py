@@ -95,6 +95,25 @@ def test_operand_sets_rotate_over_200_mb_unless_the_calls_run_out(problem: Probl
     assert sets == 1 or (sets - 1) * problem.bytes < ROTATE_BYTES  # and not over more than needed
 
 
+@pytest.mark.parametrize(("size", "most"), [(1, 132), (2, 66), (3, 39), (4, 30), (6, 17), (8, 15), (12, 7), (16, 7)])
+def test_resident_clusters_of_an_h200_are_what_the_driver_answers(size: int, most: int) -> None:
+    """cuOccupancyMaxActiveClusters with one CTA per SM: a cluster stays in one GPC, and GPCs are uneven."""
+    assert H200.most_clusters(size) == most
+
+
+def test_larger_clusters_are_never_more() -> None:
+    most = [H200.most_clusters(size) for size in range(1, 17)]
+    assert most == sorted(most, reverse=True) and len(H200.clusters) == 16
+    assert all(1 <= n * size <= H200.sms for size, n in enumerate(most, start=1))
+
+
+def test_where_the_driver_was_not_asked_the_sms_are_shared_out() -> None:
+    unknown = replace(H200, sms=78, clusters=())
+    assert [unknown.most_clusters(size) for size in (1, 2, 5, 16)] == [78, 39, 15, 4]
+    assert replace(unknown, sms=10).most_clusters(16) == 1, "something always runs"
+    assert replace(H200, clusters=(132, 66)).most_clusters(4) == 33, "beyond what was asked"
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_a_gpu_is_registered_under_its_own_name(name: Any) -> None:
     assert GPUS[name].name == name

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.source import make_source, wgmma_instance
 
@@ -27,6 +27,9 @@ PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
     ),
     "sm80_warps_split": (P, Sm80MmaConfig(16, 32, 128, 3, 1, 1, 4, split_k=8)),
     "sm80_scalar_fp16_acc": (Problem(127, 1001, 333, "NN", acc="fp16"), Sm80MmaConfig(64, 64, vec=1)),
+    "sm90_stagger": (P, Sm90WgmmaConfig(256, 128, 64, 4, 2, "stagger", 1, 2, persistent=True)),
+    "sm80_direct_warps_over_k": (Problem(64, 64, 512), Sm80DirectConfig(16, 16, 1, 1, 4, 4)),
+    "sm80_direct_nn_fp16_acc": (Problem(64, 64, 512, "NN", acc="fp16"), Sm80DirectConfig(64, 64, 2, 2, pdl=True)),
     "sm80_gemv_registers": (Problem(1, 4096, 4096), Sm80GemvConfig(8, 32, 1, 8, 2, split_k=2)),
     "sm80_gemv_shared_nn_bf16": (
         Problem(16, 4096, 4096, "NN", "bf16"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product, zip_longest
+from typing import Any
 
 from outblas.agents.base import Agent, unexplored
 from outblas.agents.recorded import RECORDING_VARIABLE
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
@@ -20,6 +21,8 @@ from outblas.roofline import Gpu
 _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
 #: How much a difference tells: memory traffic and legality go by the layout, registers by the accumulator.
 _LAYOUT, _ACC, _DTYPE = 4, 2, 1
+#: Knobs that a translation may change, in the families that have them.
+_TRANSLATED = ("bn", "stages", "vec")
 
 
 class Transfer(Agent):
@@ -107,16 +110,20 @@ def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[Kern
     """
     return min(
         by_core.get(_core(config), ()),
-        key=lambda c: (abs(c.bn - config.bn), c.bn < config.bn, abs(c.stages - config.stages)),
+        key=lambda c: (abs(c.bn - config.bn), c.bn < config.bn, abs(_stages(c) - _stages(config))),
         default=None,
     )
 
 
 def _core(config: KernelConfig) -> KernelConfig:
     """A config with the knobs that a translation may change set to one value."""
-    if isinstance(config, Sm90WgmmaConfig):
-        return replace(config, bn=0, stages=0)
-    return replace(config, bn=0, stages=0, vec=0)
+    knobs: dict[str, Any] = {field.name: 0 for field in fields(config) if field.name in _TRANSLATED}
+    return replace(config, **knobs)
+
+
+def _stages(config: KernelConfig) -> int:
+    """Depth of the pipeline; 0 where a family has none, or counts it in another knob that has to stay."""
+    return int(getattr(config, "stages", 0))
 
 
 def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]:

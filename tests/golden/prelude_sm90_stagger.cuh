@@ -1,0 +1,26 @@
+#define ACC_FP16 0
+constexpr int BM = 256;
+constexpr int BN = 128;
+constexpr int BK = 64;
+constexpr int STAGES = 4;
+constexpr int CONSUMERS = 2;
+constexpr bool PINGPONG = false;
+constexpr bool STAGGER = true;
+constexpr int CLUSTER_M = 1;
+constexpr int CLUSTER_N = 2;
+constexpr int SPLIT = 1;
+constexpr int OWNERS = 1;
+constexpr bool PERSISTENT = true;
+constexpr bool RASTER_M = true;
+constexpr int GROUP = 8;
+constexpr bool STORE_TMA = true;
+constexpr int EPI_W = 64;
+constexpr int EPI_BUFS = 2;
+constexpr int MIN_BLOCKS = 1;
+constexpr int PRODUCER_REGS = 40;
+constexpr int CONSUMER_REGS = 232;
+constexpr bool B_K_MAJOR = true;
+constexpr int B_WIDTH = 64;
+constexpr bool PDL = false;
+constexpr bool BF16 = false;
+#include "sm90_wgmma_gemm.cuh"
