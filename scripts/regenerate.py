@@ -14,6 +14,8 @@ tune     a recorded table: the recording's best two of each launch option, timed
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
          modes: offline; offline_cold and server (a stratified sample, requests at a fixed rate) of --extra tables
+again    (only when asked for) problems that fall back or win by little: kernels that were not tried yet, as the
+         ranking model has them; a better one is installed. Then confirm and bench again
 demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
 What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
@@ -27,30 +29,32 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from outblas.agents.base import Agent
+from outblas.agents.base import Agent, unexplored
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
-from outblas.config import config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_atomic
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
+from outblas.model import rank
 from outblas.problem import Problem
 from outblas.provenance import collect, toolchain
 from outblas.record import run_record
 from outblas.recording import CODE, Recording
 from outblas.results import MODES, read_result
-from outblas.roofline import Gpu
+from outblas.roofline import Gpu, floor_us
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
@@ -63,7 +67,9 @@ RECORDED_BUDGET, TRANSFER_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 4, 10, 12, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A win below this in tuning is measured again before it is installed.
 CONFIRM_BELOW = 1.04
-SEEDS = {"tune": 2, "confirm": 3, "bench": 4}
+SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5}
+#: What is searched again, with how many measurements; above this floor a launch is nothing, and nor is PDL.
+AGAIN_BELOW, AGAIN_BUDGET, PDL_IS_NOTHING_US = 1.03, 16, 25.0
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
 
@@ -172,6 +178,74 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
     if table == TABLES[0]:
         return agent, UNRECORDED_BUDGET
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
+
+
+class Untried(Agent):
+    """The ranking model's order of what was not tried; launch options in turns, no PDL where a launch is nothing."""
+
+    name = "untried"
+
+    def __init__(self, seed: int, gpu: Gpu, tried: Mapping[Problem, set[KernelConfig]]) -> None:
+        super().__init__(seed, gpu)
+        self._tried = tried
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        left = [c for c in candidates if c not in self._tried[problem]]
+        if not left:
+            return []
+        ranked = [left[i] for i in rank(problem, left, self.gpu)]
+        turns = [[c for c in ranked if c.pdl is pdl] for pdl in (False, True)]
+        if floor_us(problem, self.gpu) > PDL_IS_NOTHING_US:
+            turns = turns[:1]
+        order = [c for pair in zip_longest(*turns) for c in pair if c is not None]
+        return unexplored(order, history)[:n]
+
+
+def again(work: Work, table: Table) -> None:
+    """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
+    library, gpu = work.load(), gpu_of_device(work.gpu_index)
+    part = of_table(library, table)
+    weak = [row.problem for row in part.rows if any(_is_weak(row.choice(pdl)) for pdl in (False, True))]
+    with Store(work.store(table)) as store:
+        tried: dict[Problem, set[KernelConfig]] = {problem: set() for problem in weak}
+        for e in store.evaluations("tune"):
+            if e.problem in tried:
+                tried[e.problem].add(e.config)
+    options = Options(
+        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS["again"], baselines=RIVALS, proved=proved(work, table)
+    )
+    progress, better, found = printer(f"again {table}"), 0, []
+    with LiveEvaluator(work.gpu_index, options) as evaluator, Store(work.store(table)) as store:
+        for start in range(0, len(weak), PROBLEMS_AT_ONCE):
+            group = weak[start : start + PROBLEMS_AT_ONCE]
+            agent = Untried(0, gpu, tried)
+            found += tune(group, agent, AGAIN_BUDGET, evaluator, store, "again", per_round=AGAIN_BUDGET).rows
+            progress(start + len(group), len(weak))
+    rows = {row.problem: row for row in library.rows}
+    for row in found:
+        old = rows[row.problem]
+        rows[row.problem] = merged = better_of(old, row)
+        better += merged != old
+    about = {k: v for k, v in part.provenance.items() if k not in ("confirmed", "not_confirmed")}
+    with_rows(replace(library, rows=tuple(rows.values())), (), table, about | {"searched_again": len(weak)}).save(
+        work.library
+    )
+    print(f"again {table}: {len(weak)} problems searched again, {better} have a better kernel", flush=True)
+
+
+def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+    """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
+    picks = {}
+    for name in ("plain", "pdl"):
+        a, b = getattr(old, name), getattr(new, name)
+        picks[name] = b if a is None or (b is not None and b.low > a.low) else a
+    return old if picks == {"plain": old.plain, "pdl": old.pdl} else replace(new, **picks)
+
+
+def _is_weak(choice: Choice | None) -> bool:
+    return choice is None or choice.speedup < AGAIN_BELOW
 
 
 def proved(work: Work, table: Table) -> frozenset[str]:
@@ -297,9 +371,9 @@ def _is_close(choice: Choice | None) -> bool:
 
 Step = Callable[..., None]
 DEFAULT_STEPS: dict[str, Step] = {"record": record, "tune": tune_table, "confirm": confirm, "bench": bench}
-STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote}
+STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote, "again": again}
 #: What makes the library; the rest looks at it.
-MAKING = ("record", "tune", "confirm")
+MAKING = ("record", "tune", "again", "confirm")
 
 
 def jobs(

@@ -246,3 +246,26 @@ def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any)
     run(script, work, "tune", tables="llm:TN:bf16:fp32")
     agent, budget = script.searcher(work, script.Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu_of_device(0))
     assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.LLM_BUDGET)
+
+
+def test_weak_rows_are_searched_again_among_what_was_not_tried(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, *MADE)
+    table = script.TABLES[0]
+    before = Library.load(work.library)
+    weak, *others = [row.problem for row in before.rows]
+    before.without([(weak, False), (weak, True)]).save(work.library)
+    monkeypatch.setattr(script, "AGAIN_BELOW", 0.5)  # only what falls back
+    run(script, work, "again")
+    after = Library.load(work.library)
+    assert [after.lookup(p) for p in others] == [before.lookup(p) for p in others]
+    with script.Store(work.store(table)) as store:
+        first = {e.config for e in store.evaluations("tune") if e.problem == weak}
+        second = [e for e in store.evaluations("again")]
+    assert second and {e.problem for e in second} == {weak}
+    assert not first & {e.config for e in second}, "nothing is tried twice"
+    found = after.lookup(weak)
+    assert found is not None and found.plain is not None
+    assert found.plain.config in {e.config for e in second}
+    assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
