@@ -14,10 +14,10 @@ from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import CompileError
 from outblas.geometry import gemv_loads
+from outblas.pool import direct_kernels, gemv_kernels
 from outblas.problem import Problem
 from outblas.sass import _disassemble, check_static, disassembled_facts, listing
 from outblas.source import make_source
-from outblas.pool import direct_kernels, gemv_kernels
 from outblas.space import why_illegal
 
 if TYPE_CHECKING:
