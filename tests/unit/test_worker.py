@@ -10,8 +10,8 @@ from outblas import worker as ev
 from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Timing, Verdict
-from outblas.problem import Problem
 from outblas.pool import direct_kernels
+from outblas.problem import Problem
 from outblas.sandbox import Faulted
 
 PROBLEM = Problem(64, 64, 64)
