@@ -8,7 +8,8 @@ small letters with underscores. Steps, each for every table, each in a process o
 
 record   the catalogue over the first table only              -> <work>/recording/
 tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
-         the same M, N, K in the tables before it, with the ranking model's choices in between
+         the same M, N, K in the tables before it or in the packaged recording, taking turns with the ranking
+         model's choices
                                                               -> <work>/library.json, one for all tables
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
@@ -57,8 +58,8 @@ from outblas.suites import Table, sample
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of suite llm,
-#: most of whose problems have no sister at first.
-RECORDED_BUDGET, TRANSFER_BUDGET, LLM_BUDGET = 4, 8, 12
+#: most of whose problems have no sister at first; of the first table where these kernels were not recorded.
+RECORDED_BUDGET, TRANSFER_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 4, 10, 12, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A win below this in tuning is measured again before it is installed.
 CONFIRM_BELOW = 1.04
@@ -166,8 +167,10 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
         agent.name = "recorded"
         return agent, RECORDED_BUDGET
     winners = {row.problem: [c.config for c in (row.plain, row.pdl) if c] for row in library.rows}
-    agent = Transfer(0, gpu, recordings, winners)
+    agent = Transfer(0, gpu, recordings or None, winners)
     agent.name = "transfer"
+    if table == TABLES[0]:
+        return agent, UNRECORDED_BUDGET
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
 
 

@@ -21,8 +21,6 @@ from outblas.roofline import Gpu
 _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
 #: How much a difference tells: memory traffic and legality go by the layout, registers by the accumulator.
 _LAYOUT, _ACC, _DTYPE = 4, 2, 1
-#: Of three proposals of a launch option two are the sisters' and one is the model's.
-_MEASURED_OF_THREE = 2
 #: Knobs that a translation may change, in the families that have them.
 _TRANSLATED = ("bn", "stages", "vec")
 
@@ -33,7 +31,7 @@ class Transfer(Agent):
     A sister is a problem of the same M, N and K that was tuned or recorded. The nearest comes first: of each, its
     winners, then what its recording measured, fastest first. A config that is not
     offered here becomes the nearest that is, with the same knobs but ``bn``, ``stages`` and ``vec`` (in NN, ``bn``
-    is a multiple of 16). Every third proposal is the model's, and all are where there is no sister. The launch
+    is a multiple of 16). Every second proposal is the model's, and all are where there is no sister. The launch
     options take turns, as a library row has a winner of each.
 
     Args:
@@ -139,10 +137,10 @@ def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]
 
 
 def _mixed(measured: list[KernelConfig], ranked: list[KernelConfig]) -> list[KernelConfig]:
-    """Two of ``measured``, one of ``ranked``, and so on; each config once."""
+    """``measured`` and ``ranked`` in turns; each config once."""
     order: list[KernelConfig] = []
     taken: set[KernelConfig] = set()
-    sources = [iter(measured)] * _MEASURED_OF_THREE + [iter(ranked)]
+    sources = [iter(measured), iter(ranked)]
     while len(taken) < len(ranked):  # every measured candidate is offered, hence ranked
         for source in sources:
             config = next((c for c in source if c not in taken), None)
