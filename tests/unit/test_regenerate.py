@@ -246,3 +246,16 @@ def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any)
     run(script, work, "tune", tables="llm:TN:bf16:fp32")
     agent, budget = script.searcher(work, script.Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu_of_device(0))
     assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.LLM_BUDGET)
+
+
+def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any, work: Any) -> None:
+    """Other kernels than the packaged recording's: their own tuning tries more, and a recording of them less."""
+    table, gpu = script.TABLES[0], script.gpu_of_device(0)
+    agent, budget = script.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("transfer", script.UNRECORDED_BUDGET)
+    run(script, work, "tune")
+    assert {len(configs) for _, _, configs in script.fake.asked} == {script.UNRECORDED_BUDGET}
+    assert [row.problem for row in work.load().rows] == table.problems()
+    run(script, work, "record")
+    agent, budget = script.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("recorded", script.RECORDED_BUDGET)
