@@ -17,7 +17,7 @@ import sys
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import OutblasError
 from outblas.launch import load
 from outblas.oracle import Oracle
@@ -48,10 +48,30 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
         "wgmma-persistent", (RAGGED,), "NN", "fp16", "fp32",
         Sm90WgmmaConfig(128, 32, stages=3, consumers=2, persistent=True),
     ),
+    (
+        "wgmma-multicast-deep", (WHOLE, RAGGED), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=8, cluster_m=2, cluster_n=2, persistent=True),
+    ),
+    (
+        "wgmma-multicast-split", (RAGGED,), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=6, cluster_n=2, split_k=2, store="direct"),
+    ),
+    (
+        "wgmma-stagger", (WHOLE, RAGGED), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(128, 32, stages=3, consumers=2, schedule="stagger", persistent=True),
+    ),
+    (
+        "wgmma-stagger", (RAGGED,), "NN", "fp16", "fp32",
+        Sm90WgmmaConfig(128, 32, stages=6, consumers=2, schedule="stagger", cluster_m=2),
+    ),
     ("mma", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(64, 64)),
     ("mma", (RAGGED,), "NN", "bf16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4)),
     ("mma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4, split_k=3)),
     ("mma-split", (RAGGED,), "NN", "fp16", "fp16", Sm80MmaConfig(32, 32, 64, 3, 2, 2, split_k=2)),
+    ("direct", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80DirectConfig(32, 32, 1, 1, 1, 2)),
+    ("direct", (RAGGED,), "NN", "bf16", "fp32", Sm80DirectConfig(64, 32, 2, 2, 1, 1)),
+    ("direct-warps", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80DirectConfig(16, 16, 1, 1, 3, 2)),
+    ("direct-warps", (RAGGED,), "NN", "fp16", "fp16", Sm80DirectConfig(32, 16, 1, 2, 4, 1)),
     ("gemv", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 32, 1, 4, 2)),
     ("gemv", (FEW_NN,), "NN", "bf16", "fp32", Sm80GemvConfig(16, 128, 2, 2, 2)),
     ("gemv-shared", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 64, 2, 4, 3, "shared")),
@@ -89,7 +109,7 @@ def main(wanted: str = "") -> int:
             except (OutblasError, RuntimeError) as failure:
                 verdict, detail = "FAILED", str(failure).splitlines()[0]
             failures += verdict != "ok"
-            print(f"{verdict:6} {name:16} {problem.key:28} {detail}", flush=True)
+            print(f"{verdict:6} {name:22} {problem.key:28} {detail}", flush=True)
     print(f"{failures} failed" if failures else "all ok")
     return 1 if failures else 0
 

@@ -27,7 +27,7 @@ class Status(str, Enum):
     WRONG = "wrong"  # gates 2-5: numbers
     NOT_REPEATABLE = "not_repeatable"  # gate 5: two runs differ
     RULE_BROKEN = "rule_broken"  # gate 6: stream, allocation, state
-    LEFT_OUT = "left_out"  # recording only: predicted over 3x the best, not measured
+    LEFT_OUT = "left_out"  # recording only: predicted far behind the best (record.WITHIN), not measured
     PASSED = "passed"
 
 

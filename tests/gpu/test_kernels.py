@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import ConfigError, TensorError
 from outblas.evaluate import representatives
 from outblas.evaluation import Status
@@ -54,6 +54,15 @@ CONFIGS: dict[str, KernelConfig] = {
     "wgmma_pingpong_cluster": Sm90WgmmaConfig(
         128, 128, stages=4, consumers=2, schedule="pingpong", cluster_n=2, persistent=True, pdl=True
     ),
+    "wgmma_stagger": Sm90WgmmaConfig(256, 128, stages=4, consumers=2, schedule="stagger", persistent=True),
+    "wgmma_stagger_cluster": Sm90WgmmaConfig(
+        128, 256, stages=4, consumers=2, schedule="stagger", cluster_m=2, persistent=True, raster="n", pdl=True
+    ),
+    "wgmma_stagger_one_tile": Sm90WgmmaConfig(128, 64, stages=8, consumers=2, schedule="stagger"),
+    # More stages than most representatives have K tiles: some are given back without having been filled.
+    "wgmma_multicast_deep": Sm90WgmmaConfig(64, 64, stages=9, cluster_m=2, cluster_n=2, group=3),
+    "wgmma_multicast_deep_persistent": Sm90WgmmaConfig(64, 32, stages=12, cluster_m=4, persistent=True, raster="n"),
+    "wgmma_multicast_deep_split": Sm90WgmmaConfig(64, 32, stages=8, cluster_n=2, split_k=2, store="direct"),
     "mma_tile": Sm80MmaConfig(64, 64),
     "mma_pdl": Sm80MmaConfig(32, 32, 64, 6, 2, 2, 2, pdl=True),
     "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
@@ -64,6 +73,12 @@ CONFIGS: dict[str, KernelConfig] = {
     "mma_pairs": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=2),
     "mma_scalar": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1),
     "mma_scalar_split": Sm80MmaConfig(16, 16, 64, 4, 1, 1, 4, split_k=2, vec=1, pdl=True),
+    "direct_one_warp": Sm80DirectConfig(16, 8),
+    "direct_wide": Sm80DirectConfig(64, 64, 2, 2, 1, 2),
+    "direct_tall": Sm80DirectConfig(64, 8, 1, 1, 2, 1),
+    "direct_warps_over_k": Sm80DirectConfig(16, 16, 1, 1, 8, 4),
+    "direct_uneven_pdl": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True),
+    "direct_sixteen_warps": Sm80DirectConfig(16, 32, 1, 1, 16, 1),
     "gemv_registers": Sm80GemvConfig(8, 64, 1, 8, 2),
     "gemv_narrow": Sm80GemvConfig(8, 16, 1, 4, 4),
     "gemv_shared": Sm80GemvConfig(16, 128, 2, 4, 2, "shared"),
@@ -129,9 +144,34 @@ def test_two_runs_are_bitwise_equal(name: str) -> None:
         assert all(torch.equal(first, b) for b in bits)
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "multicast_deep" in name])
+def test_multicast_ends_well_whatever_was_filled(name: str) -> None:
+    """K of no more than the ring's stages and a little over: every CTA waits for the peers of what it loaded, no
+    more and no less. Small integers: every sum is exact."""
+    config = CONFIGS[name]
+    assert isinstance(config, Sm90WgmmaConfig)
+    generator, loaded = torch.Generator(device="cuda").manual_seed(1), None
+    for tiles in range(config.split_k, config.split_k * (config.stages + 2) + 1):
+        problem = Problem(9 * config.bm + 5, 5 * config.bn + 8, config.bk * tiles - 8 * (tiles % 3))
+        loaded = loaded or kernel(problem, config)
+        a, b = (
+            torch.randint(-2, 3, s, generator=generator, device="cuda").half()
+            for s in ((problem.m, problem.k), problem.b_shape)
+        )
+        c = torch.empty(problem.m, problem.n, dtype=torch.float16, device="cuda")
+        call = loaded.bind(problem, a, b, c)
+        for _ in range(20):
+            c.fill_(torch.nan)
+            for _ in range(8):
+                call(torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        assert torch.equal(c.double(), a.double() @ b.double().t()), problem.key
+
+
+@pytest.mark.parametrize("name", ["wgmma_tile", "direct_one_warp"])
 @pytest.mark.parametrize("offset", [2, 8])
-def test_misaligned_operands_are_refused(offset: int) -> None:
-    problem, config = Problem(64, 64, 64), CONFIGS["wgmma_tile"]
+def test_misaligned_operands_are_refused(offset: int, name: str) -> None:
+    problem, config = Problem(64, 64, 64), CONFIGS[name]
     flat = torch.zeros(64 * 64 + 64, dtype=torch.float16, device="cuda:0")
     good = [torch.zeros(64, 64, dtype=torch.float16, device="cuda:0") for _ in range(2)]
     bad = flat[offset // 2 : offset // 2 + 64 * 64].view(64, 64)

@@ -187,7 +187,7 @@ def k_loop(image: bytes) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_k_loop_is_short(kind: str, across: tuple[int, int], most: int) -> None:
     """Two consumers and a producer share the schedulers: at 122 instructions a stage the compute-bound products
-    were 3-5% slower. Descriptors are walked by adding; with a cluster there are the peers to tell."""
+    were about 5% slower. Descriptors are walked by adding; with a cluster there are the peers to tell."""
     base = Sm90WgmmaConfig(128, 128, 64, 5, 2, "pingpong", *across, persistent=True)
     loop = k_loop(build(KINDS[kind], base).image)
     assert sum("HGMMA" in text for text in loop) == 2 * 64 // 16, "the loop that is counted is the K loop"

@@ -31,7 +31,7 @@ PROBLEMS = (*ALIGNED, ODD)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(record, "left_out", lambda problem, configs, gpu: np.zeros(len(configs), dtype=bool))
+    monkeypatch.setattr(record, "left_out", lambda problem, configs, gpu, factor: np.zeros(len(configs), dtype=bool))
     return install(monkeypatch, record)
 
 
@@ -86,7 +86,8 @@ def test_what_the_model_drops_is_marked_and_never_tried(
 ) -> None:
     asked: list[tuple[Problem, tuple[KernelConfig, ...]]] = []
 
-    def model(problem: Problem, configs: list[KernelConfig], gpu: object) -> np.ndarray:
+    def model(problem: Problem, configs: list[KernelConfig], gpu: object, factor: float) -> np.ndarray:
+        assert factor == record.WITHIN > 1
         asked.append((problem, tuple(configs)))
         return np.array([problem == ALIGNED[1] and config == CATALOGUE[2] for config in configs])
 

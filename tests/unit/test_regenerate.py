@@ -269,3 +269,16 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     assert found is not None and found.plain is not None
     assert found.plain.config in {e.config for e in second}
     assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
+
+
+def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any, work: Any) -> None:
+    """Other kernels than the packaged recording's: their own tuning tries more, and a recording of them less."""
+    table, gpu = script.TABLES[0], script.gpu_of_device(0)
+    agent, budget = script.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("transfer", script.UNRECORDED_BUDGET)
+    run(script, work, "tune")
+    assert {len(configs) for _, _, configs in script.fake.asked} == {script.UNRECORDED_BUDGET}
+    assert [row.problem for row in work.load().rows] == table.problems()
+    run(script, work, "record")
+    agent, budget = script.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("recorded", script.RECORDED_BUDGET)

@@ -181,7 +181,7 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
 
 def test_representatives_are_ragged_legal_and_of_the_same_kind():
     pytest.importorskip("outblas.space")
-    from outblas.config import Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+    from outblas.config import Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
     from outblas.evaluate import representatives
     from outblas.problem import Problem
     from outblas.roofline import H200
@@ -189,7 +189,7 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
 
     problem = Problem(64, 64, 64, "NN", "bf16")
     gemv = Sm80GemvConfig(16, 64, 1, 8, 2), Sm80GemvConfig(8, 64, 1, 8, 2, split_k=8)
-    for config in (Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64, vec=1), *gemv):
+    for config in (Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64, vec=1), Sm80DirectConfig(16, 16), *gemv):
         found = representatives(problem, config)
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found)
         assert any(p.k >= 4096 for p in found)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import runpy
 from dataclasses import fields, replace
 from importlib import resources
 from typing import Any
 
 import pytest
 
+from helpers import ROOT
 from outblas.config import (
     FAMILIES,
     KernelConfig,
@@ -269,6 +271,17 @@ def test_what_is_legal_compiles_and_passes_the_static_gate(problem: Problem, con
     cubin = compile_source(source, cache=None)
     assert check_static(cubin.facts, source, cubin) is None
     assert (cubin.spill_bytes, cubin.stack_bytes, cubin.static_smem) == (0, 0, 0)
+
+
+def test_what_the_sanitizer_runs_is_legal_and_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # what the script sets is taken back
+    cases = runpy.run_path(str(ROOT / "scripts" / "sanitize.py"))["CASES"]
+    assert {config.family for *_, config in cases} == set(FAMILIES)
+    for name, extents, layout, dtype, acc, config in cases:
+        for mnk in extents:
+            assert why_illegal(Problem(*mnk, layout, dtype, acc), config) is None, name
 
 
 needs_catalogue = pytest.mark.skipif(

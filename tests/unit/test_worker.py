@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from outblas import worker as ev
-from outblas.config import Sm90WgmmaConfig
+from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Timing, Verdict
+from outblas.pool import direct_kernels
 from outblas.problem import Problem
 from outblas.sandbox import Faulted
 
@@ -214,3 +215,26 @@ def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatc
     monkeypatch.setattr("outblas.verify.prove", lambda *a: Verdict(Status.NOT_REPEATABLE, ("static",), "differs"))
     ((one, _),), _ = run(handler, GOOD)
     assert one.status is Status.NOT_REPEATABLE and "differs" in one.detail and "on " in one.detail
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_the_direct_family_is_proved_at_every_edge(layout):
+    """Tails of M, of N and of K, K of less than a chunk, and K past the first round of all warps."""
+    for config in [*direct_kernels(), Sm80DirectConfig(64, 64, 2, 2, 4, 1)]:
+        found = ev.representatives(Problem(64, 64, 64, layout), config)
+        together = config.wk * config.unroll * config.bk
+        assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found) or config.bn == 8, (
+            "N is a multiple of 8"
+        )
+        assert any(p.m < config.bm and p.k < config.bk for p in found), "less than a tile and a chunk"
+        assert any(p.k == together + 8 for p in found), "a second round of one warp"
+        assert any(together < p.k < 2 * together and p.k % config.bk for p in found) or together == config.bk
+        assert any(p.m > 8 * config.bm for p in found), "more than a band of tiles"
+        assert not any(p.n % 8 or p.k % 8 for p in found)
+
+
+def test_multicast_is_proved_with_less_k_than_the_ring_holds():
+    """A CTA leaves only when its peers have given its stages back, those that nobody filled, too."""
+    config = Sm90WgmmaConfig(64, 64, stages=6, cluster_m=2, persistent=True)
+    found = ev.representatives(Problem(64, 64, 64), config)
+    assert any(p.k <= config.bk * (config.stages - 1) and p.m > config.bm for p in found)
