@@ -16,6 +16,8 @@ bench    the library against every baseline, fresh process    -> <work>/STEM_MOD
          modes: offline; offline_cold and server (a stratified sample, requests at a fixed rate) of --extra tables
 again    (only when asked for) problems that fall back or win by little: kernels that were not tried yet, as the
          ranking model has them; a better one is installed. Then confirm and bench again
+settle   (only when asked for, instead of demote and another bench) what was not surely ahead in the offline bench
+         is not kept, and its rows of that bench fall back; they keep what was measured
 demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
 What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
@@ -53,7 +55,7 @@ from outblas.problem import Problem
 from outblas.provenance import collect, toolchain
 from outblas.record import run_record
 from outblas.recording import CODE, Recording
-from outblas.results import MODES, read_result
+from outblas.results import MODES, read_result, write_result
 from outblas.roofline import Gpu, floor_us
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
@@ -320,6 +322,23 @@ def demote(work: Work, table: Table) -> None:
     print(f"demote {table}: {len(lost)} kernels not kept", flush=True)
 
 
+def settle(work: Work, table: Table) -> None:
+    """Let the offline bench be the last: what was not surely ahead in it falls back, in the library and in its rows.
+
+    Such a row counts as 1, as a fall-back does, and still tells its kernel, times and speed-up (needs no GPU).
+    """
+    path = work.result(table, "offline")
+    lost = set(behind(path))
+    work.load().without(lost).save(work.library)
+    result = read_result(path)
+    rows = [
+        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), row["pdl"]) in lost else row
+        for row in result.rows
+    ]
+    write_result(rows, {k: v for k, v in result.meta.items() if k not in ("format", "kind")}, path)
+    print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
+
+
 # --- the library ---------------------------------------------------------------------------------
 
 
@@ -371,7 +390,7 @@ def _is_close(choice: Choice | None) -> bool:
 
 Step = Callable[..., None]
 DEFAULT_STEPS: dict[str, Step] = {"record": record, "tune": tune_table, "confirm": confirm, "bench": bench}
-STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote, "again": again}
+STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote, "settle": settle, "again": again}
 #: What makes the library; the rest looks at it.
 MAKING = ("record", "tune", "again", "confirm")
 

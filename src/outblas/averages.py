@@ -51,7 +51,8 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
 
     ``by_decade: {"1eD": {n, geomean}}`` of FLOP; ``geomean_torch``, see :func:`torch_ratio` (None without
     torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50`` and ``p99``, each
-    ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds.
+    ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds. ``demoted: {n, min}``:
+    kernels that this very bench demoted, and the worst speed-up among them; absent where there are none.
     """
     found: Row = {"by_decade": by(rows, decade, decade_order), "geomean_torch": torch_ratio(rows)}
     if suite == "llm":
@@ -59,6 +60,9 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     if rows[0]["mode"] == "server":
         found["p50"] = _latencies(rows, "ours_us", "baseline_us")
         found["p99"] = _latencies(rows, "ours_p99_us", "baseline_p99_us")
+    demoted = [r["speedup"] for r in rows if r["fallback"] and r.get("speedup") is not None]
+    if demoted:
+        found["demoted"] = {"n": len(demoted), "min": round(min(demoted), 6)}
     return found
 
 

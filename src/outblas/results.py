@@ -53,8 +53,10 @@ KEY = ("layout", "dtype", "acc", "mode", "pdl")
 PROVENANCE = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times in microseconds, ``published`` is ``speedup`` or, where
-#: the library falls back to the baseline, 1.0. ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt
-#: chose, whichever baseline was the fastest; the 99th percentiles are of server mode.
+#: the library falls back to the baseline, 1.0. A row that falls back and has a speed-up was demoted by this very
+#: bench: its kernel was not surely ahead, its figures are kept, and the library does not have it any more.
+#: ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whichever baseline was the fastest; the 99th
+#: percentiles are of server mode.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},

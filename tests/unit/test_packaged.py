@@ -62,10 +62,11 @@ def test_the_recording_is_small_enough_to_ship() -> None:
     assert files and sum(f.stat().st_size for f in files) < MOST_BYTES
 
 
-def test_the_recording_is_the_catalogue_on_grid1000(recording: Recording) -> None:
-    assert recording.catalogue == catalogue("h200")
+def test_the_recording_is_of_a_catalogue_on_grid1000(recording: Recording) -> None:
+    """A catalogue of its own time: today's may be wider, until the next recording."""
     assert set(recording.problems) == set(suite("grid1000")) and len(recording.problems) == 1000
-    assert len(recording.catalogue) >= 128
+    assert len(set(recording.catalogue)) == len(recording.catalogue) >= 128
+    assert len(catalogue("h200")) >= len(recording.catalogue)
 
 
 def test_every_family_of_the_catalogue_was_measured(recording: Recording) -> None:
@@ -161,7 +162,10 @@ def test_the_published_benches_are_of_the_packaged_library(path: Path, library: 
         assert found is not None
         choice = found.choice(row["pdl"])
         assert row["fallback"] == (choice is None)
-        assert row["config"] == ("" if choice is None else config_name(choice.config))
+        if choice is not None:
+            assert row["config"] == config_name(choice.config)
+        elif row["config"]:  # demoted by this very bench
+            assert row["low"] <= 1.0
 
 
 def test_every_resource_of_the_package_is_of_a_known_kind() -> None:

@@ -282,3 +282,20 @@ def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any
     run(script, work, "record")
     agent, budget = script.searcher(work, table, work.load(), gpu)
     assert (agent.name, budget) == ("recorded", script.RECORDED_BUDGET)
+
+
+def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, "tune", "confirm")
+    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 4.1)  # everything loses from now on
+    run(script, work, "bench")
+    table = script.TABLES[0]
+    before = read_result(work.result(table, "offline")).rows
+    assert all(not row["fallback"] and row["speedup"] < 1 for row in before)
+    run(script, work, "settle")
+    after = read_result(work.result(table, "offline")).rows
+    for old, new in zip(before, after, strict=True):
+        assert new == {**old, "fallback": True, "published": 1.0}
+    library = Library.load(work.library)
+    assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(library.rows)

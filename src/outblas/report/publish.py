@@ -71,6 +71,12 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         if r.get("by_m"):
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {r['mode']}, {flag}: {', '.join(parts)}")
+        if r.get("demoted"):
+            n, worst = r["demoted"]["n"], f"{r['demoted']['min']:.3f}×"
+            kernels = "kernel was" if n == 1 else "kernels were"
+            notes.append(
+                f"- {name}, {r['mode']}, {flag}: {n} {kernels} not surely ahead (worst {worst}) and dropped since"
+            )
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
             notes.append(f"- {name}, {r['mode']}: median latency {p50}, 99th percentile {p99}")
