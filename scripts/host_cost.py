@@ -23,6 +23,7 @@ from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.dispatch import matmul, status, use_library
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
+from outblas.provenance import collect
 from outblas.space import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
@@ -80,7 +81,12 @@ def main() -> int:
     options = parser.parse_args()
     problem = Problem(*map(int, options.mnk.split("_")))
     gpu = gpu_of_device(0)
-    result: dict[str, Any] = {"gpu": gpu.name, "problem": problem.key, "calls": options.calls, "kernels": {}}
+    result: dict[str, Any] = {
+        "problem": problem.key,
+        "calls": options.calls,
+        "kernels": {},
+        "provenance": collect("scripts/host_cost.py"),
+    }
     for name, config in KERNELS.items():
         use_library(Library(gpu.name, (Row(problem, "torch", "", "host_cost", Choice(config, 2.0, 2.0, 2.0)),)))
         calls = entries(problem)

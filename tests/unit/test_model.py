@@ -86,7 +86,7 @@ def test_few_tokens_are_the_gemv_familys(problem: Problem) -> None:
     times = model.predict_many(problem, configs)
     own = [t for t, c in zip(times, configs, strict=True) if isinstance(c, Sm80GemvConfig)]
     assert len(own) > 100 and max(own) < 20 * min(own)
-    assert min(own) < 1.02 * times.min()
+    assert min(own) < 1.1 * times.min()
     assert times.min() < 1.15 * problem.bytes / (H200.hbm_tbs * 1e6) + 3.0
 
 
