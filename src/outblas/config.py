@@ -14,6 +14,7 @@ from outblas.errors import ConfigError
 Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
+Cache = Literal["plain", "stream_c", "stream_b"]
 Ring = Literal["registers", "shared"]
 
 
@@ -35,6 +36,7 @@ class Sm90WgmmaConfig:
         store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
+        l2: what L2 is told: nothing; that C is not read again; or that B is read once and A again and again.
     """
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
@@ -53,6 +55,7 @@ class Sm90WgmmaConfig:
     store: Store = "tma"
     min_blocks: int = 1
     pdl: bool = False
+    l2: Cache = "plain"
 
 
 @dataclass(frozen=True, order=True)
@@ -141,7 +144,7 @@ class Sm80DirectConfig:
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]
-_WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster), "Ring": get_args(Ring)}
+_WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster), "Cache": get_args(Cache), "Ring": get_args(Ring)}
 FAMILIES: dict[str, type[KernelConfig]] = {
     c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
 }

@@ -130,6 +130,8 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "PERSISTENT": c.persistent,
         "RASTER_M": c.raster == "m",
         "GROUP": c.group,
+        "STREAM_C": c.l2 == "stream_c",
+        "STREAM_B": c.l2 == "stream_b",
         "STORE_TMA": store_tma,
         "EPI_W": epi_w,
         "EPI_BUFS": epi_bufs,

@@ -77,6 +77,8 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
+        (c.l2 == "stream_c" and c.store != "tma", "stream_c needs TMA stores"),
+        (c.persistent and _tiles(p, c) >= 2**22, "more than 4 million tiles for one CTA to walk over"),
         (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
         (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
@@ -96,6 +98,10 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     if accumulators + EXTRA_REGISTERS > min(budget, 255):
         return f"{accumulators} accumulator and sum registers, {EXTRA_REGISTERS} others: the budget is {budget}"
     return None
+
+
+def _tiles(p: Problem, c: Sm90WgmmaConfig) -> int:
+    return -(-p.m // c.bm) * -(-p.n // c.bn)
 
 
 def _sm80_reason(p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:

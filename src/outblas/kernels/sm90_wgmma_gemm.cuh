@@ -106,11 +106,15 @@ struct Ring {
   }
 };
 
-// A TMA load that goes to this CTA alone or to the CTAs of `mask`.
+// A TMA load that goes to this CTA alone or to the CTAs of `mask`; `policy` says how L2 is to keep it (STREAM_B).
 template <bool SHARED>
-__device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
-  if constexpr (SHARED)
+__device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask, u64 policy) {
+  if constexpr (SHARED && STREAM_B)
+    tma_load_multicast_hint(dst, map, bar, x, y, mask, policy);
+  else if constexpr (SHARED)
     tma_load_multicast(dst, map, bar, x, y, mask);
+  else if constexpr (STREAM_B)
+    tma_load_hint(dst, map, bar, x, y, policy);
   else
     tma_load(dst, map, bar, x, y);
 }
@@ -118,25 +122,25 @@ __device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int
 // One stage: the CLUSTER_N CTAs of a row each fetch a slice of A's rows for all of them, the
 // CLUSTER_M CTAs of a column a slice of B.
 __device__ __forceinline__ void load_stage(const Work& w, const TensorMap* map_a, const TensorMap* map_b, u32 stage_smem,
-                                           u32 bar, TileCoord at, int k0, u16 mask_a, u16 mask_b) {
+                                           u32 bar, TileCoord at, int k0, u16 mask_a, u16 mask_b, u64 keep, u64 stream) {
   constexpr int A_SLICE = BM / CLUSTER_N;
 #pragma unroll
   for (int kb = 0; kb < K_BLOCKS; ++kb)
     load<(CLUSTER_N > 1)>(stage_smem + kb * BM * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
-                          at.m + w.rank_n * A_SLICE, mask_a);
+                          at.m + w.rank_n * A_SLICE, mask_a, keep);
   const u32 smem_b = stage_smem + A_BYTES;
   if constexpr (B_K_MAJOR) {
     constexpr int B_SLICE = BN / CLUSTER_M;
 #pragma unroll
     for (int kb = 0; kb < K_BLOCKS; ++kb)
       load<(CLUSTER_M > 1)>(smem_b + kb * BN * 128 + w.rank_m * B_SLICE * 128, map_b, bar, k0 + kb * 64,
-                            at.n + w.rank_m * B_SLICE, mask_b);
+                            at.n + w.rank_m * B_SLICE, mask_b, stream);
   } else {
     constexpr int K_SLICE = BK / CLUSTER_M;
 #pragma unroll
     for (int nb = 0; nb < BN / B_WIDTH; ++nb)
       load<(CLUSTER_M > 1)>(smem_b + (nb * BK + w.rank_m * K_SLICE) * B_WIDTH * ELEM, map_b, bar, at.n + nb * B_WIDTH,
-                            k0 + w.rank_m * K_SLICE, mask_b);
+                            k0 + w.rank_m * K_SLICE, mask_b, stream);
   }
 }
 
@@ -146,6 +150,7 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   const int base = w.rank_split * MULTICAST;
   for (int i = 0; i < CLUSTER_N; ++i) mask_a |= 1 << (base + i * CLUSTER_M + w.rank_m);
   for (int i = 0; i < CLUSTER_M; ++i) mask_b |= 1 << (base + w.rank_n * CLUSTER_M + i);
+  const u64 keep = STREAM_B ? evict_last_policy() : 0, stream = STREAM_B ? evict_first_policy() : 0;
   pdl_wait();
   Ring ring;
   for (int tile = w.first; tile < w.tiles; tile += w.step) {
@@ -155,7 +160,8 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
       const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
       mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
       mbar_arrive_expect_tx(full, STAGE_BYTES);
-      load_stage(w, map_a, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, mask_b);
+      load_stage(w, map_a, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, mask_b,
+                 keep, stream);
       ring.next();
     }
   }

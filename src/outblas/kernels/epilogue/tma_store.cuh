@@ -52,7 +52,10 @@ __device__ __forceinline__ void epilogue_tma(const AccReg (&acc)[MI][ACC_REGS], 
       fence_proxy_async();
       named_sync(barrier, 128);
       if (wg_thread == 0) {
-        tma_store(map_c, buffer, x0 + ch * EPI_W, y0 + mi * 64);
+        if constexpr (STREAM_C)
+          tma_store_hint(map_c, buffer, x0 + ch * EPI_W, y0 + mi * 64, evict_first_policy());
+        else
+          tma_store(map_c, buffer, x0 + ch * EPI_W, y0 + mi * 64);
         tma_store_commit();
       }
     }

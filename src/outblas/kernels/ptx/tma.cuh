@@ -8,6 +8,41 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// createpolicy.fractional: how L2 is to treat lines: EVICT_FIRST for what is touched once, EVICT_LAST for what is
+// read again and again. PTX ISA: createpolicy, Cache Eviction Priority Hints.
+__device__ __forceinline__ u64 evict_first_policy() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ u64 evict_last_policy() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// The loads and the store below with such a policy.
+__device__ __forceinline__ void tma_load_hint(u32 dst, const TensorMap* map, u32 bar, int x, int y, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast_hint(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask,
+                                                        u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+      " [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_hint(const TensorMap* map, u32 src, int x, int y, u64 policy) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(map),
+               "r"(src), "r"(x), "r"(y), "l"(policy)
+               : "memory");
+}
+
 // cp.async.bulk.tensor.2d global -> shared of this CTA; completes `bar` by bytes.
 __device__ __forceinline__ void tma_load(u32 dst, const TensorMap* map, u32 bar, int x, int y) {
   asm volatile(
