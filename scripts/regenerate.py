@@ -48,7 +48,7 @@ from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_atomic
-from outblas.library import Choice, Library
+from outblas.library import LEVEL, Choice, Library
 from outblas.library import Row as LibraryRow
 from outblas.model import rank
 from outblas.problem import Problem
@@ -363,8 +363,14 @@ def of_table(library: Library, table: Table) -> Library:
 
 
 def behind(path: Path) -> list[tuple[Problem, bool]]:
-    """(problem, PDL) of the kernels that were not surely ahead in a bench."""
-    return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and r["low"] <= 1.0]
+    """(problem, PDL) of the kernels that a bench found neither surely ahead nor level and faster than torch."""
+
+    def kept(row: dict[str, Any]) -> bool:
+        if row["low"] > 1.0:
+            return True
+        return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
+
+    return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and not kept(r)]
 
 
 def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
