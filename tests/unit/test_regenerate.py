@@ -311,7 +311,7 @@ def test_a_kernel_that_is_level_is_kept_while_torch_is_behind(
     level = {**row, "low": 0.995, "published": 0.998, "speedup": 0.998}
     for torch, kept in ((1.05, True), (0.99, False), (None, False)):
         changed = {**level, "torch_us": None if torch is None else torch * row["ours_us"]}
-        monkeypatch.setattr(script, "read_result", lambda path, changed=changed: SimpleNamespace(rows=[changed]))
+        monkeypatch.setattr("outblas.tables.read_result", lambda path, changed=changed: SimpleNamespace(rows=[changed]))
         assert (script.behind(path) == []) is kept
-    monkeypatch.setattr(script, "read_result", lambda path: SimpleNamespace(rows=[{**level, "published": 0.98}]))
+    monkeypatch.setattr("outblas.tables.read_result", lambda path: SimpleNamespace(rows=[{**level, "published": 0.98}]))
     assert script.behind(path) == [(Problem.from_json(row), row["pdl"])]
