@@ -36,7 +36,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from outblas.agents.base import Agent, unexplored
 from outblas.agents.recorded import Recorded
@@ -49,7 +48,6 @@ from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_atomic
 from outblas.library import Choice, Library
-from outblas.library import Row as LibraryRow
 from outblas.model import rank
 from outblas.problem import Problem
 from outblas.provenance import collect, toolchain
@@ -61,6 +59,7 @@ from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
 from outblas.suites import Table, sample
+from outblas.tables import behind, better_of, is_of, of_table, with_rows
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of suite llm,
@@ -237,15 +236,6 @@ def again(work: Work, table: Table) -> None:
     print(f"again {table}: {len(weak)} problems searched again, {better} have a better kernel", flush=True)
 
 
-def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
-    picks = {}
-    for name in ("plain", "pdl"):
-        a, b = getattr(old, name), getattr(new, name)
-        picks[name] = b if a is None or (b is not None and b.low > a.low) else a
-    return old if picks == {"plain": old.plain, "pdl": old.pdl} else replace(new, **picks)
-
-
 def _is_weak(choice: Choice | None) -> bool:
     return choice is None or choice.speedup < AGAIN_BELOW
 
@@ -337,49 +327,6 @@ def settle(work: Work, table: Table) -> None:
     ]
     write_result(rows, {k: v for k, v in result.meta.items() if k not in ("format", "kind")}, path)
     print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
-
-
-# --- the library ---------------------------------------------------------------------------------
-
-
-def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
-    """The library with more rows, and what is known of their table."""
-    tables = {**library.provenance.get("tables", {}), str(table): measured}
-    where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
-    provenance = {**library.provenance, **where, "command": "scripts/regenerate.py", "tables": tables}
-    return replace(library, rows=(*library.rows, *rows), provenance=provenance)
-
-
-def of_table(library: Library, table: Table) -> Library:
-    """The rows of a table's problems: its hash does not change with the other tables.
-
-    Raises:
-        UsageError: the table was not tuned, or not to its end.
-    """
-    part = library.of(table.problems())
-    if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
-        raise UsageError(f"table {table} is not tuned", "a library with all its problems", "run step tune of it first")
-    return replace(part, provenance=library.provenance["tables"][str(table)])
-
-
-def behind(path: Path) -> list[tuple[Problem, bool]]:
-    """(problem, PDL) of the kernels that were not surely ahead in a bench."""
-    return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and r["low"] <= 1.0]
-
-
-def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
-    """Whether a bench is of these problems and of the kernels that the library installs now."""
-    rows = read_result(path).rows
-    if {Problem.from_json(row) for row in rows} != set(problems):
-        return False
-    for row in rows:
-        found = library.lookup(Problem.from_json(row))
-        choice = found.choice(row["pdl"]) if found is not None else None
-        # A kernel that failed in the bench leaves no name there, but its status.
-        failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
-        if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):
-            return False
-    return True
 
 
 def _is_close(choice: Choice | None) -> bool:

@@ -25,7 +25,7 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def published_us(row: Mapping[str, Any]) -> float:
-    """Time of what the library runs: our kernel, or the baseline where it falls back."""
+    """Time of what a library row names: our kernel, or the baseline where it falls back."""
     return float(row["baseline_us"] if row["fallback"] else row["ours_us"])
 
 
@@ -69,7 +69,8 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
 def torch_ratio(rows: Iterable[Row]) -> float | None:
     """Geometric mean of torch.matmul's time over that of what the library runs; None if torch was not timed.
 
-    A row that falls back counts with the time of the fastest baseline: that is what it names and uses.
+    A row that falls back counts with the time of the fastest baseline, which it names. (outblas.matmul calls
+    torch.matmul there: it has no way yet to run cuBLASLt by a named algorithm.)
     """
     ratios = [r["torch_us"] / published_us(r) for r in rows if r.get("torch_us") is not None]
     return _mean(ratios) if ratios else None

@@ -1,8 +1,9 @@
 """The tuned winners of one GPU: for every problem the kernel to use, or that the baseline is to be used.
 
-Rule of install: a kernel whose speed-up has a lower confidence bound not above :data:`INSTALL_ABOVE` is not
-installed; its row then says so and names the baseline. A row has two winners, one without programmatic dependent
-launch and one where it is allowed (which may be the same kernel).
+Rule of install: a kernel is worth it if the lower bound of its speed-up over the fastest baseline is above
+:data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL` and the kernel is faster than torch.matmul, which a call would
+otherwise run, by that margin. Where none is, the row says so and names the baseline. A row has two winners, one
+without programmatic dependent launch and one where it is allowed (which may be the same kernel).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ FORMAT = 1
 #: The same kernel on the same GPU differs by about a percent from process to process, which an interval
 #: from one process cannot know: a win has to clear that too.
 INSTALL_ABOVE = 1.01
+#: A kernel whose lower bound is above this is level with the fastest baseline.
+LEVEL = 0.99
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,22 @@ class Row:
 
 
 def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:
-    """The kernel to install: of the proven ones the highest lower bound, if above :data:`INSTALL_ABOVE`."""
+    """The kernel to install: of the proven ones that are worth it (see the module's text) the highest lower bound."""
     best: Choice | None = None
     for e in evaluations:
         if e.status is not Status.PASSED or e.speedup is None or (e.config.pdl and not pdl):
             continue
         found = Choice(e.config, e.speedup.ratio, e.speedup.low, e.speedup.high)
-        if found.low > INSTALL_ABOVE and (best is None or _rank(found) > _rank(best)):
+        worth = found.low > INSTALL_ABOVE or (found.low > LEVEL and _over_torch(e) > INSTALL_ABOVE)
+        if worth and (best is None or _rank(found) > _rank(best)):
             best = found
     return best
+
+
+def _over_torch(e: Evaluation) -> float:
+    """Speed-up over torch.matmul by the medians of the same rounds; 0 where either was not timed."""
+    torch = e.baselines_us.get("torch")
+    return torch / e.timing.median_us if torch is not None and e.timing is not None else 0.0
 
 
 def _rank(choice: Choice) -> tuple[float, float, str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,20 @@ def test_only_a_lower_bound_above_one_is_installed() -> None:
     chosen = choose([lucky, wrong, sure], pdl=False)
     assert chosen is not None and chosen.config == PLAIN
     assert choose([lucky, wrong], pdl=False) is None
+
+
+def test_a_level_kernel_is_installed_where_torch_is_behind() -> None:
+    """torch.matmul is what a call would run otherwise, not the baseline that the kernel is level with."""
+    level = passed_evaluation(PROBLEMS[0], PLAIN, low=0.995, ratio=1.0)
+    assert level.timing is not None
+    mine = level.timing.median_us
+    behind = replace(level, baselines_us={"lt_auto": mine, "torch": 1.05 * mine})
+    close = replace(level, baselines_us={"lt_auto": mine, "torch": 1.005 * mine})
+    chosen = choose([behind], pdl=False)
+    assert chosen is not None and chosen.config == PLAIN
+    assert choose([close], pdl=False) is None
+    lost = replace(behind, speedup=replace(behind.speedup, low=0.98))  # type: ignore[type-var]
+    assert choose([lost], pdl=False) is None
 
 
 def test_pdl_is_chosen_only_where_it_is_allowed() -> None:

@@ -17,7 +17,7 @@ import pytest
 from helpers import ROOT
 from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.evaluation import Status
-from outblas.library import INSTALL_ABOVE, Library
+from outblas.library import LEVEL, Library
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.report import check_published
@@ -108,13 +108,13 @@ def test_the_library_decides_grid1000_with_legal_kernels_that_are_offered(librar
         assert why_illegal(problem, config) is None, problem.key
 
 
-def test_the_library_installs_certain_wins_only(library: Library) -> None:
+def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:
     for row in library.rows:
         assert row.baseline, row.problem.key
         for pdl in (False, True):
             choice = row.choice(pdl)
             if choice is not None:
-                assert INSTALL_ABOVE < choice.low <= choice.speedup <= choice.high, row.problem.key
+                assert LEVEL < choice.low <= choice.speedup <= choice.high, row.problem.key
                 assert pdl or not choice.config.pdl, row.problem.key
 
 

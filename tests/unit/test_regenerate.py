@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ def test_server_mode_takes_a_sample(script: Any, work: Any, monkeypatch: pytest.
 def test_a_kernel_that_does_not_win_again_is_not_kept(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run(script, work, "record", "tune")
     monkeypatch.setattr(script, "CONFIRM_BELOW", 1e9)  # everything is doubtful
-    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 3.95)  # low bound below 1 from now on
+    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 4.1)  # behind the baseline from now on
     run(script, work, "confirm")
     library = Library.load(work.library)
     assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(SHAPES)
@@ -183,7 +184,7 @@ def test_a_kernel_behind_in_the_bench_is_demoted_and_the_next_bench_falls_back(
     run(script, work, "demote")
     assert result.exists(), "nothing was lost, so the bench stands"
     result.unlink()
-    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 3.95)
+    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 4.1)
     run(script, work, "bench", "demote", "bench")
     assert all(row["fallback"] for row in read_result(result).rows)
     assert result.with_name(f"{result.stem}_1.parquet").exists()  # the losing bench is kept
@@ -299,3 +300,18 @@ def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(
         assert new == {**old, "fallback": True, "published": 1.0}
     library = Library.load(work.library)
     assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(library.rows)
+
+
+def test_a_kernel_that_is_level_is_kept_while_torch_is_behind(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, *MADE)
+    path = work.result(script.TABLES[0], "offline")
+    row = next(row for row in read_result(path).rows if not row["fallback"])
+    level = {**row, "low": 0.995, "published": 0.998, "speedup": 0.998}
+    for torch, kept in ((1.05, True), (0.99, False), (None, False)):
+        changed = {**level, "torch_us": None if torch is None else torch * row["ours_us"]}
+        monkeypatch.setattr("outblas.tables.read_result", lambda path, changed=changed: SimpleNamespace(rows=[changed]))
+        assert (script.behind(path) == []) is kept
+    monkeypatch.setattr("outblas.tables.read_result", lambda path: SimpleNamespace(rows=[{**level, "published": 0.98}]))
+    assert script.behind(path) == [(Problem.from_json(row), row["pdl"])]

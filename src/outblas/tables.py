@@ -1,0 +1,72 @@
+"""A library that is made table by table: adding rows, taking one table's part, and what a bench says of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outblas.config import config_name
+from outblas.errors import UsageError
+from outblas.evaluation import Status
+from outblas.library import LEVEL, Library
+from outblas.library import Row as LibraryRow
+from outblas.problem import Problem
+from outblas.results import read_result
+from outblas.suites import Table
+
+
+def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
+    """The library with more rows, and what is known of their table."""
+    tables = {**library.provenance.get("tables", {}), str(table): measured}
+    where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
+    provenance = {**library.provenance, **where, "command": "scripts/regenerate.py", "tables": tables}
+    return replace(library, rows=(*library.rows, *rows), provenance=provenance)
+
+
+def of_table(library: Library, table: Table) -> Library:
+    """The rows of a table's problems: its hash does not change with the other tables.
+
+    Raises:
+        UsageError: the table was not tuned, or not to its end.
+    """
+    part = library.of(table.problems())
+    if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
+        raise UsageError(f"table {table} is not tuned", "a library with all its problems", "run step tune of it first")
+    return replace(part, provenance=library.provenance["tables"][str(table)])
+
+
+def behind(path: Path) -> list[tuple[Problem, bool]]:
+    """(problem, PDL) of the kernels that a bench found neither surely ahead nor level and faster than torch."""
+
+    def kept(row: dict[str, Any]) -> bool:
+        if row["low"] > 1.0:
+            return True
+        return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
+
+    return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and not kept(r)]
+
+
+def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
+    """Whether a bench is of these problems and of the kernels that the library installs now."""
+    rows = read_result(path).rows
+    if {Problem.from_json(row) for row in rows} != set(problems):
+        return False
+    for row in rows:
+        found = library.lookup(Problem.from_json(row))
+        choice = found.choice(row["pdl"]) if found is not None else None
+        # A kernel that failed in the bench leaves no name there, but its status.
+        failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
+        if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):
+            return False
+    return True
+
+
+def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+    """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
+    picks = {}
+    for name in ("plain", "pdl"):
+        a, b = getattr(old, name), getattr(new, name)
+        picks[name] = b if a is None or (b is not None and b.low > a.low) else a
+    return old if picks == {"plain": old.plain, "pdl": old.pdl} else replace(new, **picks)
