@@ -19,18 +19,29 @@ from outblas.config import (
     config_from_name,
 )
 from outblas.errors import DeviceError, UsageError
-from outblas.geometry import MAX_GRID_YZ, direct_registers, divisor_up_to, gemv_loads, geometry, grid, k_tiles
+from outblas.geometry import (
+    EXTRA_REGISTERS,
+    MAX_GRID_YZ,
+    WORKSPACE_LIMIT,
+    direct_registers,
+    divisor_up_to,
+    gemv_loads,
+    geometry,
+    grid,
+    k_tiles,
+    register_budget,
+    workspace_bytes,
+    workspace_loads,
+)
 from outblas.pool import gemv_kernels, pool, tiny_kernels
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
-#: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
-EXTRA_REGISTERS = 40
-#: Registers per thread of a consumer warpgroup after setmaxnreg, by number of consumers.
-CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
-#: The same of sm80_gemv_mma, whose loads each have an address and a predicate.
+#: Registers a thread of sm80_gemv_mma needs besides operands and sums (its loads have addresses and predicates).
 GEMV_REGISTERS = 60
 MAX_CLUSTER = 16
+#: Most parts of K that meet in a workspace.
+MAX_WORKSPACE_SPLIT = 32
 #: Most rows of A that sm80_gemv_mma serves.
 GEMV_TOKENS = 16
 
@@ -67,6 +78,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     m_blocks = c.bm // 64 if pingpong else c.bm // 64 // c.consumers
     accumulators = m_blocks * c.bn // 2 // (2 if p.acc == "fp16" else 1)
     multicast = c.cluster_m * c.cluster_n
+    workspace = c.split_kind == "workspace"
     rules = (
         (gpu.arch != 90, f"wgmma needs sm_90, not sm_{gpu.arch}"),
         (not p.rows_aligned, "rows are not multiples of 16 bytes (TMA)"),
@@ -78,8 +90,11 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
         (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
-        (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
-        (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
+        (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+        (c.cluster_split > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
+        (workspace and not 2 <= c.split_k <= MAX_WORKSPACE_SPLIT, "a workspace is for split_k 2 to 32"),
+        (workspace and c.persistent, "split_k over a workspace is not persistent"),
+        (workspace_bytes(p, c) > WORKSPACE_LIMIT, f"a workspace of {workspace_bytes(p, c)} bytes exceeds 64 MiB"),
         (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
@@ -90,10 +105,12 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     for broken, reason in rules:
         if broken:
             return reason
-    if c.split_k > 1:  # the owner's sums live beside the accumulators
+    if workspace and not workspace_loads(c, accumulators):
+        return f"{accumulators} accumulator registers leave none to add the parts up"
+    if c.cluster_split > 1:  # the owner's sums live beside the accumulators
         accumulators += accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + EXTRA_REGISTERS // 2
-    budget = CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8
-    if accumulators + EXTRA_REGISTERS > min(budget, 255):
+    budget = register_budget(c)
+    if accumulators + EXTRA_REGISTERS > budget:
         return f"{accumulators} accumulator and sum registers, {EXTRA_REGISTERS} others: the budget is {budget}"
     return None
 
