@@ -166,7 +166,7 @@ FAMILIES: dict[str, type[KernelConfig]] = {
 
 
 def config_name(config: KernelConfig) -> str:
-    """Canonical name: ``family:knob=value,...`` with every knob in field order; of later knobs those not at their default."""
+    """Canonical name: ``family:knob=value,...`` with every knob in field order (a later one unless at its default)."""
     knobs = ",".join(f"{name}={_text(value)}" for name, value in _written(config).items())
     return f"{config.family}:{knobs}"
 

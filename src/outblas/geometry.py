@@ -85,10 +85,11 @@ def register_budget(c: Sm90WgmmaConfig) -> int:
     return min(255, CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8)
 
 
-def workspace_loads(c: Sm90WgmmaConfig, accumulators: int) -> int:
-    """16-byte loads in flight per thread of the CTA that adds up: as many as registers allow, 0 if not even four."""
-    room = register_budget(c) - accumulators - EXTRA_REGISTERS
-    return next((loads for loads in (32, 16, 8, 4) if 4 * loads <= room), 0)
+def workspace_loads(c: Sm90WgmmaConfig) -> int:
+    """16-byte loads in flight per thread of the CTA that adds up: as many as registers allow. Its accumulators are
+    free by then."""
+    room = register_budget(c) - EXTRA_REGISTERS - 20
+    return next((loads for loads in (32, 16, 8) if 4 * loads <= room), 4)
 
 
 def _bands(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
@@ -171,7 +172,7 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
     if c.split_kind == "workspace":
-        constants |= {"COUNTERS_BYTES": COUNTERS_BYTES, "LOADS": max(4, workspace_loads(c, accumulators))}
+        constants |= {"COUNTERS_BYTES": COUNTERS_BYTES, "LOADS": workspace_loads(c)}
     return Geometry(
         threads=128 * c.consumers + (32 if c.consumers == 1 else 128),
         smem_bytes=stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers,

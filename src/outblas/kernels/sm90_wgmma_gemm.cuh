@@ -262,9 +262,9 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
 #if SPLIT_WORKSPACE
     // A predecessor may still be adding up in the workspace.
     if constexpr (PDL) pdl_wait();
-    if (!WorkspaceReduce<MI, CONSUMERS>::run(acc, workspace, w.number(), w.part, warpgroup, wg_thread,
-                                             EPILOGUE_BARRIER + warpgroup))
-      return;
+    WorkspaceReduce<MI, CONSUMERS>::run(acc, workspace, w.number(), w.part, c, at.n, y0, m, n, warpgroup, wg_thread,
+                                        EPILOGUE_BARRIER + warpgroup);
+    return;  // and no `continue`: the accumulators would be kept for a second tile
 #endif
     if constexpr (CLUSTER_SPLIT > 1) {
       if constexpr (MULTICAST == 1) cluster_wait();  // the peers' inboxes exist

@@ -31,16 +31,6 @@ __device__ __forceinline__ void fragment_f32(const AccReg (&acc)[ACC_REGS], int 
 #endif
 }
 
-// The reverse: sums in fp32 become the accumulators of block nb, rounded where those are half precision.
-__device__ __forceinline__ void set_fragment(AccReg (&acc)[ACC_REGS], int nb, const float (&v)[4]) {
-#if ACC_FP16
-  acc[2 * nb] = pack2<false>(v[0], v[1]);
-  acc[2 * nb + 1] = pack2<false>(v[2], v[3]);
-#else
-  for (int i = 0; i < 4; ++i) acc[4 * nb + i] = v[i];
-#endif
-}
-
 // One pair to global memory, if it lies inside C. n is even on every path that gets here.
 __device__ __forceinline__ void store_pair(u16* c, int row, int col, int m, int n, u32 pair) {
   if (row < m && col < n) *reinterpret_cast<u32*>(c + static_cast<u64>(row) * n + col) = pair;

@@ -43,14 +43,12 @@ __device__ __forceinline__ void store_f32x4(float* to, const float (&v)[4]) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-// ld.relaxed.gpu.v4.f32, from L2 (L1 may hold what another SM has overwritten since); `v` stays where `wanted` is false.
-__device__ __forceinline__ void load_f32x4_of_other_sms(float (&v)[4], const float* from, bool wanted) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "@p ld.relaxed.gpu.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
-      : "l"(from), "r"(static_cast<int>(wanted))
-      : "memory");
+// ld.relaxed.gpu.v4.f32, from L2 (L1 may hold what another SM has overwritten since).
+__device__ __forceinline__ void load_f32x4_of_other_sms(float (&v)[4], const float* from) {
+  asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "l"(from)
+               : "memory");
 }
 
 // atom.inc: adds one, or stores 0 where `last` was reached; returns what was there. acq_rel.gpu: what this thread wrote,
