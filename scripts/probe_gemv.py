@@ -166,7 +166,7 @@ def _print(problem: Problem, row: dict[str, Any]) -> None:
 def _bests(times: dict[str, float]) -> Iterator[tuple[str, str]]:
     for pdl in ("false", "true"):
         for label, own in (("gemv", True), ("others", False)):
-            names = [n for n in times if n.endswith(f"pdl={pdl}") and n.startswith(FAMILY) == own]
+            names = [n for n in times if f",pdl={pdl}" in n and n.startswith(FAMILY) == own]
             if names:
                 yield label + (" pdl" if pdl == "true" else ""), min(names, key=lambda n: times[n])
 

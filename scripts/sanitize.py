@@ -41,6 +41,18 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
     ),
     ("wgmma-split", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, split_k=2, store="direct")),
     (
+        "wgmma-workspace", (WHOLE, RAGGED), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=2, split_k=3, store="direct", split_kind="workspace"),
+    ),
+    (
+        "wgmma-workspace", (RAGGED,), "NN", "fp16", "fp16",
+        Sm90WgmmaConfig(128, 32, stages=2, consumers=2, split_k=2, store="direct", split_kind="workspace"),
+    ),
+    (
+        "wgmma-workspace-multicast", (WHOLE, RAGGED), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=6, cluster_n=2, split_k=4, store="direct", split_kind="workspace"),
+    ),
+    (
         "wgmma-pingpong", (RAGGED,), "TN", "fp16", "fp32",
         Sm90WgmmaConfig(64, 32, stages=3, consumers=2, schedule="pingpong", persistent=True),
     ),

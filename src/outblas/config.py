@@ -16,6 +16,7 @@ Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
 Cache = Literal["plain", "stream_c", "stream_b"]
 Ring = Literal["registers", "shared"]
+SplitKind = Literal["cluster", "workspace"]
 
 
 @dataclass(frozen=True, order=True)
@@ -29,7 +30,7 @@ class Sm90WgmmaConfig:
         schedule: ``coop``: consumers share one tile; ``stagger``: the same, one behind the other, so that
             their epilogues do not coincide; ``pingpong``: they alternate tiles.
         cluster_m, cluster_n: CTAs of a cluster along M and N; operand tiles are multicast in it.
-        split_k: CTAs of a cluster that share one tile's K, summed through distributed shared memory.
+        split_k: CTAs that share one tile's K.
         persistent: one CTA per SM walks over tiles; else one CTA per tile.
         raster: extent that consecutive tiles walk along first; group: tiles of the other extent
             walked together (L2 reuse).
@@ -37,9 +38,14 @@ class Sm90WgmmaConfig:
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
         l2: what L2 is told: nothing; that C is not read again; or that B is read once and A again and again.
+        split_kind: how the parts of a split K meet. ``cluster``: its CTAs are one cluster and add up through
+            distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
+            memory, and the last to arrive adds up.
     """
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
+    #: Knobs of a later version: left out of names and JSON at their default, so that earlier ones stay canonical.
+    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2")
     bm: int
     bn: int
     bk: int = 64
@@ -55,7 +61,13 @@ class Sm90WgmmaConfig:
     store: Store = "tma"
     min_blocks: int = 1
     pdl: bool = False
+    split_kind: SplitKind = "cluster"
     l2: Cache = "plain"
+
+    @property
+    def cluster_split(self) -> int:
+        """CTAs of a cluster along K."""
+        return 1 if self.split_kind == "workspace" else self.split_k
 
 
 @dataclass(frozen=True, order=True)
@@ -144,15 +156,22 @@ class Sm80DirectConfig:
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]
-_WORDS = {"Schedule": get_args(Schedule), "Store": get_args(Store), "Raster": get_args(Raster), "Cache": get_args(Cache), "Ring": get_args(Ring)}
+_WORDS = {
+    "Schedule": get_args(Schedule),
+    "Store": get_args(Store),
+    "Raster": get_args(Raster),
+    "Cache": get_args(Cache),
+    "Ring": get_args(Ring),
+    "SplitKind": get_args(SplitKind),
+}
 FAMILIES: dict[str, type[KernelConfig]] = {
     c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
 }
 
 
 def config_name(config: KernelConfig) -> str:
-    """Canonical name: ``family:knob=value,...`` with every knob, in field order."""
-    knobs = ",".join(f"{f.name}={_text(getattr(config, f.name))}" for f in fields(config))
+    """Canonical name: ``family:knob=value,...`` with every knob in field order (a later one unless at its default)."""
+    knobs = ",".join(f"{name}={_text(value)}" for name, value in _written(config).items())
     return f"{config.family}:{knobs}"
 
 
@@ -172,8 +191,8 @@ def config_from_name(name: str) -> KernelConfig:
 
 
 def config_to_json(config: KernelConfig) -> dict[str, Any]:
-    """``{"family": ..., knob: value, ...}``."""
-    return {"family": config.family, **asdict(config)}
+    """``{"family": ..., knob: value, ...}``, the knobs that :func:`config_name` writes."""
+    return {"family": config.family, **_written(config)}
 
 
 def config_from_json(data: dict[str, Any]) -> KernelConfig:
@@ -185,8 +204,8 @@ def config_from_json(data: dict[str, Any]) -> KernelConfig:
         )
     knobs = {k: v for k, v in data.items() if k != "family"}
     known = {f.name: f for f in fields(cls)}
-    if set(knobs) != set(known):
-        odd = sorted(set(knobs) ^ set(known))
+    odd = sorted((set(knobs) ^ set(known)) - (set(_later(cls)) - set(knobs)))
+    if odd:
         raise ConfigError(
             f"{cls.family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "write every knob by name"
         )
@@ -198,6 +217,17 @@ def config_from_json(data: dict[str, Any]) -> KernelConfig:
         if kind in _WORDS and value not in _WORDS[kind]:
             raise ConfigError(f"{cls.family}: {key}={value!r}", " or ".join(_WORDS[kind]), "correct the knob")
     return cls(**knobs)
+
+
+def _later(cls: type[KernelConfig]) -> dict[str, Any]:
+    """Knobs that earlier versions did not have, and their defaults: what kernels of before did."""
+    later: tuple[str, ...] = getattr(cls, "later_knobs", ())
+    return {f.name: f.default for f in fields(cls) if f.name in later}
+
+
+def _written(config: KernelConfig) -> dict[str, Any]:
+    later = _later(type(config))
+    return {name: value for name, value in asdict(config).items() if name not in later or value != later[name]}
 
 
 def _text(value: object) -> str:

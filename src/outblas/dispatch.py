@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.config import KernelConfig, config_name
 from outblas.decide import Decision, Operand, decide
 from outblas.errors import CompileError, DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
+from outblas.geometry import workspace_bytes
 from outblas.library import Library
 from outblas.native import open_table
 from outblas.overlap import overlap
@@ -31,6 +32,7 @@ from outblas.roofline import Gpu
 from outblas.source import kernel_kind
 from outblas.space import gpu_of_device
 from outblas.tensors import operand, why_torchs
+from outblas.workspace import StreamWorkspaces
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +57,8 @@ def matmul(
     Every other input (shape, dtype, strides, alignment, device, a gradient or a trace to be kept) is handed
     to torch.matmul unchanged, and so are its errors; :func:`explain` says which way a product goes. It is
     enqueued on the device's current torch stream. While a CUDA graph is captured no kernel is loaded: make
-    one call of the kind before, else the graph holds torch's kernel.
+    one call of the kind before, else the graph holds torch's kernel. Kernels that split K over a workspace are never
+    captured (graphs of one stream may be replayed on two at once): the graph holds torch's kernel then.
 
     Raises:
         TensorError: tensors on different devices, or ``out`` shares memory with an input.
@@ -181,6 +184,7 @@ class DeviceState:
         self._decisions: OrderedDict[Any, Decision] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._compile_seconds = 0.0
+        self._workspaces = StreamWorkspaces()
         # A bound call carries its stream from the caller to the driver, so two threads must not share it.
         self._lock = threading.Lock()
         self._threads = threading.local()
@@ -211,6 +215,8 @@ class DeviceState:
             self._ensure_context()
             if not self.ready(problem, config, torch.cuda.is_current_stream_capturing):
                 return None
+            if workspace_bytes(problem, config) and torch.cuda.is_current_stream_capturing():
+                return None
             c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
             self.launch(problem, config, a, b, c, torch._C._cuda_getCurrentRawStream(index))
         if out is not None and not out.is_inference():
@@ -231,12 +237,15 @@ class DeviceState:
 
     def launch(self, problem: Problem, config: KernelConfig, a: Any, b: Any, c: Any, stream: int) -> None:
         """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream."""
-        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr())  # all that a bound call depends on
+        need = workspace_bytes(problem, config)
+        # All that a bound call depends on; a workspace is its stream's.
+        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream if need else None)
         with self._lock:
             call = self._calls.get(key)
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
-                call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c)
+                own = {"workspace": self._workspaces.take(stream, need, a.device)} if need else {}
+                call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c, **own)
                 # Kept by address, it must not keep the memory: torch could then never use it again.
                 call.release()
                 _keep(self._calls, key, call, KEPT_CALLS)
@@ -321,7 +330,9 @@ _is_compiling: Callable[[], bool] = bool
 def _remember(device: DeviceState, decision: Decision, call: tuple[Any, ...], result: Any) -> None:
     """Let the native table answer such calls from now on; ``result`` is the kernel's output, None: torch's product."""
     if result is None and not device.unavailable(decision):
-        return  # a kernel that could not be loaded yet, under capture
+        return  # a kernel that could not be loaded yet, or not be used, under capture
+    if decision.problem and decision.config and workspace_bytes(decision.problem, decision.config):
+        return  # the table's launches have no stream, a workspace is its stream's
     a, b, out, allowed = call
     with _devices_lock:
         _open_table()

@@ -12,6 +12,12 @@ from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80M
 from outblas.problem import ELEMENT_BYTES, Layout, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
+#: Counters in front of every workspace of a split K, and all of it at most, bytes.
+COUNTERS_BYTES, WORKSPACE_LIMIT = 64 * 1024, 64 * 1024 * 1024
+#: Registers a thread of sm90_wgmma_gemm needs besides its accumulators (addresses, descriptors, loop state).
+EXTRA_REGISTERS = 40
+#: Registers per thread of its consumer warpgroups after setmaxnreg, by number of consumers.
+CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 
 #: Tile rows walked together by sm80_mma_gemm and sm80_direct_gemm.
 SM80_GROUP = 8
@@ -54,13 +60,36 @@ def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, in
     if isinstance(config, (Sm80MmaConfig, Sm80DirectConfig)):
         tiles_m, tiles_n = _ceil(problem.m, config.bm), _ceil(problem.n, config.bn)
         return _bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
-    cluster = config.cluster_m * config.cluster_n * config.split_k
+    cluster = config.cluster_m * config.cluster_n * config.cluster_split
     tiles_m = _ceil(problem.m, config.bm * config.cluster_m)
     tiles_n = _ceil(problem.n, config.bn * config.cluster_n)
     if config.persistent:
         return min(tiles_m * tiles_n, max(1, sms * config.min_blocks // cluster)) * cluster, 1, 1
     inner, outer = (tiles_m, tiles_n) if config.raster == "m" else (tiles_n, tiles_m)
-    return _bands(inner, outer, config.group, cluster)
+    x, y, z = _bands(inner, outer, config.group, cluster)
+    return x, y, z * (config.split_k // config.cluster_split)
+
+
+def workspace_bytes(problem: Problem, config: KernelConfig) -> int:
+    """Global memory that a call of the kernel needs beside its operands: counters (the first COUNTERS_BYTES), and
+    every CTA's tile in fp32 (epilogue/workspace_reduce.cuh); 0 for kernels that need none."""
+    if not isinstance(config, Sm90WgmmaConfig) or config.split_kind != "workspace":
+        return 0
+    tiles_m = _ceil(problem.m, config.bm * config.cluster_m) * config.cluster_m
+    tiles_n = _ceil(problem.n, config.bn * config.cluster_n) * config.cluster_n
+    return COUNTERS_BYTES + tiles_m * tiles_n * config.split_k * config.bm * config.bn * 4
+
+
+def register_budget(c: Sm90WgmmaConfig) -> int:
+    """Registers that a consumer thread of sm90_wgmma_gemm may use."""
+    return min(255, CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8)
+
+
+def workspace_loads(c: Sm90WgmmaConfig) -> int:
+    """16-byte loads in flight per thread of the CTA that adds up: as many as registers allow. Its accumulators are
+    free by then."""
+    room = register_budget(c) - EXTRA_REGISTERS - 20
+    return next((loads for loads in (32, 16, 8) if 4 * loads <= room), 4)
 
 
 def _bands(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
@@ -102,8 +131,8 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     b_width = next((w for w in (64, 32, 16) if c.bn % w == 0), 8)
     epi_w = next(w for w in (64, 32, 16, 8) if c.bn % w == 0)
     units = max(1, m_blocks * (c.bn // 8))
-    owners = divisor_up_to(units, c.split_k)
-    inbox = (c.split_k - 1) * c.consumers * (units // owners) * 128 * 16
+    owners = divisor_up_to(units, c.cluster_split)
+    inbox = (c.cluster_split - 1) * c.consumers * (units // owners) * 128 * 16
     stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
     barriers = 16 * c.stages + 8
     store_tma = c.store == "tma"
@@ -144,10 +173,12 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "BF16": problem.dtype == "bf16",
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
+    if c.split_kind == "workspace":
+        constants |= {"COUNTERS_BYTES": COUNTERS_BYTES, "LOADS": workspace_loads(c)}
     return Geometry(
         threads=128 * c.consumers + (32 if c.consumers == 1 else 128),
         smem_bytes=stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers,
-        cluster=c.cluster_m * c.cluster_n * c.split_k,
+        cluster=c.cluster_m * c.cluster_n * c.cluster_split,
         accumulators=accumulators,
         constants=_literals(constants),
     )

@@ -15,13 +15,16 @@ from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.cubin import Cubin
 from outblas.driver import check, driver
 from outblas.errors import ConfigError, TensorError
-from outblas.geometry import geometry, grid
+from outblas.geometry import geometry, grid, workspace_bytes
 from outblas.overlap import overlap
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
 from outblas.space import gpu_of_device, why_illegal
+from outblas.workspace import allocate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 #: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
@@ -33,6 +36,9 @@ class Call:
 
     Calls of one kernel and problem share a launch configuration, which holds the stream while it is
     launched: threads that share a kernel must take turns.
+
+    A call that needs a workspace (split_kind ``workspace``) has its own, or one with the others of a
+    :meth:`LoadedKernel.bind_many`; it must not run on two streams at once, which would be a race for C in any case.
     """
 
     def __init__(
@@ -82,11 +88,13 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """Launch configuration, extents as kernel arguments, and (rows, cols, box rows, box cols) per TMA map."""
+    """Launch configuration, extents as kernel arguments, (rows, cols, box rows, box cols) per TMA map, and the bytes of
+    a workspace (0: none)."""
 
     launch: Any
     extents: tuple[Any, ...]
     boxes: tuple[tuple[int, int, int, int], ...]
+    workspace_bytes: int
 
 
 class LoadedKernel:
@@ -127,7 +135,7 @@ class LoadedKernel:
         launch = launch_config(grid(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
         extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
         boxes = tensor_boxes(problem, self.config) if isinstance(self.config, Sm90WgmmaConfig) else ()
-        return _Plan(launch, extents, boxes)
+        return _Plan(launch, extents, boxes, workspace_bytes(problem, self.config))
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
         attribute = driver().CUfunction_attribute
@@ -139,16 +147,27 @@ class LoadedKernel:
     def _set(self, attribute: Any, value: int) -> None:
         check("cuFuncSetAttribute", driver().cuFuncSetAttribute(self._function, attribute, value))
 
-    def bind(self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Call:
+    def bind(
+        self,
+        problem: Problem,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        workspace: torch.Tensor | None = None,
+    ) -> Call:
         """A call computing ``c = a @ b``.
 
         Args:
             a: (M, K); b: (N, K) for TN, (K, N) for NN; c: (M, N), overwritten. Row-major and
                 contiguous, of the problem's dtype, on one CUDA device.
+            workspace: of :func:`outblas.workspace.allocate`, at least ``workspace_bytes(problem, config)``, shared with
+                calls of the same stream only; None: one of its own, if the kernel needs any.
 
         Raises:
-            TensorError: wrong shape, dtype, device or strides, misaligned, or c overlaps a or b.
+            TensorError: wrong shape, dtype, device or strides, misaligned, or c overlaps a or b; the workspace is
+                too small, or on another device.
             ConfigError: the config is not legal for this problem.
+            DeviceError: a workspace would have to be made while a graph is captured.
         """
         check_operands(problem, a, b, c)
         plan = self._plan(problem, a.device.index or 0)
@@ -159,16 +178,45 @@ class LoadedKernel:
                 for tensor, (rows, cols, box_rows, box_cols) in zip((a, b, c), plan.boxes, strict=True)
             ]
             params = [m.getPtr() for m in maps] + [ctypes.c_void_p(c.data_ptr()), *plan.extents]
-            return Call(self._function, plan.launch, params, (self, maps), (a, b, c))
+            if plan.workspace_bytes:
+                workspace = self._workspace(plan.workspace_bytes, workspace, a)
+                params.append(ctypes.c_void_p(workspace.data_ptr()))
+            return Call(self._function, plan.launch, params, (self, maps, workspace), (a, b, c))
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
         return Call(self._function, plan.launch, [*pointers, *plan.extents], (self,), (a, b, c))
+
+    def bind_many(
+        self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    ) -> list[Call]:
+        """:meth:`bind` of each (a, b, c), for calls that run on one stream, one after the other: they share a workspace
+        where the kernel needs any. Raises as :meth:`bind`."""
+        need = workspace_bytes(problem, self.config)
+        if not need or not operands:
+            return [self.bind(problem, *each) for each in operands]
+        shared = allocate(need, operands[0][0].device)
+        return [self.bind(problem, *each, workspace=shared) for each in operands]
+
+    @staticmethod
+    def _workspace(need: int, given: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        if given is None:
+            return allocate(need, like.device)
+        if given.device != like.device or given.nbytes < need:
+            raise TensorError(
+                f"a workspace of {given.nbytes} bytes on {given.device}",
+                f"{need} bytes on {like.device}",
+                "allocate it by outblas.workspace.allocate",
+            )
+        return given
 
     def prepared(self, problem: Problem, c: torch.Tensor) -> Prepared:
         """The launch that :meth:`bind` makes for outputs like ``c``, which is (M, N) on the kernel's device.
 
         Raises:
-            ConfigError: the config is not legal for this problem.
+            ConfigError: the config is not legal for this problem, or needs a workspace, which a table of launches
+                without their stream cannot give.
         """
+        if workspace_bytes(problem, self.config):
+            raise ConfigError(f"{self.name} needs a workspace", "a kernel without one", "bind it for its stream")
         device_index = c.device.index or 0
         plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
         return Prepared(

@@ -2,7 +2,7 @@
 
     time = launch (less with PDL) + cluster set-up
          + smooth max of: rounds x (fill latency + K stages x stage + epilogue), traffic / HBM
-         + sum over a split K,                                            bounded below by the floor
+         + sum over a split K, in a cluster or in a workspace,            bounded below by the floor
     stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency / stages
 
 A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
@@ -24,7 +24,17 @@ from outblas import model_direct, model_gemv
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
 from outblas.geometry import gemv_loads, geometry
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, resident_ctas, smooth_max, split_us
+from outblas.model_terms import (
+    Columns,
+    Floats,
+    above_floor,
+    cluster_split,
+    launch_us,
+    resident_ctas,
+    smooth_max,
+    split_us,
+    workspace_us,
+)
 from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets
 
@@ -185,6 +195,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 _NAMES = (
     *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
     *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
+    "workspace",
 )
 
 
@@ -218,6 +229,7 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
             *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
             *(config.persistent, config.schedule == "pingpong", config.group, config.raster == "m"),
             *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8, 0),
+            config.split_kind == "workspace",
         )
     elif isinstance(config, Sm80GemvConfig):
         stages = config.unroll
@@ -228,6 +240,8 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
     else:
         stages = config.stages
         own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
+    if not isinstance(config, Sm90WgmmaConfig):
+        own = (*own, False)
     shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
     return tuple(float(x) for x in (*shared, *own))
 
@@ -280,7 +294,10 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
 
     traffic = _traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
     work = smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
-    return above_floor(launch_us(x, c) + split_us(x, c) + work, p["floor"])
+    sums = split_us(x, c)
+    if family == Sm90WgmmaConfig.family:
+        sums = sums + workspace_us(x, c, tiles)
+    return above_floor(launch_us(x, c) + sums + work, p["floor"])
 
 
 def _wgmma_stage(x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
@@ -313,7 +330,7 @@ def _multicast_us(x: Mapping[str, float], c: Columns) -> Floats:
 def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:
     """From the last product of a tile to its last store."""
     tile_bytes = ELEMENT_BYTES * c["bm"] * c["bn"]
-    direct = x["epilogue_direct"] + tile_bytes / c["split"] / x["store_direct"]
+    direct = x["epilogue_direct"] + tile_bytes / cluster_split(c) / x["store_direct"]
     if family == Sm90WgmmaConfig.family:
         return np.where(c["tma"] > 0, x["epilogue_tma"] + tile_bytes / x["store_tma"], direct)
     return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K meet in shared memory
@@ -327,7 +344,7 @@ def _traffic_bytes(
     along_m = c["raster_m"] > 0
     inner, outer = np.where(along_m, tiles_m / c["cm"], tiles_n / c["cn"]), np.where(along_m, tiles_n, tiles_m)
     group = np.minimum(c["group"], inner)
-    at_once = np.maximum(slots / c["split"] / (group * np.where(along_m, c["cm"], c["cn"]) * outer), 1.0)
+    at_once = np.maximum(slots / cluster_split(c) / (group * np.where(along_m, c["cm"], c["cn"]) * outer), 1.0)
     again = np.maximum(np.ceil(inner / group) / at_once, 1.0) - 1.0
     streamed = ELEMENT_BYTES * p["k"] * np.where(along_m, p["n"], p["m"]) * 1.0
     missed = 1 / (1 + (x["cache"] / streamed) ** 2)

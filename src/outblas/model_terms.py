@@ -12,6 +12,9 @@ from outblas.problem import ELEMENT_BYTES
 from outblas.roofline import Gpu
 
 Floats = NDArray[np.float64]
+#: Rounds through L2 between the last product of a split K and the sum over a workspace: the parts' way out, the count,
+#: the first part's way back; microseconds.
+WORKSPACE_US = 1.2
 #: Named columns that broadcast together: scalars of one problem, arrays over configs, or both over cells.
 Columns = Mapping[str, Any]
 
@@ -37,11 +40,25 @@ def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
 
 
 def split_us(x: Mapping[str, float], c: Columns) -> Floats:
-    """Summing a split K through distributed shared memory, microseconds."""
-    split = c["split"]
+    """Summing a split K through distributed shared memory, microseconds; nothing over a workspace."""
+    split = cluster_split(c)
     reduce = x["split"] + x["split_peer"] * (split - 1)
     reduce = reduce + 2 * ELEMENT_BYTES * c["bm"] * c["bn"] * (split - 1) / split / x["exchange"]
     return np.where(split > 1, reduce, 0.0)
+
+
+def cluster_split(c: Columns) -> Floats:
+    """CTAs of a cluster along K."""
+    return np.where(c["workspace"] > 0, 1, c["split"])
+
+
+def workspace_us(x: Mapping[str, float], c: Columns, tiles: Floats) -> Floats:
+    """Summing a split K through global memory, microseconds: what all CTAs write and read back crosses L2, and the last
+    CTA of a tile reads the other parts by itself."""
+    part_bytes = 4.0 * c["bm"] * c["bn"]
+    everywhere = (2 * c["split"] - 1) * part_bytes * tiles / x["l2"]
+    alone = (c["split"] - 1) * part_bytes / x["ingest"]
+    return np.where(c["workspace"] > 0, WORKSPACE_US + smooth_max(everywhere, alone), 0.0)
 
 
 def resident_ctas(cluster: Any, per_sm: Any, gpu: Gpu) -> Floats:

@@ -14,7 +14,10 @@ from outblas.geometry import SMEM_LIMIT, direct_registers, divisor_up_to
 
 def pool() -> tuple[KernelConfig, ...]:
     """All of them, in a fixed order."""
-    families = (tiny_kernels, direct_kernels, split_kernels, tiles_kernels, persistent_kernels, gemv_kernels)
+    families = (
+        *(tiny_kernels, direct_kernels, split_kernels, workspace_kernels),
+        *(tiles_kernels, persistent_kernels, gemv_kernels),
+    )
     return tuple(dict.fromkeys(config for family in families for config in family()))
 
 
@@ -86,6 +89,22 @@ def split_kernels() -> Iterator[KernelConfig]:
                     stages = _stages(bm, bn, 64, inbox)
                     if stages >= 3:
                         yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, split, store="direct")
+
+
+def workspace_kernels() -> Iterator[KernelConfig]:
+    """K split over CTAs anywhere, sums through global memory: any number of parts uses all SMs, with pairs that
+    multicast, too."""
+    for (bm, bn, consumers), split, (cm, cn) in product(
+        ((64, 64, 1), (64, 128, 1), (128, 64, 2), (128, 128, 2), (128, 256, 2)),
+        (2, 3, 4, 5, 6, 8, 12, 16),
+        ((1, 1), (2, 1), (1, 2)),
+    ):
+        for bk in (64, 128) if bm * bn <= 128 * 64 else (64,):
+            yield Sm90WgmmaConfig(
+                *(bm, bn, bk, _stages(bm, bn, bk, 0), consumers, "coop", cm, cn, split),  # type: ignore[arg-type]
+                store="direct",
+                split_kind="workspace",
+            )
 
 
 def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:

@@ -47,6 +47,8 @@ def make_source(problem: Problem, config: KernelConfig) -> Source:
     Only the problem's layout, dtype and accumulator enter: one cubin serves every M, N, K.
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
+    if isinstance(config, Sm90WgmmaConfig):  # a kernel with a workspace has one argument more
+        lines.append(f"#define SPLIT_WORKSPACE {int(config.split_kind == 'workspace')}")
     lines += [
         f"constexpr {'bool' if value in ('true', 'false') else 'int'} {name} = {value};"
         for name, value in geometry(problem, config).constants

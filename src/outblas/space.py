@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import replace
 from importlib import resources
 
@@ -19,18 +20,30 @@ from outblas.config import (
     config_from_name,
 )
 from outblas.errors import DeviceError, UsageError
-from outblas.geometry import MAX_GRID_YZ, direct_registers, divisor_up_to, gemv_loads, geometry, grid, k_tiles
-from outblas.pool import gemv_kernels, pool, tiny_kernels
+from outblas.geometry import (
+    EXTRA_REGISTERS,
+    MAX_GRID_YZ,
+    WORKSPACE_LIMIT,
+    direct_registers,
+    divisor_up_to,
+    gemv_loads,
+    geometry,
+    grid,
+    k_tiles,
+    register_budget,
+    workspace_bytes,
+)
+from outblas.pool import gemv_kernels, pool, tiny_kernels, workspace_kernels
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
-#: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
-EXTRA_REGISTERS = 40
-#: Registers per thread of a consumer warpgroup after setmaxnreg, by number of consumers.
-CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
-#: The same of sm80_gemv_mma, whose loads each have an address and a predicate.
+#: Registers a thread of sm80_gemv_mma needs besides operands and sums (its loads have addresses and predicates).
 GEMV_REGISTERS = 60
 MAX_CLUSTER = 16
+#: Most parts of K that meet in a workspace.
+MAX_WORKSPACE_SPLIT = 32
+#: Least K for which such kernels are offered beside the catalogue.
+WORKSPACE_K = 4096
 #: Most rows of A that sm80_gemv_mma serves.
 GEMV_TOKENS = 16
 
@@ -67,6 +80,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     m_blocks = c.bm // 64 if pingpong else c.bm // 64 // c.consumers
     accumulators = m_blocks * c.bn // 2 // (2 if p.acc == "fp16" else 1)
     multicast = c.cluster_m * c.cluster_n
+    workspace = c.split_kind == "workspace"
     rules = (
         (gpu.arch != 90, f"wgmma needs sm_90, not sm_{gpu.arch}"),
         (not p.rows_aligned, "rows are not multiples of 16 bytes (TMA)"),
@@ -80,8 +94,10 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (c.l2 == "stream_c" and c.store != "tma", "stream_c needs TMA stores"),
         (c.persistent and _tiles(p, c) >= 2**22, "more than 4 million tiles for one CTA to walk over"),
         (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
-        (multicast * c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+        (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
+        (workspace and not 2 <= c.split_k <= MAX_WORKSPACE_SPLIT, "a workspace is for split_k 2 to 32"),
+        (workspace_bytes(p, c) > WORKSPACE_LIMIT, f"a workspace of {workspace_bytes(p, c)} bytes exceeds 64 MiB"),
         (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
@@ -92,10 +108,10 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
     for broken, reason in rules:
         if broken:
             return reason
-    if c.split_k > 1:  # the owner's sums live beside the accumulators
+    if c.cluster_split > 1:  # the owner's sums live beside the accumulators
         accumulators += accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + EXTRA_REGISTERS // 2
-    budget = CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8
-    if accumulators + EXTRA_REGISTERS > min(budget, 255):
+    budget = register_budget(c)
+    if accumulators + EXTRA_REGISTERS > budget:
         return f"{accumulators} accumulator and sum registers, {EXTRA_REGISTERS} others: the budget is {budget}"
     return None
 
@@ -209,9 +225,11 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
 
 def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
     """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
-    catalogue was chosen on grid1000, which has none); for rows that are not 16-byte aligned the mma family
+    catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
+    workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
     with narrower loads."""
-    legal = [c for c in (*catalogue(), *_gemv_candidates(problem, gpu)) if why_illegal(problem, c, gpu) is None]
+    offered = (*catalogue(), *_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
+    legal = [c for c in dict.fromkeys(offered) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
     vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
@@ -226,6 +244,14 @@ def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
         return []
     room = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and 0 <= c.bm - problem.m < 8]
     return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
+
+
+def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """The kernels that split K over a workspace into no more CTAs than two to an SM, with and without PDL."""
+    if problem.k < WORKSPACE_K or gpu.arch != 90:
+        return []
+    few = [c for c in workspace_kernels() if math.prod(grid(problem, c, gpu.sms)) <= 2 * gpu.sms]
+    return [replace(c, pdl=pdl) for c in few for pdl in (False, True)]
 
 
 def gpu_of_device(index: int) -> Gpu:

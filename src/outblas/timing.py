@@ -115,7 +115,9 @@ class Bench:
 
     def bind(self, entry: Bindable) -> list[Call]:
         """One call per operand set, run once each so that nothing is loaded lazily later."""
-        calls = [entry.bind(self.problem, *self.data[i]) for i in range(self.sets)]
+        operands = [self.data[i] for i in range(self.sets)]
+        many = getattr(entry, "bind_many", None)  # calls of one stream may share what each would have of its own
+        calls = many(self.problem, operands) if many else [entry.bind(self.problem, *each) for each in operands]
         for call in calls[: 1 if len(calls) == 1 else 2]:
             call(self.stream)
         return calls

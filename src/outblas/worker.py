@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from outblas.baselines import NAMES, RIVALS, Bindable
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, config_name
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import CompileError, DeviceError, OutblasError, ProblemError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.problem import Problem
@@ -100,6 +100,9 @@ def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> 
     ]
     if isinstance(config, Sm80MmaConfig):
         shapes.append((33, 2 * bn - 2, 2 * bk + 2))
+    if isinstance(config, Sm90WgmmaConfig) and config.split_kind == "workspace":  # each part has one stage or two
+        together = bk * config.split_k
+        shapes += [(3 * bm + 1, 5 * bn + 8, together + 8), (bm + 1, together + 8, together + 8)]
     if isinstance(config, Sm80DirectConfig):  # K that ends just past a round of all warps, or inside the second one
         together = config.wk * config.unroll * bk
         shapes += [

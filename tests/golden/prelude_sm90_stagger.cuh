@@ -1,4 +1,5 @@
 #define ACC_FP16 0
+#define SPLIT_WORKSPACE 0
 constexpr int BM = 256;
 constexpr int BN = 128;
 constexpr int BK = 64;

@@ -63,6 +63,13 @@ CONFIGS: dict[str, KernelConfig] = {
     "wgmma_multicast_deep": Sm90WgmmaConfig(64, 64, stages=9, cluster_m=2, cluster_n=2, group=3),
     "wgmma_multicast_deep_persistent": Sm90WgmmaConfig(64, 32, stages=12, cluster_m=4, persistent=True, raster="n"),
     "wgmma_multicast_deep_split": Sm90WgmmaConfig(64, 32, stages=8, cluster_n=2, split_k=2, store="direct"),
+    "wgmma_workspace": Sm90WgmmaConfig(64, 64, stages=6, split_k=4, store="direct", split_kind="workspace"),
+    "wgmma_workspace_2x1_pdl": Sm90WgmmaConfig(
+        128, 128, stages=5, consumers=2, cluster_m=2, split_k=3, store="direct", pdl=True, split_kind="workspace"
+    ),
+    "wgmma_multicast_deep_workspace": Sm90WgmmaConfig(
+        64, 32, stages=8, cluster_n=2, split_k=2, raster="n", store="direct", split_kind="workspace"
+    ),
     "mma_tile": Sm80MmaConfig(64, 64),
     "mma_pdl": Sm80MmaConfig(32, 32, 64, 6, 2, 2, 2, pdl=True),
     "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
@@ -107,7 +114,7 @@ def kernel(problem: Problem, config: KernelConfig) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_gate_on_every_representative(name: str, kind: tuple[str, str, str]) -> None:
     config, gpu = CONFIGS[name], gpu_of_device(0)
-    any_size = Problem(rows(config, 4096), 4096, 4096, *kind)  # type: ignore[arg-type]
+    any_size = Problem(rows(config, 1024), 1024, 4096, *kind)  # type: ignore[arg-type]
     reason = why_illegal(any_size, config, gpu)
     if reason:
         pytest.skip(f"not legal: {reason}")

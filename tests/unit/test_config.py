@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ WORDS = {
     "Store": ["tma", "direct"],
     "Raster": ["m", "n"],
     "Ring": ["registers", "shared"],
+    "SplitKind": ["cluster", "workspace"],
 }
 VALUES = {"int": st.integers(-(10**17), 10**17), "bool": st.booleans()} | {
     kind: st.sampled_from(words) for kind, words in WORDS.items()
@@ -57,7 +58,10 @@ def test_names_differ_exactly_where_configs_do(one: KernelConfig, other: KernelC
 def test_a_name_has_every_knob_and_is_one_word(config: KernelConfig) -> None:
     name = config_name(config)
     assert not any(c.isspace() for c in name)
-    assert all(f"{f.name}=" in name for f in fields(config))
+    later = getattr(config, "later_knobs", ())
+    for f in fields(config):
+        written = f.name not in later or getattr(config, f.name) != f.default
+        assert (f"{f.name}=" in name) == written == (f.name in config_to_json(config))
     assert name.startswith(config.family + ":")
 
 
@@ -70,6 +74,9 @@ def test_every_family_is_registered_under_its_own_name() -> None:
 def test_a_missing_an_unknown_and_a_mistyped_knob_are_refused(cls: type[KernelConfig]) -> None:
     good = config_to_json(cls(bm=64, bn=64))
     for f in fields(cls):
+        if f.name in getattr(cls, "later_knobs", ()):
+            assert config_from_json(good) == config_from_json({**good, f.name: f.default})
+            continue
         with pytest.raises(ConfigError, match=f.name):
             config_from_json({k: v for k, v in good.items() if k != f.name})
         with pytest.raises(ConfigError, match=f.name):
@@ -93,9 +100,31 @@ def test_an_unknown_family_is_refused(family: Any) -> None:
         config_from_json({"family": family, "bm": 64})
 
 
+#: A name and a JSON of version 0.1, whose kernels had no knob split_kind.
+EARLIER = (
+    "sm90_wgmma_gemm:bm=64,bn=64,bk=64,stages=4,consumers=1,schedule=coop,cluster_m=1,cluster_n=1,split_k=4,"
+    "persistent=false,raster=m,group=8,store=direct,min_blocks=1,pdl=false"
+)
+
+
+def test_names_of_before_a_later_knob_stay_canonical() -> None:
+    config = Sm90WgmmaConfig(64, 64, split_k=4, store="direct")
+    assert config_name(config) == EARLIER and config_from_name(EARLIER) == config
+    other = replace(config, split_kind="workspace")
+    assert config_name(other) == EARLIER + ",split_kind=workspace" and config_from_name(config_name(other)) == other
+    with pytest.raises(ConfigError, match="canonical"):
+        config_from_name(EARLIER + ",split_kind=cluster")
+    assert "split_kind" not in config_to_json(config) and config_from_json(config_to_json(config)) == config
+    with pytest.raises(ConfigError, match="split_kind"):
+        config_from_json({**config_to_json(config), "split_kind": 1.5})
+    with pytest.raises(ConfigError, match="split_kind"):
+        config_from_name(EARLIER + ",split_kind=streams")
+
+
 @given(configs(), st.data())
 def test_a_truncated_name_is_refused(config: KernelConfig, data: Any) -> None:
-    name = config_name(config)
+    later = {f.name: f.default for f in fields(config) if f.name in getattr(config, "later_knobs", ())}
+    name = config_name(replace(config, **later))  # without those it is whole, by design
     last = name.rindex(",")
     cut = data.draw(st.integers(0, last))
     with pytest.raises(ConfigError):

@@ -9,7 +9,16 @@ from dataclasses import replace
 import pytest
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.geometry import MAX_GRID_YZ, SMEM_LIMIT, direct_registers, divisor_up_to, geometry, grid, k_tiles
+from outblas.geometry import (
+    MAX_GRID_YZ,
+    SMEM_LIMIT,
+    direct_registers,
+    divisor_up_to,
+    geometry,
+    grid,
+    k_tiles,
+    workspace_bytes,
+)
 from outblas.problem import Problem
 from outblas.source import make_source
 from outblas.space import pool, why_illegal
@@ -58,6 +67,8 @@ UNUSUAL = [
     Sm90WgmmaConfig(64, 80, stages=3, split_k=3, store="direct"),
     Sm90WgmmaConfig(128, 96, stages=3, consumers=2, split_k=5, store="direct"),
     Sm90WgmmaConfig(64, 64, stages=2, min_blocks=3),
+    Sm90WgmmaConfig(64, 80, stages=3, split_k=7, store="direct", split_kind="workspace"),
+    Sm90WgmmaConfig(128, 96, stages=3, consumers=2, cluster_n=2, split_k=32, store="direct", split_kind="workspace"),
     Sm90WgmmaConfig(128, 112, stages=3, consumers=2, schedule="pingpong", persistent=True),
     Sm90WgmmaConfig(256, 80, stages=3, consumers=2, schedule="stagger"),
     Sm80MmaConfig(48, 32, 32, 2, wm=3, wn=1, wk=2, split_k=3, vec=1),
@@ -83,6 +94,8 @@ DECODE = [Problem(8, 4096, 8192), Problem(8, 4096, 8192, "NN", "bf16")]
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
     pytest.importorskip("cuda.bindings")
+    if workspace_bytes(problem, config):
+        problem = replace(problem, m=512, n=512)
     assert why_illegal(problem, config) is None
     shape = geometry(problem, config)
     assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
@@ -110,7 +123,9 @@ def test_every_tile_has_its_ctas() -> None:
                 continue
             across = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
             tiles = [-(-e // (b * c)) for e, b, c in zip((m, problem.n), (config.bm, config.bn), across, strict=True)]
-            groups = x // cluster * y * z
+            parts = config.split_k // getattr(config, "cluster_split", config.split_k)  # one grid after the other
+            assert z % parts == 0
+            groups = x // cluster * y * z // parts
             assert groups >= tiles[0] * tiles[1]
             assert groups < tiles[0] * tiles[1] + x // cluster * y  # less than one band too many
 

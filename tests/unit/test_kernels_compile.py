@@ -23,7 +23,7 @@ from outblas.space import why_illegal
 if TYPE_CHECKING:
     from outblas.cubin import Cubin
 
-P = Problem(4096, 4096, 4096)
+P = Problem(1024, 1024, 4096)
 KINDS = {
     "_".join((p.layout, p.dtype, p.acc)): p
     for p in (P, replace(P, layout="NN"), replace(P, dtype="bf16"), replace(P, layout="NN", dtype="bf16"),
@@ -34,6 +34,10 @@ WGMMA = {
     "direct": Sm90WgmmaConfig(64, 32, 128, store="direct"),
     "split": Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct"),
     "split_cluster": Sm90WgmmaConfig(128, 64, stages=3, consumers=2, cluster_m=2, split_k=2, store="direct"),
+    "workspace": Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct", pdl=True, split_kind="workspace"),
+    "workspace_cluster": Sm90WgmmaConfig(
+        128, 128, stages=3, consumers=2, cluster_m=2, split_k=3, store="direct", split_kind="workspace"
+    ),
     "cluster": Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2, cluster_n=2),
     "persistent": Sm90WgmmaConfig(128, 256, stages=3, consumers=2, cluster_n=2, persistent=True, raster="n"),
     "pingpong": Sm90WgmmaConfig(64, 256, stages=4, consumers=2, schedule="pingpong", persistent=True),

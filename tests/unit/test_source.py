@@ -25,6 +25,10 @@ PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
         replace(P, layout="NN", dtype="bf16"),
         Sm90WgmmaConfig(64, 96, 128, 3, split_k=4, store="direct", pdl=True),
     ),
+    "sm90_workspace": (
+        Problem(512, 512, 8192),
+        Sm90WgmmaConfig(128, 128, 64, 6, 2, "coop", 2, 1, 5, store="direct", split_kind="workspace"),
+    ),
     "sm80_warps_split": (P, Sm80MmaConfig(16, 32, 128, 3, 1, 1, 4, split_k=8)),
     "sm80_scalar_fp16_acc": (Problem(127, 1001, 333, "NN", acc="fp16"), Sm80MmaConfig(64, 64, vec=1)),
     "sm90_stagger": (P, Sm90WgmmaConfig(256, 128, 64, 4, 2, "stagger", 1, 2, persistent=True)),

@@ -33,6 +33,8 @@ NN = replace(P, layout="NN")
 W = Sm90WgmmaConfig(128, 128, consumers=2)
 PINGPONG = replace(W, schedule="pingpong", persistent=True)
 SPLIT = replace(W, split_k=2, store="direct")
+WORKSPACE = replace(SPLIT, split_kind="workspace")
+SMALL = Problem(512, 512, 8192)
 M = Sm80MmaConfig(64, 64)
 D, DECODE = Problem(8, 4096, 4096), Problem(16, 4096, 4096)
 DECODE_NN = replace(DECODE, layout="NN")
@@ -87,6 +89,11 @@ RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
     (P, replace(M, wm=3), H200, "wm does not divide"),
     (P, replace(M, wn=3), H200, "wn does not divide"),
     (P, replace(M, wk=3), H200, "wk does not divide"),
+    (SMALL, replace(WORKSPACE, split_k=1), H200, "a workspace is for split_k 2 to 32"),
+    (SMALL, replace(WORKSPACE, split_k=33), H200, "a workspace is for split_k 2 to 32"),
+    (SMALL, replace(WORKSPACE, persistent=True), H200, "split_k stores directly and is not persistent"),
+    (P, WORKSPACE, H200, "a workspace of 134283264 bytes exceeds 64 MiB"),
+    (replace(SMALL, k=1024), replace(WORKSPACE, split_k=32), H200, "split_k 32 exceeds the 16 K tiles"),
     (P, replace(M, bk=96), H200, "bk must be 32, 64, 128 or 256"),
     (P, replace(M, bk=256, stages=1, wk=8), H200, "at most 16 warps"),
     (P, replace(M, stages=9), H200, "stages must be 1 to 8"),
@@ -200,6 +207,7 @@ def test_every_pool_config_is_legal_somewhere() -> None:
     large = Problem(8192, 8192, 16384)
     for config in pool():
         problem = replace(large, m=config.bm) if isinstance(config, Sm80GemvConfig) else large
+        problem = replace(large, m=512, n=512) if getattr(config, "split_kind", "") == "workspace" else problem
         kinds = [replace(problem, acc=acc) for acc in ("fp32", "fp16")] + [replace(problem, layout="NN")]
         reasons = {why_illegal(kind, config) for kind in kinds}
         assert None in reasons, (config_name(config), reasons)
@@ -221,6 +229,7 @@ def random_config(rng: random.Random) -> KernelConfig:
         "Store": ["tma", "direct"],
         "Raster": ["m", "n"],
         "Ring": ["registers", "shared"],
+        "SplitKind": ["cluster", "workspace"],
     }
     for field in rng.sample(fields(config), rng.randint(0, 3)):
         config = replace(config, **{field.name: rng.choice(values[str(field.type)])})

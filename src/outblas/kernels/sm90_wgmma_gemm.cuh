@@ -4,8 +4,9 @@
 //   coop      the consumers share a tile (each BM / CONSUMERS rows);
 //   stagger   the same, the second starting LAG stages later, so that their epilogues do not coincide;
 //   pingpong  they alternate whole tiles, so one's epilogue hides behind the other's wgmma.
-// A cluster has SPLIT x CLUSTER_N x CLUSTER_M CTAs: along M and N operand tiles are multicast,
-// along SPLIT the CTAs share one tile's K and reduce through distributed shared memory.
+// A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs: along M and N operand tiles are multicast,
+// along CLUSTER_SPLIT the CTAs share one tile's K and reduce through distributed shared memory. Or
+// (SPLIT_WORKSPACE) the SPLIT clusters of a tile meet in global memory, and the last adds up.
 // M, N and K are free: TMA fills zeros past the edges and clips stores. Rows must be multiples of
 // 16 bytes. The knobs are constants that the generated prelude defines (source.py).
 #pragma once
@@ -19,9 +20,13 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "scheduler/raster.cuh"
+#if SPLIT_WORKSPACE
+#include "epilogue/workspace_reduce.cuh"
+#endif
 
 constexpr int MULTICAST = CLUSTER_M * CLUSTER_N;
-constexpr int CLUSTER = MULTICAST * SPLIT;
+constexpr int CLUSTER_SPLIT = SPLIT_WORKSPACE ? 1 : SPLIT;
+constexpr int CLUSTER = MULTICAST * CLUSTER_SPLIT;
 constexpr int WG_ROWS = PINGPONG ? BM : BM / CONSUMERS;
 constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a warpgroup
 constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
@@ -41,7 +46,7 @@ constexpr int B_LEADING = B_K_MAJOR ? 16 : BK * B_WIDTH * ELEM;
 constexpr int B_STRIDE = B_K_MAJOR ? 1024 : 8 * B_WIDTH * ELEM;
 
 using Reduce = ClusterReduce<MI, CONSUMERS>;
-constexpr int INBOX_BYTES = SPLIT > 1 ? Reduce::EXPECTED_BYTES : 0;
+constexpr int INBOX_BYTES = CLUSTER_SPLIT > 1 ? Reduce::EXPECTED_BYTES : 0;
 constexpr int EPI_BYTES = STORE_TMA ? CONSUMERS * EPI_BUFS * EPI_CHUNK_BYTES : 0;
 
 // Dynamic shared memory: stages | epilogue chunks | inbox of the reduction | barriers.
@@ -63,13 +68,15 @@ struct Work {
   int first, step, tiles;
   TileCoord only;  // the one tile of a CTA that is not persistent
   int k_begin, k_iters;
-  int rank_m, rank_n, rank_split;
+  int rank_m, rank_n, rank_split;  // in the cluster
+  int part;                        // of K
 
   __device__ __forceinline__ Work(int m, int n, int k) {
     const int rank = CLUSTER > 1 ? static_cast<int>(cluster_rank()) : 0;
     rank_m = rank % CLUSTER_M;
     rank_n = rank / CLUSTER_M % CLUSTER_N;
     rank_split = rank / MULTICAST;
+    part = SPLIT_WORKSPACE ? k_part<SPLIT>() : rank_split;
     tiles_m = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M);
     tiles_n = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
     if constexpr (PERSISTENT) {
@@ -78,18 +85,22 @@ struct Work {
       step = static_cast<int>(gridDim.x) / CLUSTER;
     } else {
       bool inside;
-      only = grid_tile<RASTER_M, GROUP, CLUSTER>(tiles_m, tiles_n, inside);
+      only = grid_tile<RASTER_M, GROUP, CLUSTER, SPLIT / CLUSTER_SPLIT>(tiles_m, tiles_n, inside);
       first = 0, step = 1, tiles = inside ? 1 : 0;
     }
     const int all = (k + BK - 1) / BK;
     const int share = all / SPLIT, extra = all % SPLIT;
-    k_begin = rank_split * share + (rank_split < extra ? rank_split : extra);
-    k_iters = share + (rank_split < extra ? 1 : 0);
+    k_begin = part * share + (part < extra ? part : extra);
+    k_iters = share + (part < extra ? 1 : 0);
   }
   // Row and column of this CTA's tile `index`, in elements.
   __device__ __forceinline__ TileCoord origin(int index) const {
     const TileCoord t = PERSISTENT ? raster_tile<RASTER_M, GROUP>(index, tiles_m, tiles_n) : only;
     return {(t.m * CLUSTER_M + rank_m) * BM, (t.n * CLUSTER_N + rank_n) * BN};
+  }
+  // Number of the only tile among all, those that pad clusters at the edges included.
+  __device__ __forceinline__ int number() const {
+    return (only.m * CLUSTER_M + rank_m) * (tiles_n * CLUSTER_N) + only.n * CLUSTER_N + rank_n;
   }
 };
 
@@ -233,7 +244,7 @@ __device__ __forceinline__ void finish_tile(const Work& w, u32 smem, const Ring&
 
 // A consumer warpgroup: every tile (coop) or every other tile (pingpong) of this CTA.
 __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u32 smem, u16* c, int m, int n,
-                                        int warpgroup, int wg_thread) {
+                                        int warpgroup, int wg_thread, unsigned char* workspace) {
   AccReg acc[MI][ACC_REGS];
   Ring ring;
   const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
@@ -254,7 +265,14 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
     finish_tile(w, smem, ring, wg_thread % 32);
     const TileCoord at = w.origin(tile);
     const int y0 = at.m + wg_row;
-    if constexpr (SPLIT > 1) {
+#if SPLIT_WORKSPACE
+    // A predecessor may still be adding up in the workspace.
+    if constexpr (PDL) pdl_wait();
+    WorkspaceReduce<MI, CONSUMERS>::run(acc, workspace, w.number(), w.part, c, at.n, y0, m, n, warpgroup, wg_thread,
+                                        EPILOGUE_BARRIER + warpgroup);
+    return;  // and no `continue`: the accumulators would be kept for a second tile
+#endif
+    if constexpr (CLUSTER_SPLIT > 1) {
       if constexpr (MULTICAST == 1) cluster_wait();  // the peers' inboxes exist
       Reduce::run(acc, smem + INBOX_OFFSET, smem + REDUCE_BAR_OFFSET, w.rank_split, w.rank_n * CLUSTER_M + w.rank_m,
                   MULTICAST, c, at.n, y0, m, n, warpgroup, wg_thread);
@@ -275,14 +293,23 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
     mbar_init(smem + FULL_OFFSET + 8 * s, 1);
     mbar_init(smem + EMPTY_OFFSET + 8 * s, READERS);
   }
-  if constexpr (SPLIT > 1) mbar_init(smem + REDUCE_BAR_OFFSET, 1);
+  if constexpr (CLUSTER_SPLIT > 1) mbar_init(smem + REDUCE_BAR_OFFSET, 1);
   fence_mbar_init();
-  if (SPLIT > 1 && cluster_rank() / MULTICAST < OWNERS) mbar_arrive_expect_tx(smem + REDUCE_BAR_OFFSET, Reduce::EXPECTED_BYTES);
+  if (CLUSTER_SPLIT > 1 && cluster_rank() / MULTICAST < OWNERS)
+    mbar_arrive_expect_tx(smem + REDUCE_BAR_OFFSET, Reduce::EXPECTED_BYTES);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     sm90_wgmma_gemm(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-                    const __grid_constant__ TensorMap map_c, u16* __restrict__ c, int m, int n, int k) {
+                    const __grid_constant__ TensorMap map_c, u16* __restrict__ c, int m, int n, int k
+#if SPLIT_WORKSPACE
+                    ,
+                    unsigned char* workspace
+#endif
+    ) {
+#if !SPLIT_WORKSPACE
+  unsigned char* const workspace = nullptr;
+#endif
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const u32 smem = smem_u32(smem_base);
   // The same in all lanes, and known to be: what follows from it is kept in uniform registers.
@@ -311,10 +338,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
       if (threadIdx.x % 32 == 0) produce(Work(m, n, k), &map_a, &map_b, smem);
       __syncwarp();
     }
-    if constexpr (SPLIT > 1 && MULTICAST == 1) cluster_wait();
+    if constexpr (CLUSTER_SPLIT > 1 && MULTICAST == 1) cluster_wait();
   } else {
     if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGS>();
     if constexpr (MULTICAST == 1) named_sync(START_BARRIER, 128 * CONSUMERS + 32);
-    consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread);
+    consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread, workspace);
   }
 }

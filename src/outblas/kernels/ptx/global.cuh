@@ -38,5 +38,26 @@ __device__ __forceinline__ void store_vector(u16* to, const u32 (&r)[WORDS]) {
     *reinterpret_cast<u32*>(to) = r[0];
 }
 
+// st.global.v4.f32.
+__device__ __forceinline__ void store_f32x4(float* to, const float (&v)[4]) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+
+// ld.relaxed.gpu.v4.f32, from L2 (L1 may hold what another SM has overwritten since).
+__device__ __forceinline__ void load_f32x4_of_other_sms(float (&v)[4], const float* from) {
+  asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "l"(from)
+               : "memory");
+}
+
+// atom.inc: adds one, or stores 0 where `last` was reached; returns what was there. acq_rel.gpu: what this thread wrote,
+// and what it has seen of its CTA behind a barrier, is seen by whoever counts after it. PTX ISA: atom; Memory Consistency Model.
+__device__ __forceinline__ u32 count_in_turn(u32* counter, u32 last) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
+}
+
 // fence.acq_rel.cta: no memory access moves across. PTX ISA: membar / fence.
 __device__ __forceinline__ void memory_fence_cta() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }

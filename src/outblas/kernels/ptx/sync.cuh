@@ -12,6 +12,18 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// barrier.cta.red.or: a barrier of `threads` threads that tells all of them whether `mine` holds for any.
+// PTX ISA: bar / barrier.
+__device__ __forceinline__ bool named_any(int id, int threads, bool mine) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(mine))
+      : "memory");
+  return any != 0;
+}
+
 // setmaxnreg: hands registers back, or takes them. PTX ISA: Miscellaneous Instructions: setmaxnreg.
 template <int N>
 __device__ __forceinline__ void setmaxnreg_dec() {

@@ -33,11 +33,19 @@ __device__ __forceinline__ TileCoord raster_tile(int index, int tiles_m, int til
 
 // The same order for one tile per CTA, without a division: the launcher makes the grid
 // (CLUSTER * width, outer, bands) with width = min(GROUP, inner) and the hardware walks x, y, z.
-// `inside` is false for the CTAs that pad the last band.
-template <bool RASTER_M, int GROUP, int CLUSTER>
+// `inside` is false for the CTAs that pad the last band. Where PARTS > 1, every band is there once per
+// part of K (k_part), one after the other.
+template <bool RASTER_M, int GROUP, int CLUSTER, int PARTS = 1>
 __device__ __forceinline__ TileCoord grid_tile(int tiles_m, int tiles_n, bool& inside) {
-  const int i = static_cast<int>(blockIdx.z) * GROUP + static_cast<int>(blockIdx.x) / CLUSTER;
+  const int i = static_cast<int>(blockIdx.z) / PARTS * GROUP + static_cast<int>(blockIdx.x) / CLUSTER;
   const int o = static_cast<int>(blockIdx.y);
   inside = i < (RASTER_M ? tiles_m : tiles_n);
   return RASTER_M ? TileCoord{i, o} : TileCoord{o, i};
+}
+
+// The part of K of a CTA in such a grid. CTAs that run at once work on the same part of different tiles
+// and share rows and columns of the operands in L2; those of different parts share nothing.
+template <int PARTS>
+__device__ __forceinline__ int k_part() {
+  return static_cast<int>(blockIdx.z) % PARTS;
 }

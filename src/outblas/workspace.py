@@ -1,0 +1,52 @@
+"""Global memory in which the parts of a split K meet (geometry.workspace_bytes, epilogue/workspace_reduce.cuh).
+
+Calls that may run at the same time need workspaces of their own; calls of one stream, one after the other, may share
+one, whatever their kernels and problems: its counters are zero again when a kernel ends, and a kernel under
+programmatic dependent launch writes to it only after its predecessor has ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outblas.errors import DeviceError
+from outblas.geometry import COUNTERS_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+
+def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
+    """A workspace: uint8[nbytes] on a CUDA device, ready for any stream (the counters, its head, are zero).
+
+    Raises:
+        DeviceError: a graph is being captured on the current stream; memory made then would be the graph's.
+    """
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        raise DeviceError(
+            f"a workspace of {nbytes} bytes is needed while a graph is captured",
+            "one that was made before",
+            "bind the call before the capture begins",
+        )
+    workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    workspace[:COUNTERS_BYTES].zero_()
+    torch.cuda.current_stream(workspace.device).synchronize()
+    return workspace
+
+
+class StreamWorkspaces:
+    """One workspace per stream of a device. A stream that needs more gets another; calls that were bound to the
+    smaller one keep it alive and go on with it, for they are of the same stream."""
+
+    def __init__(self, allocator: Any = allocate) -> None:
+        self._allocator = allocator
+        self._of: dict[int, Any] = {}
+
+    def take(self, stream: int, nbytes: int, device: torch.device | str) -> Any:
+        """At least ``nbytes`` for calls on the raw ``stream``; raises as :func:`allocate`."""
+        found = self._of.get(stream)
+        if found is None or found.numel() < nbytes:
+            found = self._of[stream] = self._allocator(nbytes, device)
+        return found
