@@ -54,10 +54,10 @@ def cluster_split(c: Columns) -> Floats:
 
 def workspace_us(x: Mapping[str, float], c: Columns, tiles: Floats) -> Floats:
     """Summing a split K through global memory, microseconds: what all CTAs write and read back crosses L2, and the last
-    CTA of a tile reads the other parts by itself."""
+    CTA of a tile reads all parts by itself."""
     part_bytes = 4.0 * c["bm"] * c["bn"]
-    everywhere = (2 * c["split"] - 1) * part_bytes * tiles / x["l2"]
-    alone = (c["split"] - 1) * part_bytes / x["ingest"]
+    everywhere = 2 * c["split"] * part_bytes * tiles / x["l2"]
+    alone = c["split"] * part_bytes / x["ingest"]
     return np.where(c["workspace"] > 0, WORKSPACE_US + smooth_max(everywhere, alone), 0.0)
 
 
