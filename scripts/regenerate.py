@@ -33,11 +33,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
 
-from outblas.agents.base import Agent, unexplored
+from outblas.agents.base import Agent, in_turns, unexplored
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
 from outblas.baselines import RIVALS
@@ -152,9 +151,7 @@ def tune_table(work: Work, table: Table) -> None:
         return
     gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
     agent, budget = searcher(work, table, library, gpu)
-    options = Options(
-        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS["tune"], baselines=RIVALS, proved=proved(work, table)
-    )
+    options = tuning(work, table, "tune")
     with LiveEvaluator(work.gpu_index, options) as evaluator, Store(work.store(table)) as store:
         # The library is saved after every group, so that a killed run asks for no baseline twice.
         for start in range(0, len(todo), PROBLEMS_AT_ONCE):
@@ -164,6 +161,14 @@ def tune_table(work: Work, table: Table) -> None:
             library = with_rows(library, found.rows, table, measured)
             library.save(work.library)
             progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean(pdl=True):.3f}x")
+
+
+def tuning(work: Work, table: Table, step: str) -> Options:
+    """How candidates are evaluated in a search."""
+    gpu = gpu_of_device(work.gpu_index)
+    return Options(
+        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table)
+    )
 
 
 def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
@@ -200,8 +205,7 @@ class Untried(Agent):
         turns = [[c for c in ranked if c.pdl is pdl] for pdl in (False, True)]
         if floor_us(problem, self.gpu) > PDL_IS_NOTHING_US:
             turns = turns[:1]
-        order = [c for pair in zip_longest(*turns) for c in pair if c is not None]
-        return unexplored(order, history)[:n]
+        return unexplored(in_turns(*turns), history)[:n]
 
 
 def again(work: Work, table: Table) -> None:
@@ -214,9 +218,7 @@ def again(work: Work, table: Table) -> None:
         for e in store.evaluations("tune"):
             if e.problem in tried:
                 tried[e.problem].add(e.config)
-    options = Options(
-        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS["again"], baselines=RIVALS, proved=proved(work, table)
-    )
+    options = tuning(work, table, "again")
     progress, better, found = printer(f"again {table}"), 0, []
     with LiveEvaluator(work.gpu_index, options) as evaluator, Store(work.store(table)) as store:
         for start in range(0, len(weak), PROBLEMS_AT_ONCE):
@@ -325,7 +327,7 @@ def settle(work: Work, table: Table) -> None:
         {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), row["pdl"]) in lost else row
         for row in result.rows
     ]
-    write_result(rows, {k: v for k, v in result.meta.items() if k not in ("format", "kind")}, path)
+    write_result(rows, result.meta, path)
     print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
 
 

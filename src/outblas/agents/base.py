@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
@@ -59,3 +60,8 @@ def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]
     """The candidates that were not tried yet, in their order."""
     tried = {evaluation.config for evaluation in history}
     return [config for config in candidates if config not in tried]
+
+
+def in_turns(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:
+    """The first of every order, then the second of every order, and so on."""
+    return [config for group in zip_longest(*orders) for config in group if config is not None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import product, zip_longest
+from itertools import product
 from typing import Any
 
-from outblas.agents.base import Agent, unexplored
+from outblas.agents.base import Agent, in_turns, unexplored
 from outblas.agents.recorded import RECORDING_VARIABLE
 from outblas.config import KernelConfig
 from outblas.errors import UsageError
@@ -66,7 +66,7 @@ class Transfer(Agent):
         turns = [
             _mixed([c for c in measured if c.pdl is pdl], [c for c in ranked if c.pdl is pdl]) for pdl in (False, True)
         ]
-        return [config for pair in zip_longest(*turns) for config in pair if config is not None]
+        return in_turns(*turns)
 
     def _measured(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         """Offered candidates by what the sisters tell, nearest sister first; each once."""

@@ -11,9 +11,8 @@
 // WM x WN x WK warps: WK of them share a tile's K and add up in warp order through shared memory.
 // Rows of A, B and C must be multiples of 16 bytes; M, N and K are free otherwise.
 #pragma once
-#include "ptx/convert.cuh"
+#include "epilogue/warp_fragment.cuh"
 #include "ptx/global.cuh"
-#include "ptx/mma.cuh"
 #include "ptx/sync.cuh"
 #include "scheduler/raster.cuh"
 
@@ -24,20 +23,6 @@ constexpr int OWN = 2 * NT;    // neighbouring columns of a lane
 constexpr int ROWS = 2 * MT;   // rows of a lane
 constexpr int SUMMERS = WK < ROWS ? WK : ROWS;  // warps of a position that add up and store
 constexpr int SMEM_BYTES = WK > 1 ? BM * BN * 4 * WK : 0;
-
-#if ACC_FP16
-using Fragment = u32[2];
-#else
-using Fragment = float[4];
-#endif
-
-__device__ __forceinline__ void mma(Fragment& d, const u32 (&a)[4], u32 b0, u32 b1) {
-#if ACC_FP16
-  mma_f16(d, a, b0, b1);
-#else
-  mma_f32<BF16>(d, a, b0, b1);
-#endif
-}
 
 // A row or column past the edge is replaced by the last one: what is made of it is not stored. K past its end
 // must be zero.
@@ -111,12 +96,9 @@ __device__ __forceinline__ void multiply_chunks(Fragment (&acc)[MT][NT], const u
 __device__ __forceinline__ void lane_row(const Fragment (&acc)[MT][NT], int r, float (&v)[OWN]) {
 #pragma unroll
   for (int i = 0; i < NT; ++i) {
-#if ACC_FP16
-    unpack2(acc[r / 2][i][r % 2], v[2 * i], v[2 * i + 1]);
-#else
-    v[2 * i] = acc[r / 2][i][2 * (r % 2)];
-    v[2 * i + 1] = acc[r / 2][i][2 * (r % 2) + 1];
-#endif
+    float f[4];
+    fragment_f32(acc[r / 2][i], f);
+    v[2 * i] = f[2 * (r % 2)], v[2 * i + 1] = f[2 * (r % 2) + 1];
   }
 }
 

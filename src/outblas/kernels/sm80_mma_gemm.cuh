@@ -64,14 +64,6 @@ __device__ __forceinline__ void load_stage(u32 smem, const u16* a, const u16* b,
     load_tile<BK, BN>(smem + A_BYTES, b, k0, at.n, k, n);
 }
 
-__device__ __forceinline__ void mma(Fragment& d, const u32 (&a)[4], u32 b0, u32 b1) {
-#if ACC_FP16
-  mma_f16(d, a, b0, b1);
-#else
-  mma_f32<BF16>(d, a, b0, b1);
-#endif
-}
-
 // This warp's share of one stage: K_STEPS steps of 16.
 __device__ __forceinline__ void multiply_stage(Fragment (&acc)[MT][NT], u32 stage, int warp_m, int warp_n, int warp_k,
                                                int lane) {

@@ -2,26 +2,9 @@
 // CTAs of a cluster share a tile's. Fragments are dealt to WARP_OWNERS warps, then to OWNERS CTAs; an
 // owner adds the parts of the others in a fixed order (bitwise repeatable) and keeps the result.
 #pragma once
+#include "epilogue/warp_fragment.cuh"
 #include "ptx/cluster.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
-
-#if ACC_FP16
-using Fragment = u32[2];
-#else
-using Fragment = float[4];
-#endif
-
-// A 16x8 fragment as fp32: (row l/4, columns 2(l%4), +1), then the same of row l/4 + 8, of lane l.
-// PTX ISA: Matrix Fragments for mma.m16n8k16.
-__device__ __forceinline__ void fragment_f32(const Fragment& d, float (&v)[4]) {
-#if ACC_FP16
-  unpack2(d[0], v[0], v[1]);
-  unpack2(d[1], v[2], v[3]);
-#else
-  for (int e = 0; e < 4; ++e) v[e] = d[e];
-#endif
-}
 
 // ld.shared.v4: adds four fp32 of shared memory. PTX ISA: Data Movement: ld.
 __device__ __forceinline__ void add_from_shared(u32 addr, float (&v)[4]) {
