@@ -18,8 +18,11 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Shared-memory matrix descriptor. PTX ISA: wgmma: Matrix Descriptor Format: address (bits 0-13), leading
 // (16-29) and stride (32-45) byte offsets in units of 16 bytes; bits 62-63: swizzle 1 = 128 B, 2 = 64 B,
-// 3 = 32 B. The low word: an address may be advanced by adding to it, as no sum leaves its 14 bits.
-__device__ __forceinline__ u32 descriptor_low(u32 addr, u32 leading_bytes) { return addr >> 4 | leading_bytes >> 4 << 16; }
+// 3 = 32 B. The low word: an address may be advanced by adding to it, as no sum leaves its 14 bits. In a cluster the
+// address has the rank of the CTA above them, which must not get into the leading offset.
+__device__ __forceinline__ u32 descriptor_low(u32 addr, u32 leading_bytes) {
+  return (addr & 0x3FFFF) >> 4 | leading_bytes >> 4 << 16;
+}
 
 __device__ __forceinline__ u64 descriptor(u32 low, u32 stride_bytes, u32 swizzle) {
   return static_cast<u64>(stride_bytes >> 4 | swizzle << 30) << 32 | low;
