@@ -11,6 +11,7 @@ tune     a recorded table: the recording's best two of each launch option, timed
          the same M, N, K in the tables before it or in the packaged recording, taking turns with the ranking
          model's choices
                                                               -> <work>/library.json, one for all tables
+refine   what is near each row's best candidates (L2 hints, order of tiles, parts of K); the better kernel stays
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
          modes: offline; offline_cold and server (a stratified sample, requests at a fixed rate) of --extra tables
@@ -31,12 +32,13 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from outblas.agents.base import Agent, in_turns, unexplored
+from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
 from outblas.baselines import RIVALS
@@ -47,13 +49,13 @@ from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_atomic
 from outblas.library import Choice, Library
-from outblas.model import rank
 from outblas.problem import Problem
 from outblas.provenance import collect, toolchain
 from outblas.record import run_record
 from outblas.recording import CODE, Recording
 from outblas.results import MODES, read_result, write_result
-from outblas.roofline import Gpu, floor_us
+from outblas.roofline import Gpu
+from outblas.second_search import InOrder, Untried, near_the_best, tried_by_problem
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
@@ -65,11 +67,17 @@ from outblas.tune import PROBLEMS_AT_ONCE, tune
 #: most of whose problems have no sister at first; of the first table where these kernels were not recorded.
 RECORDED_BUDGET, TRANSFER_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 4, 10, 12, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
+#: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
+HOPELESS = 1.06
+#: Candidates in the same rounds: all of a problem, so that its baselines are timed once.
+CHUNK = 24
 #: A win below this in tuning is measured again before it is installed.
 CONFIRM_BELOW = 1.04
-SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5}
-#: What is searched again, with how many measurements; above this floor a launch is nothing, and nor is PDL.
-AGAIN_BELOW, AGAIN_BUDGET, PDL_IS_NOTHING_US = 1.03, 16, 25.0
+SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6}
+#: What a second search leaves in the table's provenance, with the number of problems.
+DONE_AS = {"again": "searched_again", "refine": "refined"}
+#: What is searched again, with how many measurements; how many neighbours of a row's best candidates are.
+AGAIN_BELOW, AGAIN_BUDGET, REFINE_BUDGET = 1.03, 16, 12
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
 
@@ -161,14 +169,16 @@ def tune_table(work: Work, table: Table) -> None:
             library = with_rows(library, found.rows, table, measured)
             library.save(work.library)
             progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean(pdl=True):.3f}x")
+        print(f"tune {table}: {failures(store.evaluations('tune'))}", flush=True)
 
 
 def tuning(work: Work, table: Table, step: str) -> Options:
     """How candidates are evaluated in a search."""
     gpu = gpu_of_device(work.gpu_index)
     return Options(
-        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table)
-    )
+        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
+        chunk=CHUNK, hopeless=HOPELESS,
+    )  # fmt: skip
 
 
 def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
@@ -186,56 +196,66 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
 
 
-class Untried(Agent):
-    """The ranking model's order of what was not tried; launch options in turns, no PDL where a launch is nothing."""
-
-    name = "untried"
-
-    def __init__(self, seed: int, gpu: Gpu, tried: Mapping[Problem, set[KernelConfig]]) -> None:
-        super().__init__(seed, gpu)
-        self._tried = tried
-
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        left = [c for c in candidates if c not in self._tried[problem]]
-        if not left:
-            return []
-        ranked = [left[i] for i in rank(problem, left, self.gpu)]
-        turns = [[c for c in ranked if c.pdl is pdl] for pdl in (False, True)]
-        if floor_us(problem, self.gpu) > PDL_IS_NOTHING_US:
-            turns = turns[:1]
-        return unexplored(in_turns(*turns), history)[:n]
-
-
 def again(work: Work, table: Table) -> None:
     """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
-    library, gpu = work.load(), gpu_of_device(work.gpu_index)
-    part = of_table(library, table)
-    weak = [row.problem for row in part.rows if any(_is_weak(row.choice(pdl)) for pdl in (False, True))]
+    weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, (row.plain, row.pdl)))]
+    tried = {p: {e.config for e in known} for p, known in searched(work, table).items()}
+    agent = Untried(0, gpu_of_device(work.gpu_index), tried)
+    second_search(work, table, "again", weak, agent, AGAIN_BUDGET)
+
+
+def refine(work: Work, table: Table) -> None:
+    """Neighbours of the best candidates of every row (hints, order of tiles, parts of K); the better kernel stays."""
+    if "refined" in of_table(work.load(), table).provenance:
+        print(f"refine {table}: done before", flush=True)
+        return
+    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table)
+    problems = [p for p in table.problems() if p in tried]
+
+    def offered(problem: Problem) -> Sequence[KernelConfig]:
+        return near_the_best(problem, tried[problem], gpu)[:REFINE_BUDGET]
+
+    second_search(work, table, "refine", problems, InOrder(0, gpu), REFINE_BUDGET, offered)
+
+
+def searched(work: Work, table: Table) -> dict[Problem, list[Evaluation]]:
+    """What the first search tried."""
     with Store(work.store(table)) as store:
-        tried: dict[Problem, set[KernelConfig]] = {problem: set() for problem in weak}
-        for e in store.evaluations("tune"):
-            if e.problem in tried:
-                tried[e.problem].add(e.config)
-    options = tuning(work, table, "again")
-    progress, better, found = printer(f"again {table}"), 0, []
-    with LiveEvaluator(work.gpu_index, options) as evaluator, Store(work.store(table)) as store:
-        for start in range(0, len(weak), PROBLEMS_AT_ONCE):
-            group = weak[start : start + PROBLEMS_AT_ONCE]
-            agent = Untried(0, gpu, tried)
-            found += tune(group, agent, AGAIN_BUDGET, evaluator, store, "again", per_round=AGAIN_BUDGET).rows
-            progress(start + len(group), len(weak))
-    rows = {row.problem: row for row in library.rows}
-    for row in found:
-        old = rows[row.problem]
-        rows[row.problem] = merged = better_of(old, row)
-        better += merged != old
-    about = {k: v for k, v in part.provenance.items() if k not in ("confirmed", "not_confirmed")}
-    with_rows(replace(library, rows=tuple(rows.values())), (), table, about | {"searched_again": len(weak)}).save(
-        work.library
-    )
-    print(f"again {table}: {len(weak)} problems searched again, {better} have a better kernel", flush=True)
+        return tried_by_problem(store.evaluations("tune"))
+
+
+def second_search(
+    work: Work, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
+    offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
+) -> None:  # fmt: skip
+    """Search some problems of a tuned table once more; of the old kernel and the new one the better is kept.
+
+    Args:
+        step: name of the run in the table's store. offered: a problem's candidates; None: those of the space.
+    """
+    progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
+    with (
+        LiveEvaluator(work.gpu_index, tuning(work, table, step), offered=offered) as evaluator,
+        Store(work.store(table)) as store,
+    ):
+        for start in range(0, len(problems), PROBLEMS_AT_ONCE):
+            group = problems[start : start + PROBLEMS_AT_ONCE]
+            for row in tune(group, agent, budget, evaluator, store, step, per_round=budget).rows:
+                old, rows[row.problem] = rows[row.problem], better_of(rows[row.problem], row)
+                better += rows[row.problem] != old
+            progress(start + len(group), len(problems), f"{better} better")
+        failed = failures(store.evaluations(step))
+    library = work.load()
+    about = {k: v for k, v in of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")}
+    about |= {DONE_AS[step]: len(problems)}
+    with_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
+    print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
+
+
+def failures(evaluations: Iterable[Evaluation]) -> str:
+    """How many candidates failed, and how: a family that fails as a whole is a bug, not a slow kernel."""
+    counts = Counter(e.status.value for e in evaluations if e.status is not Status.PASSED)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no candidate failed"
 
 
 def _is_weak(choice: Choice | None) -> bool:
@@ -255,7 +275,8 @@ def proved(work: Work, table: Table) -> frozenset[str]:
         names |= {config_name(c) for c, ok in zip(recording.catalogue, passed, strict=True) if ok}
     for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
         with Store(path) as store:
-            names |= {config_name(e.config) for e in store.evaluations("tune") if _passed_all(e)}
+            runs = ("tune", *DONE_AS)
+            names |= {config_name(e.config) for run in runs for e in store.evaluations(run) if _passed_all(e)}
     return frozenset(names)
 
 
@@ -338,10 +359,16 @@ def _is_close(choice: Choice | None) -> bool:
 # --- the run -------------------------------------------------------------------------------------
 
 Step = Callable[..., None]
-DEFAULT_STEPS: dict[str, Step] = {"record": record, "tune": tune_table, "confirm": confirm, "bench": bench}
+DEFAULT_STEPS: dict[str, Step] = {
+    "record": record,
+    "tune": tune_table,
+    "refine": refine,
+    "confirm": confirm,
+    "bench": bench,
+}
 STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote, "settle": settle, "again": again}
 #: What makes the library; the rest looks at it.
-MAKING = ("record", "tune", "again", "confirm")
+MAKING = ("record", "tune", "refine", "again", "confirm")
 
 
 def jobs(

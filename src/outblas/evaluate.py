@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +28,19 @@ class LiveEvaluator:
     Args:
         options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
         factory: makes the worker's handler; tests put another in its place.
+        offered: a problem's candidates; None: what :func:`outblas.space.candidates` offers.
     """
 
     def __init__(
         self, gpu_index: int = 0, options: Options | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
-        factory: str = _FACTORY,
+        factory: str = _FACTORY, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
     ) -> None:  # fmt: skip
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
         self.sandbox = Sandbox(factory, (self.options,), step_timeout_s + 2 * timed)
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
+        self._offered = offered
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -59,9 +61,11 @@ class LiveEvaluator:
         return f"cuda:{self.options.gpu_index}"
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
-        """What :func:`outblas.space.candidates` offers for the problem."""
+        """What is offered for the problem (see the class)."""
         from outblas.space import candidates
 
+        if self._offered is not None:
+            return self._offered(problem)
         return candidates(problem, self.gpu)
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:

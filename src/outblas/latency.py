@@ -19,7 +19,8 @@ from outblas.driver import check, driver
 from outblas.errors import UsageError
 from outblas.evaluation import Timing
 from outblas.problem import Problem
-from outblas.timing import Bench, prepare, summary
+from outblas.rounds import summary
+from outblas.timing import Bench, prepare
 
 #: Requests of one entry before another has its turn.
 SERVER_BLOCK = 16

@@ -30,6 +30,8 @@ ROUNDS = 5
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
 #: the model was not fitted on, 1.34 would have lost no measured best (``checks`` in its file).
 WITHIN = 1.5
+#: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
+HOPELESS = 1.25
 Progress = Callable[..., None]
 
 
@@ -59,6 +61,7 @@ def run_record(
         "problems": [p.key for p in problems],
         "catalogue": names,
         "rounds": ROUNDS,
+        "hopeless": HOPELESS,
         "kernels": kernels_sha(),
     }
     journal = Journal(out_dir / "record.jsonl", settings)
@@ -77,6 +80,8 @@ def run_record(
         proved=frozenset(proved),
         chunk=len(catalogue) or 1,
         speedups=False,
+        hopeless=HOPELESS,
+        look=1,
     )
     end = monotonic() + seconds
     try:

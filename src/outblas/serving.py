@@ -16,7 +16,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import Row
 from outblas.roofline import Gpu, floor_us, regime
-from outblas.timing import speedup
+from outblas.rounds import speedup
 
 #: Baselines of server mode; nvmmh is left out, being our own kernel by another's choice.
 SERVER_BASELINES = ("torch", "cublas", "lt_heuristic", "lt_auto")

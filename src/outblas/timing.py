@@ -17,9 +17,8 @@ to kernel (1-2 us, the same for every entry) is in the figure: ratios are theref
 from __future__ import annotations
 
 import contextlib
-import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -27,14 +26,14 @@ import numpy as np
 
 from outblas.baselines import Bindable, Call
 from outblas.driver import capture_graph, check, driver
-from outblas.errors import DeviceError, OutblasError, ToolchainMissing, UsageError
-from outblas.evaluation import Speedup, Timing
+from outblas.errors import DeviceError, OutblasError, ToolchainMissing
+from outblas.evaluation import Timing
 from outblas.operands import GUARD_BYTES, Operands
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets, repeats
-from outblas.stats import paired_speedup, unpaired_speedup
+from outblas.rounds import Prune, behind_the_fastest, summary, take_rounds
 
-MIN_ROUNDS, MAX_ROUNDS, QUICK_ROUNDS = 7, 2000, 3
+MIN_ROUNDS, QUICK_ROUNDS = 7, 3
 #: Ratio to the fastest above which a choice among many gives an entry no further round.
 HOPELESS = 1.5
 #: Calls of one entry in one cold round.
@@ -180,52 +179,46 @@ class Bench:
             for name, entry in entries.items():
                 with contextlib.suppress(*_classes(skip)):
                     graphs[name] = self.capture(entry)
-            return self._quick(graphs, rounds, random.Random(seed)) if graphs else {}
+            found = self.measure(graphs, rounds, seed, prune=Prune(1, behind_the_fastest(HOPELESS)))
+            return {name: t for name, t in found.items() if len(t.samples_us) == rounds}
         finally:
             for graph in graphs.values():
                 graph.free()
 
-    def _quick(self, graphs: Mapping[str, GraphEntry], rounds: int, rng: random.Random) -> dict[str, Timing]:
-        def one(names: Sequence[str]) -> dict[str, float]:
-            times = self.round([graphs[name] for name in names], rng.sample(range(len(names)), len(names)))
-            return dict(zip(names, times, strict=True))
-
-        one(list(graphs))  # untimed
-        samples = {name: [us] for name, us in one(list(graphs)).items()}
-        limit = HOPELESS * min(us for (us,) in samples.values())
-        kept = [name for name, (us,) in samples.items() if us <= limit]
-        for _ in range(rounds - 1):
-            for name, us in one(kept).items():
-                samples[name].append(us)
-        return {name: summary("offline", samples[name], self.repeats, self.sets) for name in kept}
-
     def measure(
         self, graphs: Mapping[str, GraphEntry], rounds: int = MIN_ROUNDS, seed: int = 0,
-        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0,
+        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     ) -> dict[str, Timing]:  # fmt: skip
         """Interleaved rounds of captured entries.
 
         Args:
             rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
             warmup_seconds: untimed rounds first, at least one.
+            prune: whom it finds hopeless leaves early; None: all stay.
         """
-        names, entries = list(graphs), list(graphs.values())
         rng = random.Random(seed)
 
-        def one() -> list[float]:
-            return self.round(entries, rng.sample(range(len(entries)), len(entries)))
+        def one(names: Sequence[str]) -> dict[str, float]:
+            times = self.round([graphs[name] for name in names], rng.sample(range(len(names)), len(names)))
+            return dict(zip(names, times, strict=True))
 
-        samples = _rounds(one, rounds, warmup_seconds, benchmark_seconds) if entries else []
-        return self._timings("offline", names, samples, self.repeats)
+        if not graphs:
+            return {}
+        samples = take_rounds(one, list(graphs), rounds, warmup_seconds, benchmark_seconds, prune)
+        return {n: summary("offline", taken, self.repeats, self.sets) for n, taken in samples.items()}
 
     def measure_cold(
         self, calls: Mapping[str, Sequence[Call]], rounds: int = MIN_ROUNDS, seed: int = 0,
-        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0,
+        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     ) -> dict[str, Timing]:  # fmt: skip
         """As :meth:`measure`, with L2 evicted before every call; ``calls`` from :meth:`bind`."""
         rng = random.Random(seed)
-        samples = _rounds(lambda: self.cold_round(list(calls.values()), rng), rounds, warmup_seconds, benchmark_seconds)
-        return self._timings("offline_cold", list(calls), samples, 1)
+
+        def one(names: Sequence[str]) -> dict[str, float]:
+            return dict(zip(names, self.cold_round([calls[name] for name in names], rng), strict=True))
+
+        samples = take_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
+        return {n: summary("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
 
     def synchronize(self) -> None:
         """Wait for the bench's stream.
@@ -234,9 +227,6 @@ class Bench:
             DeviceError: something on it failed.
         """
         check("cuStreamSynchronize", driver().cuStreamSynchronize(self.stream))
-
-    def _timings(self, mode: str, names: list[str], samples: list[list[float]], calls: int) -> dict[str, Timing]:
-        return {n: summary(mode, [r[i] for r in samples], calls, self.sets) for i, n in enumerate(names)}
 
     def _timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
         """Microseconds of every piece of work, queued together behind a plug; see the module's text."""
@@ -342,63 +332,11 @@ def offline(
                 graph.free()
 
 
-def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], seed: int = 0) -> Speedup:
-    """Ours against the fastest baseline (by median) of the same rounds, with a 95% bootstrap interval.
-
-    Offline: paired over rounds. Server: requests have no partner, so the medians of independent
-    resamples are compared.
-
-    Raises:
-        UsageError: no baseline was timed, or fewer than 3 rounds.
-    """
-    present = [name for name in baselines if name in timings]
-    if not present or ours not in timings:
-        raise UsageError(
-            f"no timing of {ours!r} or of a baseline", "one of each, the same rounds", "time both together"
-        )
-    best = min(present, key=lambda name: timings[name].median_us)
-    mine, theirs = timings[ours], timings[best]
-    if mine.mode == "server":
-        ratio, low, high = unpaired_speedup(mine.samples_us, theirs.samples_us, seed)
-    else:
-        ratio, low, high = paired_speedup(mine.samples_us, theirs.samples_us, seed=seed)
-    return Speedup(best, ratio, low, high)
-
-
-def summary(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets: int = 1) -> Timing:
-    """A Timing of samples in microseconds.
-
-    Raises:
-        DeviceError: a sample is not a positive finite number (a clock that cannot be trusted).
-    """
-    if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
-        raise DeviceError(f"{mode} samples {list(samples)[:3]}", "positive times", "time again")
-    low, mid, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
-    kept = tuple(float(s) for s in samples)
-    return Timing(mode, kept, float(mid), float((high - low) / mid), repeats, operand_sets)
-
-
 def prepare(entry: Bindable, bench: Bench) -> None:
     """Let an entry that chooses among algorithms choose now, on the bench's operands."""
     chooser = getattr(entry, "prepare", None)
     if chooser is not None:
         chooser(bench)
-
-
-def _rounds(
-    one: Callable[[], list[float]], rounds: int, warmup_seconds: float, benchmark_seconds: float,
-    clock: Callable[[], float] = perf_counter,
-) -> list[list[float]]:  # fmt: skip
-    """At least one untimed round, then at least ``rounds``, both until their seconds are spent."""
-    end = clock() + warmup_seconds
-    one()
-    while clock() < end:
-        one()
-    samples: list[list[float]] = []
-    end = clock() + benchmark_seconds
-    while len(samples) < rounds or (clock() < end and len(samples) < MAX_ROUNDS):
-        samples.append(one())
-    return samples
 
 
 def _classes(skip: Any) -> tuple[type[BaseException], ...]:

@@ -5,6 +5,7 @@ A bad candidate becomes an Evaluation with its status; only a lost CUDA context 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,8 +18,10 @@ from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 from outblas.sandbox import Emit, Faulted
+from outblas.stats import MIN_ROUNDS
 
 if TYPE_CHECKING:
+    from outblas.rounds import Prune
     from outblas.timing import Bench, GraphEntry
     from outblas.verify import CellProver, Level
 
@@ -43,6 +46,8 @@ class Options:
         speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
         mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
         warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
+        hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
+            option, after ``look`` rounds is timed no further.
     """
 
     gpu_index: int = 0
@@ -58,6 +63,8 @@ class Options:
     mode: str = "offline"
     warmup_seconds: float = 0.0
     benchmark_seconds: float = 0.0
+    hopeless: float = math.inf
+    look: int = MIN_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -272,14 +279,16 @@ class Handler:
 
     def _time(self, desk: _Desk, waiting: list[tuple[int, _Candidate]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
-        from outblas.timing import speedup
+        from outblas.rounds import Prune, behind_their_kind, speedup
 
         alone = waiting[0][0] if len(waiting) == 1 else None
         emit.begin(alone)
         options = self._options
         graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
         try:
-            timings = desk.measure({**desk.graphs, **graphs}, options)
+            kinds = {str(index): str(candidate.config.pdl) for index, candidate in waiting}
+            prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
+            timings = desk.measure({**desk.graphs, **graphs}, options, prune)
             baselines = desk.report(timings)
             rivals = [name for name in RIVALS if name in timings]
             for index, candidate in waiting:
@@ -346,9 +355,11 @@ class _Desk:
     def measure_baselines(self, options: Options) -> Baselines:
         return self.report(self.measure(self.graphs, options))
 
-    def measure(self, graphs: Mapping[str, GraphEntry], options: Options) -> dict[str, Timing]:
+    def measure(
+        self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
+    ) -> dict[str, Timing]:
         """Interleaved rounds of captured entries, hot or cold."""
-        how = (options.rounds, options.seed, options.warmup_seconds, options.benchmark_seconds)
+        how = (options.rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
         if options.mode == "offline_cold":
             return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
         return self.bench.measure(graphs, *how)

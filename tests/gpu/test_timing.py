@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas import latency, timing  # noqa: E402
+from outblas import latency, rounds, timing  # noqa: E402
 from outblas.baselines import make_baselines  # noqa: E402
 from outblas.errors import DeviceError  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
@@ -29,7 +29,7 @@ def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
     assert list(found) == list(rivals)
     for t in found.values():
         assert len(t.samples_us) == 7 and t.median_us > 0 and t.mode == ("offline_cold" if cold else "offline")
-    speedup = timing.speedup(found, "lt_auto", ["cublas", "torch"])
+    speedup = rounds.speedup(found, "lt_auto", ["cublas", "torch"])
     assert speedup.low <= speedup.ratio <= speedup.high
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from outblas import latency
 from outblas.errors import UsageError
-from outblas.timing import summary
+from outblas.rounds import summary
 
 
 @pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])

@@ -36,7 +36,7 @@ class Bench:
     def capture(self, kernel):
         return Graph(kernel)
 
-    def measure(self, graphs, rounds, seed, warmup_seconds, benchmark_seconds):
+    def measure(self, graphs, rounds, seed, warmup_seconds, benchmark_seconds, prune=None):
         figures = {name: 4.0 if name == "cublas" else 2.0 for name in graphs}
         return {name: Timing("offline", (us,) * rounds, us, 0.0) for name, us in figures.items()}
 
