@@ -12,7 +12,7 @@ from outblas.evaluation import Evaluation, Verdict
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
-from outblas.worker import Baselines, Item, Options, representatives
+from outblas.worker import Baselines, Item, Options, architecture, representatives
 
 if TYPE_CHECKING:
     from outblas.verify import Level
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives"]
 
 _FACTORY = "outblas.worker:make_handler"
+#: Kernels not compiled yet from which on starting a process per core pays.
+_COMPILE_AHEAD = 4
 
 
 class LiveEvaluator:
@@ -41,6 +43,7 @@ class LiveEvaluator:
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._offered = offered
+        self._compiled: set[tuple[Any, ...]] = set()
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -76,10 +79,24 @@ class LiveEvaluator:
         """
         listed = list(pairs)
         self.expect(dict.fromkeys(p for p, _ in listed))
+        self._compile_ahead(listed)
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             items: list[Item] = [(problem, config, self._nvmmh.get(problem)) for _, config in group]
             for index, value in self.sandbox.run(items):
                 yield self._taken(problem, items[index][1], value)
+
+    def _compile_ahead(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> None:
+        """Fill the compile cache on all cores; the worker has one. What is refused here is refused there, and told."""
+        from outblas.compile import compile_many
+        from outblas.source import kernel_kind, make_source
+        from outblas.space import why_illegal
+
+        new = {kernel_kind(p, c): (p, c) for p, c in pairs if why_illegal(p, c, self.gpu) is None}
+        new = {kind: pair for kind, pair in new.items() if kind not in self._compiled}
+        self._compiled.update(new)
+        if len(new) >= _COMPILE_AHEAD:
+            for _ in compile_many([make_source(p, c) for p, c in new.values()], architecture(self.gpu)):
+                pass
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
         """Name -> microseconds, of the problem's last rounds; measured now if there are none."""

@@ -178,7 +178,8 @@ def test_replays_of_a_graph(name: str) -> None:
 
 
 def test_a_workspace_of_another_kernel_and_problem_may_follow_on_the_stream() -> None:
-    large = allocate(max(workspace_bytes(WHOLE, c) for c in CONFIGS.values()), "cuda:0")
+    each = itertools.product((WHOLE, RAGGED), CONFIGS.values())
+    large = allocate(max(workspace_bytes(problem, config) for problem, config in each), "cuda:0")
     stream = torch.cuda.current_stream().cuda_stream
     made = []
     for problem, config in itertools.product((WHOLE, RAGGED), CONFIGS.values()):
