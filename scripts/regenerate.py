@@ -63,9 +63,10 @@ from outblas.suites import Table, sample
 from outblas.tables import behind, better_of, is_of, of_table, with_rows
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
-#: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of suite llm,
-#: most of whose problems have no sister at first; of the first table where these kernels were not recorded.
-RECORDED_BUDGET, TRANSFER_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 4, 10, 12, 16
+#: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of one whose sister
+#: has another dtype only, of suite llm, most of whose problems have no sister at first; of the first table where
+#: these kernels were not recorded.
+RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 4, 10, 6, 12, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
 HOPELESS = 1.06
@@ -76,8 +77,11 @@ CONFIRM_BELOW = 1.04
 SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6}
 #: What a second search leaves in the table's provenance, with the number of problems.
 DONE_AS = {"again": "searched_again", "refine": "refined"}
-#: What is searched again, with how many measurements; how many neighbours of a row's best candidates are.
-AGAIN_BELOW, AGAIN_BUDGET, REFINE_BUDGET = 1.03, 16, 12
+#: What is searched again, with how many measurements.
+AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
+#: Neighbours of a row's best candidates that are tried: in the first table, in another (which begins where those
+#: led in its sister).
+REFINE_BUDGET, REFINE_LATER_BUDGET = 12, 6
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
 
@@ -193,6 +197,9 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
     agent.name = "transfer"
     if table == TABLES[0]:
         return agent, UNRECORDED_BUDGET
+    tuned = library.provenance["tables"]
+    if table.dtype != "fp16" and str(replace(table, dtype="fp16")) in tuned:
+        return agent, TWIN_BUDGET
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
 
 
@@ -210,12 +217,13 @@ def refine(work: Work, table: Table) -> None:
         print(f"refine {table}: done before", flush=True)
         return
     gpu, tried = gpu_of_device(work.gpu_index), searched(work, table)
+    budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LATER_BUDGET
     problems = [p for p in table.problems() if p in tried]
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        return near_the_best(problem, tried[problem], gpu)[:REFINE_BUDGET]
+        return near_the_best(problem, tried[problem], gpu)[:budget]
 
-    second_search(work, table, "refine", problems, InOrder(0, gpu), REFINE_BUDGET, offered)
+    second_search(work, table, "refine", problems, InOrder(0, gpu), budget, offered)
 
 
 def searched(work: Work, table: Table) -> dict[Problem, list[Evaluation]]:

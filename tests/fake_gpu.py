@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from outblas.baselines import NAMES, RIVALS
@@ -57,16 +57,22 @@ class FakeGpu:
         self.closed = 0
         self.expected: list[tuple[int, tuple[Problem, ...]]] = []
 
-    def evaluator(self, gpu_index: int = 0, options: Options | None = None, **_: Any) -> FakeEvaluator:
+    def evaluator(
+        self, gpu_index: int = 0, options: Options | None = None,
+        offered: Callable[[Problem], Sequence[KernelConfig]] | None = None, **_: Any,
+    ) -> FakeEvaluator:  # fmt: skip
         """In place of the class LiveEvaluator."""
         options = options or Options(gpu_index)
         self.options.append(options)
-        return FakeEvaluator(self, gpu_index, options)
+        return FakeEvaluator(self, gpu_index, options, offered)
 
 
 class FakeEvaluator:
-    def __init__(self, state: FakeGpu, index: int, options: Options) -> None:
-        self._state, self._index, self.options = state, index, options
+    def __init__(
+        self, state: FakeGpu, index: int, options: Options,
+        offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
+    ) -> None:  # fmt: skip
+        self._state, self._index, self.options, self._offered = state, index, options, offered
         self.gpu = options.gpu
 
     def __enter__(self) -> FakeEvaluator:
@@ -85,8 +91,8 @@ class FakeEvaluator:
     def expect(self, problems: Iterable[Problem]) -> None:
         self._state.expected.append((self._index, tuple(problems)))
 
-    def candidates(self, problem: Problem) -> list[KernelConfig]:
-        return candidates(problem, self.gpu)
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        return candidates(problem, self.gpu) if self._offered is None else self._offered(problem)
 
     def baselines(self, problem: Problem) -> dict[str, float]:
         return {name: t.median_us for name, t in self.baseline_report(problem).timings.items()}

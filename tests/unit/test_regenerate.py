@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
+import fake_gpu
 from fake_gpu import FakeGpu, install
 from outblas import bench, record
 from outblas.agents import Agent
 from outblas.errors import UsageError
+from outblas.evaluation import Status
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.results import read_result
+from outblas.second_search import near_the_best
+from outblas.space import candidates
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
@@ -200,7 +204,7 @@ def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, mo
 def test_each_job_has_a_process_and_the_seconds_are_published(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "monotonic", iter(range(0, 1000, 60)).__next__)
+    monkeypatch.setattr(script, "monotonic", iter(range(0, 2000, 60)).__next__)
     monkeypatch.setattr(script, "printer", lambda what: lambda *_: None)
     commands: list[list[str]] = []
 
@@ -211,11 +215,12 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
     monkeypatch.setattr(script.subprocess, "run", here)
     tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
     script.main(["--work", str(work.path), "--tables", tables, "--modes", "offline"])
-    assert [c[c.index("--here") + 1] for c in commands] == ["record", *["tune"] * 2, *["confirm"] * 2, *["bench"] * 2]
+    twice = [step for step in ("tune", "refine", "confirm", "bench") for _ in range(2)]
+    assert [c[c.index("--here") + 1] for c in commands] == ["record", *twice]
     provenance = Library.load(work.library).provenance
-    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 7
-    assert provenance["seconds_of_making"] == 300.0
-    assert "the library took 5.0 GPU minutes, all 7.0" in capsys.readouterr().out
+    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 9
+    assert provenance["seconds_of_making"] == 420.0
+    assert "the library took 7.0 GPU minutes, all 9.0" in capsys.readouterr().out
     assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]
 
 
@@ -224,7 +229,7 @@ def test_the_time_of_a_job_that_failed_counts(script: Any, work: Any, monkeypatc
         raise subprocess.CalledProcessError(1, command)
 
     monkeypatch.setattr(script.subprocess, "run", fails)
-    monkeypatch.setattr(script, "monotonic", iter(range(0, 1000, 60)).__next__)
+    monkeypatch.setattr(script, "monotonic", iter(range(0, 2000, 60)).__next__)
     for _ in range(2):
         with pytest.raises(SystemExit, match="record grid1000:TN:fp16:fp32 failed with status 1; the same command"):
             script.main(["--work", str(work.path), "--steps", "record"])
@@ -270,6 +275,42 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     assert found is not None and found.plain is not None
     assert found.plain.config in {e.config for e in second}
     assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
+
+
+def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(script, work, "tune")
+    before = Library.load(work.library)
+    table, gpu = script.TABLES[0], script.gpu_of_device(0)
+    tried = script.searched(work, table)
+    fast = {p: near_the_best(p, tried[p], gpu)[1] for p in table.problems()}
+    usual = fake_gpu.time_us
+    monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if fast[p] == c else usual(p, c))
+    run(script, work, "refine")
+    after = Library.load(work.library)
+    for row in after.rows:
+        assert row.choice(fast[row.problem].pdl).config == fast[row.problem]
+        assert row.choice(not fast[row.problem].pdl) is not None
+    assert len(after.rows) == len(before.rows)
+    assert after.provenance["tables"][str(table)]["refined"] == len(after.rows)
+    asked = len(script.fake.asked)
+    run(script, work, "refine")
+    assert len(script.fake.asked) == asked and "done before" in capsys.readouterr().out
+
+
+def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = script.TABLES[0].problems()[0]
+    for config in candidates(problem):
+        script.fake.statuses[problem, config] = Status.WRONG
+    run(script, work, "tune")
+    assert f"{script.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out
+
+
+def test_a_table_that_differs_by_its_dtype_only_tries_less(script: Any, work: Any) -> None:
+    run(script, work, "tune", tables="grid1000:TN:fp16:fp32,grid1000:TN:bf16:fp32")
+    budgets = {p.dtype: len(configs) for _, p, configs in script.fake.asked}
+    assert budgets == {"fp16": script.UNRECORDED_BUDGET, "bf16": script.TWIN_BUDGET}
 
 
 def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any, work: Any) -> None:

@@ -1,0 +1,75 @@
+"""What is near a good config: legal, different, and something of every idea first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.neighbours import neighbours
+from outblas.problem import Problem
+from outblas.roofline import H200
+from outblas.second_search import launch_options, near_the_best
+from outblas.space import catalogue, why_illegal
+
+TILE = Sm90WgmmaConfig(128, 128, stages=5, consumers=2, cluster_m=2)
+SPLIT = Sm90WgmmaConfig(64, 64, 128, 4, split_k=3, store="direct")
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("config", catalogue()[::17])
+def test_all_are_legal_and_none_is_the_config_itself(config: KernelConfig, layout: str) -> None:
+    problem = Problem(1024, 2048, 2048, layout)  # type: ignore[arg-type]
+    if why_illegal(problem, config):
+        pytest.skip("not legal itself")
+    found = neighbours(problem, config)
+    assert config not in found and len(set(found)) == len(found)
+    assert all(why_illegal(problem, c) is None and c.pdl is config.pdl for c in found)
+
+
+def test_a_short_list_has_something_of_every_idea() -> None:
+    first = neighbours(Problem(4096, 4096, 4096), TILE)[:4]
+    assert {c.l2 for c in first} >= {"stream_b"}  # type: ignore[union-attr]
+    assert any(c.raster != TILE.raster for c in first)  # type: ignore[union-attr]
+    assert any((c.cluster_m, c.cluster_n) != (2, 1) for c in first)  # type: ignore[union-attr]
+
+
+def test_a_split_may_move_to_a_workspace_and_back() -> None:
+    problem = Problem(256, 512, 12288)
+    there = replace(SPLIT, split_kind="workspace")
+    assert there in neighbours(problem, SPLIT) and SPLIT in neighbours(problem, there)
+
+
+@pytest.mark.parametrize(
+    "config", [Sm80GemvConfig(8, 64, 1, 8, 2, split_k=2), Sm80DirectConfig(32, 32, 1, 1, 2, 2), Sm80MmaConfig(64, 64)]
+)
+def test_every_family_has_some(config: KernelConfig) -> None:
+    assert len(neighbours(Problem(8, 1024, 4096), config)) >= 3
+
+
+def evaluation(problem: Problem, config: KernelConfig, ratio: float) -> Evaluation:
+    timing, speedup = Timing("offline", (1.0,) * 3, 1.0, 0.0), Speedup("torch", ratio, ratio, ratio)
+    return Evaluation(problem, config, Status.PASSED, timing=timing, speedup=speedup)
+
+
+def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
+    problem = Problem(512, 512, 512)
+    slow, best, wrong = replace(TILE, group=4), TILE, replace(TILE, raster="n")
+    tried = [
+        evaluation(problem, slow, 0.9),
+        evaluation(problem, best, 1.1),
+        Evaluation(problem, wrong, Status.WRONG),
+    ]
+    tried += [evaluation(problem, replace(slow, pdl=True), 1.3)]
+    found = near_the_best(problem, tried, H200)
+    assert [c.pdl for c in found[:4]] == [False, True, False, True]
+    assert not {e.config for e in tried} & set(found)
+    assert set(found) <= {*neighbours(problem, best), *neighbours(problem, replace(slow, pdl=True))}
+    assert near_the_best(problem, [], H200) == []
+
+
+def test_pdl_is_left_where_a_launch_is_nothing() -> None:
+    assert launch_options(Problem(64, 64, 64), H200) == (False, True)
+    assert launch_options(Problem(16384, 16384, 16384), H200) == (False,)
