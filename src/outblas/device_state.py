@@ -45,7 +45,7 @@ class DeviceState:
         loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
         lt: LtCalls | None = None,
     ) -> None:
-        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, lt or LtCalls()
+        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
         self.failed: dict[tuple[Any, ...], str] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._decisions: OrderedDict[Any, Decision] = OrderedDict()
@@ -197,7 +197,7 @@ class DeviceState:
             "gpu": self.gpu.name if self.gpu else "not supported",
             "library_rows": len(self.library.rows),
             "kernels_loaded": len(self._kernels),
-            "algorithms_found": len(self.lt),
+            "algorithms_found": self.lt.count,
             "calls_bound": len(self._calls),
             "compile_seconds": round(self._compile_seconds, 3),
             "failures": sorted({*self.failed.values(), *self.lt.failed.values()}),

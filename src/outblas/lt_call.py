@@ -98,7 +98,9 @@ class LtCalls:
         self.failed: dict[tuple[Problem, str], str] = {}
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """Algorithms found so far."""
         return len(self._found)
 
     def get(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:
