@@ -36,7 +36,7 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
     """(table, "") or (None, why there is none). Imports torch.
 
     Args:
-        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/native.c``).
+        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/object.h``).
     """
     reason = why_not()
     if reason:
