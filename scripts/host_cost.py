@@ -4,8 +4,8 @@
 
 Microseconds per call from a run of asynchronous calls, one clock reading per block of them. The blocks of all entries
 alternate in random order; before each, the stream is empty, so that a full queue is in no figure (a block is shorter
-than the queue is deep). The problem need not be in the library: rows of small kernels, and one that falls back to cuBLASLt, are
-made for it.
+than the queue is deep). The problem need not be in the library: rows of small kernels are made for it,
+and one that falls back to cuBLASLt.
 """
 
 from __future__ import annotations
