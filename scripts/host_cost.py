@@ -4,7 +4,8 @@
 
 Microseconds per call from a run of asynchronous calls, one clock reading per block of them. The blocks of all entries
 alternate in random order; before each, the stream is empty, so that a full queue is in no figure (a block is shorter
-than the queue is deep). The problem need not be in the library: a row of a small kernel is made for it.
+than the queue is deep). The problem need not be in the library: rows of small kernels are made for it,
+and one that falls back to cuBLASLt.
 """
 
 from __future__ import annotations
@@ -19,16 +20,30 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from outblas.baselines import AUTO_REQUEST
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.cublas import CublasLt, describe
 from outblas.dispatch import matmul, status, use_library
 from outblas.library import Choice, Library, Row
-from outblas.problem import Problem
+from outblas.problem import ROW_ALIGN_BYTES, Problem
 from outblas.provenance import collect
 from outblas.space import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
 BLOCK = 200
 KERNELS = {"wgmma": Sm90WgmmaConfig(64, 64, store="direct"), "mma": Sm80MmaConfig(16, 16, wm=1, wn=1)}
+
+
+def rows(problem: Problem) -> dict[str, Row]:
+    """Name -> a row of a kernel, and one that falls back to the first algorithm that cuBLASLt proposes."""
+    found = {
+        name: Row(problem, "torch", "", "host_cost", Choice(config, 2.0, 2.0, 2.0)) for name, config in KERNELS.items()
+    }
+    lt = CublasLt()
+    plan = lt.plan(problem)
+    algorithm = describe(plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)[0].algo)
+    plan.close(), lt.close()
+    return {**found, "cublaslt": Row(problem, "lt_heuristic", algorithm, "host_cost")}
 
 
 def entries(problem: Problem) -> dict[str, Callable[[], Any]]:
@@ -87,8 +102,11 @@ def main() -> int:
         "kernels": {},
         "provenance": collect("scripts/host_cost.py"),
     }
-    for name, config in KERNELS.items():
-        use_library(Library(gpu.name, (Row(problem, "torch", "", "host_cost", Choice(config, 2.0, 2.0, 2.0)),)))
+    import torch
+
+    torch.mm(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # makes the context, loads its cuBLAS
+    for name, row in rows(problem).items():
+        use_library(Library(gpu.name, (row,)))
         calls = entries(problem)
         found = measure(calls, options.calls)
         result["kernels"][name] = {"costs": found, "host_path": status()["cuda:0"]["host_path"]}

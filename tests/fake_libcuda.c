@@ -1,5 +1,6 @@
-// A libcuda that records what it is asked. A kernel's handle says what it takes: odd, three maps, an address and three
-// extents; even, three addresses and three extents.
+// A libcuda and a cuBLASLt that record what they are asked. A kernel's handle says what it takes: odd, three maps, an
+// address and three extents; even, three addresses and three extents; from 5000 on, a workspace at the end.
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -15,13 +16,20 @@ typedef struct {
     uint32_t grid[3], block[3], shared_bytes, attribute_count;
     int32_t extents[3];
     unsigned char attributes[2][72];
-    uint64_t maps[3][16];
+    uint64_t maps[3][16], workspace;
 } Launch;
 
-enum { KEPT = 65536 };
+typedef struct {
+    uint64_t pointers[13];
+    float alpha, beta;
+    uint64_t algo[8], bytes;
+} Product;
+
+enum { KEPT = 65536, PRODUCTS = 64, WITH_WORKSPACE = 5000 };
 static Launch launches[KEPT];
-static _Atomic int launched, encoded;
-int fake_status, fake_encode_status;
+static Product products[PRODUCTS];
+static _Atomic int launched, encoded, multiplied;
+int fake_status, fake_encode_status, fake_blas_status, fake_capture, fake_capture_status;
 uint64_t fake_context = 77;
 
 int cuLaunchKernelEx(const Config *config, void *function, void **params, void **extra) {
@@ -43,7 +51,28 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
         for (int i = 0; i < 3; i++) made->addresses[i] = *(uint64_t *)params[i];
     }
     for (int i = 0; i < 3; i++) made->extents[i] = *(int32_t *)params[next++];
+    if (made->function >= WITH_WORKSPACE) made->workspace = *(uint64_t *)params[next++];
     return extra ? 1 : 0;
+}
+
+int cuStreamIsCapturing(void *stream, int *status) {
+    *status = fake_capture;
+    (void)stream;
+    return fake_capture_status;
+}
+
+int cublasLtMatmul(void *handle, void *descriptor, const float *alpha, const void *a, void *a_layout, const void *b,
+                   void *b_layout, const float *beta, const void *c, void *c_layout, void *d, void *d_layout,
+                   const void *algo, void *workspace, size_t bytes, void *stream) {
+    if (fake_blas_status) return fake_blas_status;
+    Product *made = &products[multiplied++ % PRODUCTS];
+    const void *pointers[13] = {handle, descriptor, a, a_layout, b, b_layout, c, c_layout, d, d_layout, workspace, stream};
+    memcpy(made->pointers, pointers, sizeof pointers);
+    memcpy(made->algo, algo, sizeof made->algo);
+    made->alpha = *alpha;
+    made->beta = *beta;
+    made->bytes = bytes;
+    return 0;
 }
 
 int cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, void *address, const uint64_t *extents,
@@ -63,5 +92,11 @@ int cuCtxGetCurrent(void **context) {
 
 int fake_launched(void) { return launched; }
 int fake_encoded(void) { return encoded; }
+int fake_multiplied(void) { return multiplied; }
+const Product *fake_product(int index) { return &products[index % PRODUCTS]; }
 const Launch *fake_launch(int index) { return &launches[index % KEPT]; }
-void fake_reset(void) { launched = encoded = fake_status = fake_encode_status = 0, fake_context = 77; }
+void fake_reset(void) {
+    launched = encoded = multiplied = 0;
+    fake_status = fake_encode_status = fake_blas_status = fake_capture = fake_capture_status = 0;
+    fake_context = 77;
+}

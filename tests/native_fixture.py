@@ -16,6 +16,7 @@ import pytest
 from helpers import ROOT
 from outblas import native, native_build
 from outblas.launch import Prepared
+from outblas.lt_call import PreparedAlgorithm
 
 torch = pytest.importorskip("torch")
 
@@ -29,8 +30,24 @@ class Launch(ctypes.Structure):
         ("function", ctypes.c_uint64), ("stream", ctypes.c_uint64), ("addresses", ctypes.c_uint64 * 3),
         ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared_bytes", ctypes.c_uint32),
         ("attribute_count", ctypes.c_uint32), ("extents", ctypes.c_int32 * 3),
-        ("attributes", (ctypes.c_ubyte * 72) * 2), ("maps", (ctypes.c_uint64 * 16) * 3),
+        ("attributes", (ctypes.c_ubyte * 72) * 2), ("maps", (ctypes.c_uint64 * 16) * 3), ("workspace", ctypes.c_uint64),
     ]  # fmt: skip
+
+
+class Product(ctypes.Structure):
+    """A call of cublasLtMatmul."""
+
+    _fields_ = [
+        ("pointers", ctypes.c_uint64 * 13), ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+        ("algo", ctypes.c_uint64 * 8), ("bytes", ctypes.c_uint64),
+    ]  # fmt: skip
+
+    def __getattr__(self, name: str) -> int:
+        """A pointer by its name in cublasLt.h."""
+        names = ["handle", "descriptor", "A", "Adesc", "B", "Bdesc", "C", "Cdesc", "D", "Ddesc", "workspace", "stream"]
+        if name not in names:
+            raise AttributeError(name)
+        return int(self.pointers[names.index(name)])
 
 
 class FakeCuda:
@@ -39,12 +56,23 @@ class FakeCuda:
     def __init__(self, path: Path) -> None:
         self.path, self.library = str(path), ctypes.CDLL(str(path))
         self.library.fake_launch.restype = ctypes.POINTER(Launch)
+        self.library.fake_product.restype = ctypes.POINTER(Product)
 
     def __len__(self) -> int:
         return int(self.library.fake_launched())
 
     def __getitem__(self, index: int) -> Launch:
         return self.library.fake_launch(index % len(self)).contents
+
+    @property
+    def products(self) -> list[Product]:
+        """Calls of cublasLtMatmul, the first 64."""
+        return [self.library.fake_product(i).contents for i in range(min(64, self.library.fake_multiplied()))]
+
+    @property
+    def matmul(self) -> int:
+        """Address of this cublasLtMatmul."""
+        return ctypes.cast(self.library.cublasLtMatmul, ctypes.c_void_p).value or 0
 
     @property
     def encoded(self) -> int:
@@ -116,9 +144,16 @@ def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> 
 
 
 def prepared(function: int = MAPPED, **changed: Any) -> Prepared:
-    made = Prepared(function, 77, (3, 2, 1), 160, 4096, 1, False, (M, N, K), BOXES, ((M, N), (N, 1), torch.float16))
+    made = Prepared(function, 77, (3, 2, 1), 160, 4096, 1, False, (M, N, K), BOXES, 0, ((M, N), (N, 1), torch.float16))
     return made._replace(maps=BOXES if function % 2 else ())._replace(**changed)
 
 
-def learn(table: Any, a: Any, b: Any, out: Any, launch: Any = None, pdl: bool = False) -> bool:
-    return bool(table.learn(a, b, out, pdl, a.element_size(), launch))
+def algorithm(cuda: FakeCuda, workspace_bytes: int = 0, keep: Any = None) -> PreparedAlgorithm:
+    """A call of the recording cublasLtMatmul with alpha 1 and beta 0."""
+    numbers = (cuda.matmul, 11, 12, 13, 14, 15, 0x3F800000, 0)
+    algo = bytes(range(64))
+    return PreparedAlgorithm(77, numbers, algo, workspace_bytes, keep, ((M, N), (N, 1), torch.float16))
+
+
+def learn(table: Any, a: Any, b: Any, out: Any, launch: Any = None, pdl: bool = False, product: Any = None) -> bool:
+    return bool(table.learn(a, b, out, pdl, a.element_size(), launch, product))

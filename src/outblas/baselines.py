@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO_REQUEST",
     "LT_AUTO",
+    "LT_HEURISTIC",
     "NAMES",
     "RIVALS",
     "Bindable",
@@ -44,8 +45,8 @@ __all__ = [
 
 #: Names in the order in which they are reported.
 NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
-#: The autotuned one, whose detail names the algorithm that a fall-back can use.
-LT_AUTO = "lt_auto"
+#: Those whose detail names an algorithm, which a fall-back can run: the heuristic's first, and the autotuned one.
+LT_HEURISTIC, LT_AUTO = "lt_heuristic", "lt_auto"
 #: Those whose fastest is *the* baseline; nvmmh is another's choice of our own kernels.
 RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
 

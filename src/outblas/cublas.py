@@ -139,18 +139,18 @@ class Cublas:
         self._workspace = workspace
         self._stream: int | None = None
         self._handle = c_void_p()
-        _check("cublasCreate", self._lib.cublasCreate_v2(byref(self._handle)))
+        check_status("cublasCreate", self._lib.cublasCreate_v2(byref(self._handle)))
 
     def gemm(self, shape: Shape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> None:
         """Enqueue cublasGemmEx with the default algorithm; a, b, c: our operands' addresses."""
         lib, handle = self._lib, self._handle
         if stream != self._stream:
-            _check("cublasSetStream", lib.cublasSetStream_v2(handle, stream))
+            check_status("cublasSetStream", lib.cublasSetStream_v2(handle, stream))
             # cublasSetStream drops the user's workspace, so it comes second.
-            _check("cublasSetWorkspace", lib.cublasSetWorkspace_v2(handle, self._workspace, WORKSPACE_BYTES))
+            check_status("cublasSetWorkspace", lib.cublasSetWorkspace_v2(handle, self._workspace, WORKSPACE_BYTES))
             self._stream = stream
         s = shape
-        _check(
+        check_status(
             "cublasGemmEx",
             lib.cublasGemmEx(
                 handle, s.op_first, _OP_N, s.m, s.n, s.k,
@@ -167,13 +167,13 @@ class Cublas:
 
 
 class CublasLt:
-    """One cublasLtHandle_t with a workspace; see :class:`Cublas` for arguments and errors."""
+    """One cublasLtHandle_t with a workspace (0: every call brings its own); see :class:`Cublas` for the rest."""
 
-    def __init__(self, workspace: int) -> None:
+    def __init__(self, workspace: int = 0) -> None:
         self._lib = _cublaslt()
         self._workspace = workspace
         self._handle = c_void_p()
-        _check("cublasLtCreate", self._lib.cublasLtCreate(byref(self._handle)))
+        check_status("cublasLtCreate", self._lib.cublasLtCreate(byref(self._handle)))
 
     def plan(self, problem: Problem) -> LtPlan:
         """Descriptors of a problem; close them after use."""
@@ -195,10 +195,10 @@ class LtPlan:
         self._alpha, self._beta = shape.scalars()
         self._desc, self._first, self._second, self._out = (c_void_p() for _ in range(4))
         created = self._lib.cublasLtMatmulDescCreate(byref(self._desc), shape.compute, shape.scale)
-        _check("cublasLtMatmulDescCreate", created)
+        check_status("cublasLtMatmulDescCreate", created)
         for attribute, op in ((_DESC_TRANSA, shape.op_first), (_DESC_TRANSB, _OP_N)):
             value = c_int(op)
-            _check(
+            check_status(
                 "cublasLtMatmulDescSetAttribute",
                 self._lib.cublasLtMatmulDescSetAttribute(self._desc, attribute, byref(value), 4),
             )
@@ -217,18 +217,18 @@ class LtPlan:
             DeviceError: the call failed or returned no usable algorithm.
         """
         lib, preference = self._lib, c_void_p()
-        _check("cublasLtMatmulPreferenceCreate", lib.cublasLtMatmulPreferenceCreate(byref(preference)))
+        check_status("cublasLtMatmulPreferenceCreate", lib.cublasLtMatmulPreferenceCreate(byref(preference)))
         try:
             space, bytes_ = c_uint64(WORKSPACE_BYTES), c_uint32(alignment)
             settings: list[tuple[int, Any, int]] = [(_PREF_MAX_WORKSPACE, space, 8)]
             settings += [(attribute, bytes_, 4) for attribute in _PREF_MIN_ALIGNMENT]
             for attribute, value, size in settings:
-                _check(
+                check_status(
                     "cublasLtMatmulPreferenceSetAttribute",
                     lib.cublasLtMatmulPreferenceSetAttribute(preference, attribute, byref(value), size),
                 )
             results, found = (HeuristicResult * count)(), c_int(0)
-            _check(
+            check_status(
                 "cublasLtMatmulAlgoGetHeuristic",
                 lib.cublasLtMatmulAlgoGetHeuristic(
                     self._owner._handle, self._desc, self._first, self._second, self._out, self._out,
@@ -246,16 +246,32 @@ class LtPlan:
             )
         return usable
 
-    def matmul(self, algo: Algo, a: int, b: int, c: int, stream: int) -> None:
-        """Enqueue one product with the given algorithm; a, b, c: our operands' addresses."""
-        _check(
+    def matmul(self, algo: Algo, a: int, b: int, c: int, stream: int, workspace: int | None = None) -> None:
+        """Enqueue one product with the given algorithm; a, b, c: our operands' addresses.
+
+        Args:
+            workspace: address of :data:`WORKSPACE_BYTES` bytes of the call's own, 0: none; None: the handle's.
+
+        Raises:
+            DeviceError: cuBLASLt refused it.
+        """
+        space = self._owner._workspace if workspace is None else workspace
+        check_status(
             "cublasLtMatmul",
             self._lib.cublasLtMatmul(
                 self._owner._handle, self._desc, byref(self._alpha), b, self._first, a, self._second,
                 byref(self._beta), c, self._out, c, self._out,
-                byref(algo), self._owner._workspace, WORKSPACE_BYTES, stream,
+                byref(algo), space, WORKSPACE_BYTES if space else 0, stream,
             ),
         )  # fmt: skip
+
+    def numbers(self) -> tuple[int, ...]:
+        """(address of cublasLtMatmul, handle, descriptor, layouts of the first operand, the second and the output, bits
+        of alpha, bits of beta), good for as long as this object lives: what a caller in C needs of it."""
+        function = ctypes.cast(self._lib.cublasLtMatmul, c_void_p)
+        handles = (function, self._owner._handle, self._desc, self._first, self._second, self._out)
+        bits = (int.from_bytes(bytes(scalar), sys.byteorder) for scalar in (self._alpha, self._beta))
+        return (*(handle.value or 0 for handle in handles), *bits)
 
     def close(self) -> None:
         """Destroy the descriptors; harmless when done twice."""
@@ -268,7 +284,7 @@ class LtPlan:
             self._desc.value = None
 
     def _layout(self, into: c_void_p, rows: int, cols: int, ld: int) -> None:
-        _check(
+        check_status(
             "cublasLtMatrixLayoutCreate",
             self._lib.cublasLtMatrixLayoutCreate(byref(into), self.shape.dtype, rows, cols, ld),
         )
@@ -294,7 +310,8 @@ def version() -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def _check(call: str, status: int) -> None:
+def check_status(call: str, status: int) -> None:
+    """Raise :class:`DeviceError` for a cublasStatus_t that is not CUBLAS_STATUS_SUCCESS."""
     if status:
         raise DeviceError(
             f"{call} failed with CUBLAS_STATUS_{_STATUS.get(status, status)}",

@@ -1,4 +1,5 @@
-"""Whether a product goes to a kernel of the library or to torch: decided without a GPU, torch or a tensor.
+"""Whether a product goes to a kernel of the library, to a named algorithm of cuBLASLt or to torch: decided without a
+GPU, torch or a tensor.
 
 A decision is a pure function of what is known of the operands: shapes, strides, dtypes and alignment.
 """
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import ProblemError
-from outblas.library import Library
+from outblas.library import Library, Row
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
 from outblas.space import why_illegal
@@ -31,11 +32,13 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with a product: ``config`` on ``problem``, or torch (both None) for ``reason``."""
+    """What is done with a product, and why: ``config`` on ``problem``; or, where no kernel wins, the algorithm of
+    cuBLASLt that the library names (in the words of :func:`outblas.cublas.describe`); or torch (``problem`` None)."""
 
     config: KernelConfig | None
     problem: Problem | None
     reason: str
+    algorithm: str = ""
 
 
 def decide(
@@ -51,7 +54,7 @@ def decide(
         return Decision(None, None, wrong)
     if gpu is None or gpu.arch != 90:
         return Decision(None, None, "the GPU is not sm_90")
-    reason = "b is neither contiguous nor the transpose of a contiguous weight"
+    kept = Decision(None, None, "b is neither contiguous nor the transpose of a contiguous weight")
     stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
     for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
         if not _row_major(shape, strides):
@@ -63,8 +66,8 @@ def decide(
         found = _from_library(problem, (a, b, out), gpu, library, pdl)
         if found.config is not None:
             return found
-        reason = found.reason
-    return Decision(None, None, reason)
+        kept = kept if kept.algorithm else found
+    return kept
 
 
 def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
@@ -93,7 +96,7 @@ def _from_library(
         return Decision(None, None, f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)")
     choice = row.choice(pdl)
     if choice is None:
-        return Decision(None, None, f"{problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}")
+        return _fallback(row, operands)
     illegal = why_illegal(problem, choice.config, gpu)
     if illegal:
         return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
@@ -102,6 +105,15 @@ def _from_library(
         return Decision(None, None, f"an operand is not aligned to {need} bytes")
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
     return Decision(choice.config, problem, f"measured at {figures} on {row.source or library.gpu}")
+
+
+def _fallback(row: Row, operands: tuple[Operand | None, ...]) -> Decision:
+    reason = f"{row.problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}"
+    if not row.fallback:
+        return Decision(None, None, reason)
+    if any(o is not None and o.offset % ROW_ALIGN_BYTES for o in operands):
+        return Decision(None, None, f"{reason}, and an operand is not aligned to {ROW_ALIGN_BYTES} bytes")
+    return Decision(None, row.problem, reason, row.fallback)
 
 
 def _row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

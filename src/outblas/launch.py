@@ -71,6 +71,7 @@ class Prepared(NamedTuple):
         cluster: CTAs of a cluster. dependent: programmatic dependent launch. extents: M, N, K.
         maps: (rows, cols, box rows, box cols, element type, swizzle, L2 promotion) of the TMA maps of A, B and C, the
             last three as the driver's enumerations; empty: the kernel takes addresses.
+        workspace_bytes: of the stream's workspace, whose address is the last parameter; 0: the kernel takes none.
         output: shape, strides and torch dtype of C.
     """
 
@@ -83,6 +84,7 @@ class Prepared(NamedTuple):
     dependent: bool
     extents: tuple[int, int, int]
     maps: tuple[tuple[int, ...], ...]
+    workspace_bytes: int
     output: tuple[Any, ...]
 
 
@@ -212,11 +214,8 @@ class LoadedKernel:
         """The launch that :meth:`bind` makes for outputs like ``c``, which is (M, N) on the kernel's device.
 
         Raises:
-            ConfigError: the config is not legal for this problem, or needs a workspace, which a table of launches
-                without their stream cannot give.
+            ConfigError: the config is not legal for this problem.
         """
-        if workspace_bytes(problem, self.config):
-            raise ConfigError(f"{self.name} needs a workspace", "a kernel without one", "bind it for its stream")
         device_index = c.device.index or 0
         plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
         return Prepared(
@@ -229,6 +228,7 @@ class LoadedKernel:
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
             maps=tuple((*box, *_map_kind(box[3], problem.dtype)) for box in plan.boxes),
+            workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
         )
 

@@ -1,9 +1,9 @@
 """The tuned winners of one GPU: for every problem the kernel to use, or that the baseline is to be used.
 
 Rule of install: a kernel is worth it if the lower bound of its speed-up over the fastest baseline is above
-:data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL` and the kernel is faster than torch.matmul, which a call would
-otherwise run, by that margin. Where none is, the row says so and names the baseline. A row has two winners, one
-without programmatic dependent launch and one where it is allowed (which may be the same kernel).
+:data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL` and the kernel is faster than torch.matmul by that margin. Where
+none is, the row says so and names the baseline, whose algorithm a call then runs (:attr:`Row.fallback`). A row has two
+winners, one without programmatic dependent launch and one where it is allowed (which may be the same kernel).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.baselines import LT_AUTO
+from outblas.baselines import LT_AUTO, LT_HEURISTIC
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
@@ -75,6 +76,19 @@ class Row:
     def algorithm(self) -> str:
         """What autotuning cuBLASLt chose, whichever baseline was the fastest (among equals that is noise); or ""."""
         return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
+
+    @property
+    def fallback(self) -> str:
+        """The algorithm of cuBLASLt that a product takes where no kernel is used, in the words of
+        :func:`outblas.cublas.describe`; "": torch.matmul.
+
+        The fastest baseline's, where that was cuBLASLt. Where cublasGemmEx was the fastest the row names none of its
+        own, and autotuning's choice is the nearest to it; where torch.matmul was, nothing else is needed.
+        """
+        if self.baseline == "torch":
+            return ""
+        detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
+        return re.sub(r"^index=\S+ ", "", detail)  # the place in a list that another cuBLAS orders otherwise
 
 
 def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:

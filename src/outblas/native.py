@@ -10,6 +10,7 @@ import os
 from types import ModuleType
 from typing import Any
 
+from outblas.cublas import check_status
 from outblas.driver import driver
 from outblas.errors import DeviceError
 from outblas.native_build import source_id
@@ -35,7 +36,7 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
     """(table, "") or (None, why there is none). Imports torch.
 
     Args:
-        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/native.c``).
+        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/object.h``).
     """
     reason = why_not()
     if reason:
@@ -108,7 +109,9 @@ def _increment_version(torch: Any) -> Any:
 
 
 def _refused(call: str, status: int) -> None:
-    """Raises DeviceError for a driver call that failed."""
+    """Raises DeviceError for a call of the driver or of cuBLASLt that failed."""
+    if call.startswith("cublas"):
+        check_status(call, status)
     try:
         name = driver().CUresult(status).name
     except ValueError:  # newer than the bindings

@@ -1,6 +1,6 @@
 """What is read of torch tensors before a decision: their records, and whether torch must see the call itself.
 
-``csrc/native.c`` reads the same for calls that were decided before: a change here is a change there.
+``csrc/read.c`` reads the same for calls that were decided before: a change here is a change there.
 """
 
 from __future__ import annotations

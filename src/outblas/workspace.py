@@ -1,4 +1,5 @@
-"""Global memory in which the parts of a split K meet (geometry.workspace_bytes, epilogue/workspace_reduce.cuh).
+"""Global memory in which the parts of a split K meet (geometry.workspace_bytes, epilogue/workspace_reduce.cuh), or that
+an algorithm of cuBLASLt asks for, which leaves the counters at its head alone.
 
 Calls that may run at the same time need workspaces of their own; calls of one stream, one after the other, may share
 one, whatever their kernels and problems: its counters are zero again when a kernel ends, and a kernel under
@@ -50,3 +51,7 @@ class StreamWorkspaces:
         if found is None or found.numel() < nbytes:
             found = self._of[stream] = self._allocator(nbytes, device)
         return found
+
+    def of(self, stream: int) -> Any:
+        """The stream's workspace, None: it has none yet."""
+        return self._of.get(stream)

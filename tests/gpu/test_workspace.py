@@ -212,6 +212,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     choice = Choice(CONFIGS["64x64_4_2x1_pdl"], 1.2, 1.1, 1.3)
     state = DeviceState(gpu, Library(gpu.name, (Row(WHOLE, "lt_auto", "", "test", choice, choice),)), load_kernel)
     monkeypatch.setattr(dispatch, "_devices", {0: state})
+    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
+        monkeypatch.setattr(dispatch, name, value)
     yield state
     torch.cuda.synchronize()
 

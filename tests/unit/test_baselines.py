@@ -57,8 +57,8 @@ def test_c_structures_have_the_headers_sizes():
 
 def test_a_failed_status_names_call_and_reason():
     with pytest.raises(DeviceError, match="cublasLtMatmul failed with CUBLAS_STATUS_NOT_SUPPORTED"):
-        cublas._check("cublasLtMatmul", 15)
-    cublas._check("cublasLtMatmul", 0)
+        cublas.check_status("cublasLtMatmul", 15)
+    cublas.check_status("cublasLtMatmul", 0)
 
 
 def test_a_missing_library_is_one_clear_line():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outblas import dispatch
+from outblas import device_state, dispatch
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, Operand, decide
 from outblas.dispatch import DeviceState, explain, matmul
@@ -180,7 +180,7 @@ def test_bound_calls_do_not_keep_their_operands(kernel: FakeKernel) -> None:
 
 
 def test_bound_calls_are_limited_and_the_least_recent_goes(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> None:
-    monkeypatch.setattr(dispatch, "KEPT_CALLS", 2)
+    monkeypatch.setattr(device_state, "KEPT_CALLS", 2)
     device = DeviceState(H200, LIBRARY, lambda problem, config: (kernel, 0.0))
     for c in (3, 4, 3, 5, 3):
         run(device, 1, 2, c)
@@ -243,7 +243,7 @@ def test_threads_never_share_a_call_in_flight(launches: list[tuple[Any, ...]]) -
 
 def test_decisions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Operand] = []
-    monkeypatch.setattr(dispatch, "decide", lambda a, *_, **__: asked.append(a) or Decision(None, None, "no"))
+    monkeypatch.setattr(device_state, "decide", lambda a, *_, **__: asked.append(a) or Decision(None, None, "no"))
     device = DeviceState(H200, LIBRARY, lambda problem, config: (None, 0.0))
     for operand in (A, A, A._replace(offset=2)):
         device.decide(operand, WEIGHT, None, False)

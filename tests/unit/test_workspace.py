@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.errors import ConfigError
 from outblas.geometry import COUNTERS_BYTES, geometry, grid, workspace_bytes
 from outblas.launch import LoadedKernel
 from outblas.pool import workspace_kernels
@@ -217,8 +216,3 @@ def test_calls_of_one_stream_share_a_workspace(monkeypatch: pytest.MonkeyPatch) 
     plain = Unloaded(replace(PAIRS, split_kind="cluster", split_k=2))
     plain.bind_many(problem, operands)  # type: ignore[arg-type]
     assert plain.given == [None] * 4
-
-
-def test_the_native_table_is_not_given_such_a_kernel() -> None:
-    with pytest.raises(ConfigError, match="needs a workspace"):
-        Unloaded(PAIRS).prepared(Problem(256, 512, 12288), Buffer(1, "cuda:0"))  # type: ignore[arg-type]

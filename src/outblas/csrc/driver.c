@@ -37,6 +37,7 @@ const char *driver_open(Driver *driver, const char *path) {
         {"cuLaunchKernelEx", (void **)&driver->launch_kernel},
         {"cuTensorMapEncodeTiled", (void **)&driver->encode_tiled},
         {"cuCtxGetCurrent", (void **)&driver->current_context},
+        {"cuStreamIsCapturing", (void **)&driver->is_capturing},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         *wanted[i].into = dlsym(driver->library, wanted[i].name);
@@ -55,6 +56,11 @@ void *driver_context(const Driver *driver) {
     return driver->current_context(&context) == 0 ? context : NULL;
 }
 
+int driver_is_free(const Driver *driver, void *stream) {
+    int capture = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
+    return driver->is_capturing(stream, &capture) == 0 && capture == 0;
+}
+
 int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map) {
     const uint64_t extents[2] = {spec->cols, spec->rows};
     const uint64_t pitches[1] = {(uint64_t)spec->cols * ELEMENT_BYTES};
@@ -64,7 +70,7 @@ int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, T
 }
 
 int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3], const uint64_t addresses[3],
-                  void *stream) {
+                  uint64_t workspace, void *stream) {
     LaunchAttribute attributes[2];
     LaunchConfig config;
     memset(attributes, 0, sizeof attributes);
@@ -86,10 +92,11 @@ int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3],
         dependent->id = ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         dependent->value.allowed = 1;
     }
-    void *params[7];
+    void *params[8];
     int count = 0;
     for (int i = 0; i < 3; i++) params[count++] = launch->maps ? (void *)&maps[i] : (void *)&addresses[i];
     if (launch->maps) params[count++] = (void *)&addresses[2];
     for (int i = 0; i < 3; i++) params[count++] = (void *)&launch->extents[i];
+    if (workspace) params[count++] = (void *)&workspace;
     return driver->launch_kernel(&config, launch->function, params, NULL);
 }

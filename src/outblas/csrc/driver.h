@@ -17,9 +17,9 @@ typedef struct {
 } MapSpec;
 
 // All of a launch but its addresses and its stream. With maps, the kernel takes the TMA maps of A, B and C, the
-// address of C and M, N, K; without, the three addresses and M, N, K.
+// address of C and M, N, K; without, the three addresses and M, N, K. A workspace comes last.
 typedef struct {
-    void *function, *context;
+    void *function;
     uint32_t grid[3], threads, shared_bytes, cluster;
     int dependent;  // programmatic dependent launch
     int32_t extents[3];
@@ -34,6 +34,7 @@ typedef struct {
                         const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, int interleave,
                         int swizzle, int promotion, int fill);
     int (*current_context)(void **context);
+    int (*is_capturing)(void *stream, int *status);
 } Driver;
 
 // Fills `driver` from a shared library; NULL, or the name of what is missing.
@@ -43,9 +44,12 @@ void driver_close(Driver *driver);
 // The context that is current in this thread, NULL where there is none.
 void *driver_context(const Driver *driver);
 
-// These return the driver's status, 0 for success.
+// Whether a stream is known to be recorded by no graph.
+int driver_is_free(const Driver *driver, void *stream);
+
+// These return the driver's status, 0 for success. `workspace`: address, 0 for a kernel that takes none.
 int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map);
 int driver_launch(const Driver *driver, const Launch *launch, TensorMap maps[3], const uint64_t addresses[3],
-                  void *stream);
+                  uint64_t workspace, void *stream);
 
 #endif

@@ -5,184 +5,23 @@
 // torch's to see; the caller then asks the Python dispatch, whose errors are the ones that a user meets.
 //
 // Only the limited API of Python 3.10 is used; neither torch nor CUDA is linked.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "object.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-
-#include "table.h"
 
 #ifndef OUTBLAS_SOURCE_ID
 #define OUTBLAS_SOURCE_ID ""
 #endif
 
-enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
-
-// What a Table is given at its making, by keyword: torch's own functions, called as Python objects.
-#define HOOKS(X)                                                                                       \
-    X(tensor)            /* torch.Tensor: operands are exactly this */                                 \
-    X(parameter)         /* or torch.nn.Parameter */                                                   \
-    X(data_ptr)          /* method of tensors */                                                       \
-    X(is_neg)            /* method of tensors */                                                       \
-    X(is_inference)      /* method of tensors */                                                       \
-    X(stride)            /* method of tensors */                                                       \
-    X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
-    X(grad_enabled)      /* () -> bool */                                                              \
-    X(forward_ad)        /* module; a level >= 0 in its _current_level: forward-mode differentiation */ \
-    X(current_device)    /* () -> int */                                                               \
-    X(current_stream)    /* (device) -> raw stream */                                                  \
-    X(empty)             /* (shape, strides, dtype) -> tensor on the current device */                 \
-    X(increment_version) /* (tensors) -> None */                                                       \
-    X(product)           /* torch.matmul */                                                            \
-    X(refused)           /* (driver's call, status) -> never returns: raises */
-
-#define NAMES(X) X(shape) X(dtype) X(device) X(index) X(requires_grad) X(_current_level)
-
-#define FIELD(name) PyObject *name;
 #define KEYWORD(name) #name,
 #define ADDRESS(name) &hooks.name,
 #define OBJECT(name) "O"
 #define HOLD(name) Py_INCREF(hooks.name);
 #define DROP(name) Py_CLEAR(self->hooks.name);
 
-typedef struct {
-    HOOKS(FIELD)
-} Hooks;
-
-static struct {
-    NAMES(FIELD)
-} names;
-
-typedef struct {
-    PyObject_HEAD
-    Driver driver;
-    Table table;
-    Hooks hooks;
-    PyObject *devices[MAX_DEVICES];
-    long device_index[MAX_DEVICES];
-    int device_count;
-    unsigned long long launches;
-} TableObject;
+Names names;
 
 static void release(void *object) { Py_DECREF((PyObject *)object); }
-
-// -- reading ---------------------------------------------------------------------------------------------------------
-
-static int pair_of(PyObject *tuple, int64_t into[2]) {
-    if (!tuple) return -1;
-    int status = -1;
-    if (PyTuple_Check(tuple) && PyTuple_Size(tuple) == 2) {
-        into[0] = PyLong_AsLongLong(PyTuple_GetItem(tuple, 0));
-        into[1] = PyLong_AsLongLong(PyTuple_GetItem(tuple, 1));
-        status = PyErr_Occurred() ? -1 : 0;
-    }
-    Py_DECREF(tuple);
-    return status;
-}
-
-// The truth of a new reference, -1 for an error; gives the reference back.
-static int truth(PyObject *object) {
-    if (!object) return -1;
-    const int found = PyObject_IsTrue(object);
-    Py_DECREF(object);
-    return found;
-}
-
-static int device_of(TableObject *self, PyObject *tensor, int add) {
-    PyObject *device = PyObject_GetAttr(tensor, names.device);
-    if (!device) return -1;
-    int found = -1;
-    for (int i = 0; i < self->device_count && found < 0; i++)
-        if (PyObject_RichCompareBool(device, self->devices[i], Py_EQ) == 1) found = i;
-    if (found < 0 && add && self->device_count < MAX_DEVICES) {
-        PyObject *index = PyObject_GetAttr(device, names.index);
-        if (index) {
-            found = self->device_count++;
-            self->device_index[found] = index == Py_None ? 0 : PyLong_AsLong(index);
-            self->devices[found] = device;
-            Py_DECREF(index);
-            return found;
-        }
-    }
-    Py_DECREF(device);
-    return found;
-}
-
-static int is_plain(const TableObject *self, PyObject *object) {
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    return type == self->hooks.tensor || type == self->hooks.parameter;
-}
-
-// One operand into its place of the key. -1: it is not a plain strided matrix in memory of its own.
-static int read_operand(TableObject *self, PyObject *tensor, int which, int grad, Key *key, uint64_t *address) {
-    // Wrapped, functional and zero tensors have no address: torch raises, or says 0.
-    PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.data_ptr, tensor, NULL);
-    if (!number) return -1;
-    *address = PyLong_AsUnsignedLongLong(number);
-    Py_DECREF(number);
-    if (!*address || PyErr_Occurred()) return -1;
-    key->offset[which] = (int32_t)(*address % ROW_ALIGN_BYTES);
-    if (pair_of(PyObject_GetAttr(tensor, names.shape), key->shape[which])) return -1;
-    if (pair_of(PyObject_CallFunctionObjArgs(self->hooks.stride, tensor, NULL), key->strides[which])) return -1;
-    PyObject *dtype = PyObject_GetAttr(tensor, names.dtype);
-    if (!dtype) return -1;
-    key->dtype[which] = (uint64_t)(uintptr_t)dtype;  // torch has one object per dtype, for as long as it lives
-    Py_DECREF(dtype);
-    if (truth(PyObject_CallFunctionObjArgs(self->hooks.is_neg, tensor, NULL))) return -1;
-    return grad && truth(PyObject_GetAttr(tensor, names.requires_grad)) ? -1 : 0;
-}
-
-// Whether torch must see a call whatever its operands; -1 for an error.
-static int is_watched(TableObject *self, int *grad) {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(self->hooks.watchers); i++) {
-        const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(self->hooks.watchers, i)));
-        if (found) return found;
-    }
-    PyObject *level = PyObject_GetAttr(self->hooks.forward_ad, names._current_level);
-    if (!level) return -1;
-    const long number = PyLong_AsLong(level);
-    Py_DECREF(level);
-    if (PyErr_Occurred()) return -1;
-    *grad = truth(PyObject_CallNoArgs(self->hooks.grad_enabled));
-    return *grad < 0 ? -1 : number >= 0;
-}
-
-// As the Python dispatch reads it: the environment may change between calls.
-static int dependent_by_default(void) {
-    const char *text = getenv("OUTBLAS_PDL");
-    if (!text) return 0;
-    const char *const yes[] = {"1", "true", "yes", "on"};
-    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
-        if (strcasecmp(text, yes[i]) == 0) return 1;
-    return 0;
-}
-
-// Fills the key and the addresses from (a, b, out, pdl). 0: this is not a call for the table; no error is left.
-static int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]) {
-    PyObject *out = args[2];
-    const int operands = out == Py_None ? 2 : 3;
-    int grad = 0;
-    for (int i = 0; i < operands; i++)
-        if (!is_plain(self, args[i])) return 0;
-    memset(key, 0, sizeof *key);
-    addresses[2] = 0;
-    int wrong = is_watched(self, &grad);
-    for (int i = 0; i < operands && !wrong; i++) {
-        const int device = device_of(self, args[i], add && i == 0);
-        wrong = device < 0 || (i > 0 && device != key->device);
-        key->device = (int16_t)device;
-        wrong = wrong || read_operand(self, args[i], i, grad, key, &addresses[i]);
-    }
-    if (!wrong) {
-        const int dependent = args[3] == Py_None ? dependent_by_default() : PyObject_IsTrue(args[3]);
-        key->dependent = (int16_t)dependent;
-        wrong = dependent < 0;
-    }
-    if (wrong) PyErr_Clear();  // the Python dispatch, asked next, meets the same error and tells it
-    return !wrong;
-}
 
 // -- doing -----------------------------------------------------------------------------------------------------------
 
@@ -228,58 +67,83 @@ static int written(TableObject *self, PyObject *tensor) {
     return done ? 0 : -1;
 }
 
-static void *refuse(TableObject *self, const char *call, int status) {
+// Raises; always -1.
+static int refuse(TableObject *self, const char *call, int status) {
     PyObject *nothing = PyObject_CallFunction(self->hooks.refused, "si", call, status);
     Py_XDECREF(nothing);
     if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s failed with %d", call, status);
-    return NULL;
+    return -1;
 }
 
-// Enqueues the kernel of an entry; a new reference to what was written, NULL for an error. Without an error, and
-// NULL: the current device is another.
-static PyObject *launch(TableObject *self, const Entry *entry, PyObject *out, uint64_t addresses[3]) {
-    // All that is needed is copied first: whatever calls Python may let another thread clear the table, and no two
-    // threads share what the driver reads.
-    const Launch copied = entry->launch;
-    const uint64_t serial = entry->serial;
-    const long device = self->device_index[entry->key.device];
-    PyObject *allocation = out ? NULL : entry->allocation;
-    PyObject *result = out;
-    Py_XINCREF(result);
-    if (!out) {
-        Py_INCREF(allocation);
-        result = allocate(self, allocation, device);
-        Py_DECREF(allocation);
-        if (!result) return NULL;
-        PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.data_ptr, result, NULL);
-        addresses[2] = number ? PyLong_AsUnsignedLongLong(number) : 0;
-        Py_XDECREF(number);
-    }
-    void *stream = NULL;
+// Enqueues what an entry says, 0 for success.
+static int enqueue(TableObject *self, const Entry *entry, const uint64_t addresses[3], uint64_t workspace, void *stream) {
     TensorMap maps[3];
-    if (PyErr_Occurred() || stream_of(self, device, &stream)) goto failed;
-    for (int i = 0; copied.maps && i < 3; i++) {
-        const int status = table_map(&self->table, &self->driver, &copied.map[i], 3 * serial + (uint64_t)i, addresses[i], &maps[i]);
-        if (status) {
-            refuse(self, "cuTensorMapEncodeTiled", status);
-            goto failed;
-        }
-    }
     int status;
+    for (int i = 0; entry->maker == BY_KERNEL && entry->launch.maps && i < 3; i++) {
+        status = table_map(&self->table, &self->driver, &entry->launch.map[i], 3 * entry->serial + (uint64_t)i, addresses[i],
+                           &maps[i]);
+        if (status) return refuse(self, "cuTensorMapEncodeTiled", status);
+    }
     // A full queue makes the driver wait, perhaps for a host function that needs the interpreter.
     Py_BEGIN_ALLOW_THREADS
-    status = driver_launch(&self->driver, &copied, maps, addresses, stream);
+    if (entry->maker == BY_KERNEL)
+        status = driver_launch(&self->driver, &entry->launch, maps, addresses, workspace, stream);
+    else
+        status = blas_product(&entry->product, addresses, workspace, entry->workspace_bytes, stream);
     Py_END_ALLOW_THREADS
-    if (status) {
-        refuse(self, "cuLaunchKernelEx", status);
-        goto failed;
+    return status ? refuse(self, entry->maker == BY_KERNEL ? "cuLaunchKernelEx" : "cublasLtMatmul", status) : 0;
+}
+
+// The workspace of the stream for an entry, with a reference to its owner; 0: Python has to see the call, for it makes
+// workspaces, and knows what to do while a graph is captured: graphs of one stream may be replayed on two at once.
+static uint64_t borrow(TableObject *self, const Entry *entry, void *stream, PyObject **owner) {
+    const Lent *lent = table_lent(&self->table, entry->key.device, stream, entry->workspace_bytes);
+    if (!lent || !driver_is_free(&self->driver, stream)) return 0;
+    *owner = lent->owner;
+    Py_INCREF(*owner);
+    return lent->address;
+}
+
+// Where C is: of `out`, or of a new tensor; a new reference. NULL without an error: the current device is another.
+static PyObject *output_of(TableObject *self, const Entry *entry, PyObject *out, uint64_t *address) {
+    if (out) {
+        Py_INCREF(out);
+        return out;
+    }
+    PyObject *made = allocate(self, entry->allocation, self->device_index[entry->key.device]);
+    PyObject *number = made ? PyObject_CallFunctionObjArgs(self->hooks.data_ptr, made, NULL) : NULL;
+    if (number) *address = PyLong_AsUnsignedLongLong(number);
+    Py_XDECREF(number);
+    if (PyErr_Occurred()) Py_CLEAR(made);
+    return made;
+}
+
+// Enqueues the product of an entry; a new reference to what was written, NULL for an error. Without an error, and
+// NULL: the Python dispatch has to see the call.
+static PyObject *answer(TableObject *self, const Entry *entry, PyObject *out, uint64_t addresses[3]) {
+    // All that is needed is copied and held first: whatever calls Python may let another thread clear the table, and no
+    // two threads share what the driver reads.
+    const Entry copied = *entry;
+    PyObject *result = NULL, *owner = NULL;
+    uint64_t workspace = 0;
+    void *stream = NULL;
+    Py_XINCREF((PyObject *)copied.allocation);
+    Py_XINCREF((PyObject *)copied.keep);
+    if (stream_of(self, self->device_index[copied.key.device], &stream)) goto done;
+    if (copied.workspace_bytes && !(workspace = borrow(self, &copied, stream, &owner))) goto done;
+    result = output_of(self, &copied, out, &addresses[2]);
+    if (!result) goto done;
+    if (enqueue(self, &copied, addresses, workspace, stream)) {
+        Py_CLEAR(result);
+        goto done;
     }
     self->launches++;
-    if (out && written(self, out)) goto failed;
+    if (out && written(self, out)) Py_CLEAR(result);
+done:
+    Py_XDECREF((PyObject *)copied.allocation);
+    Py_XDECREF((PyObject *)copied.keep);
+    Py_XDECREF(owner);
     return result;
-failed:
-    Py_DECREF(result);
-    return NULL;
 }
 
 static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -294,9 +158,9 @@ static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_
         PyObject *out = args[2] == Py_None ? NULL : args[2];
         const Entry *entry = table_find(&self->table, &key);
         if (!entry || (out && entry_overlap(entry, addresses))) Py_RETURN_NONE;
-        if (entry->torch) return torch_product(self, args);
-        if (driver_context(&self->driver) == entry->launch.context) {
-            PyObject *result = launch(self, entry, out, addresses);
+        if (entry->maker == BY_TORCH) return torch_product(self, args);
+        if (driver_context(&self->driver) == entry->context) {
+            PyObject *result = answer(self, entry, out, addresses);
             if (result || PyErr_Occurred()) return result;
         }
     }
@@ -305,16 +169,19 @@ static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_
 
 // -- learning --------------------------------------------------------------------------------------------------------
 
-static int parse_launch(PyObject *tuple, Launch *launch, PyObject **allocation) {
+static int parse_launch(PyObject *tuple, Entry *entry) {
+    Launch *launch = &entry->launch;
     unsigned long long function, context;
-    PyObject *maps;
-    if (!PyArg_ParseTuple(tuple, "KK(III)IIIp(iii)O!O!", &function, &context, &launch->grid[0], &launch->grid[1],
+    PyObject *maps, *allocation;
+    if (!PyArg_ParseTuple(tuple, "KK(III)IIIp(iii)O!KO!", &function, &context, &launch->grid[0], &launch->grid[1],
                           &launch->grid[2], &launch->threads, &launch->shared_bytes, &launch->cluster,
                           &launch->dependent, &launch->extents[0], &launch->extents[1], &launch->extents[2],
-                          &PyTuple_Type, &maps, &PyTuple_Type, allocation))
+                          &PyTuple_Type, &maps, &entry->workspace_bytes, &PyTuple_Type, &allocation))
         return -1;
+    entry->maker = BY_KERNEL;
+    entry->context = (void *)(uintptr_t)context;
+    entry->allocation = allocation;
     launch->function = (void *)(uintptr_t)function;
-    launch->context = (void *)(uintptr_t)context;
     launch->maps = PyTuple_Size(maps) > 0;
     if (launch->maps && PyTuple_Size(maps) != 3) {
         PyErr_SetString(PyExc_ValueError, "a launch has the TMA maps of three operands, or none");
@@ -329,35 +196,86 @@ static int parse_launch(PyObject *tuple, Launch *launch, PyObject **allocation) 
     return 0;
 }
 
+static int parse_product(PyObject *tuple, Entry *entry) {
+    Product *product = &entry->product;
+    unsigned long long context, number[6];
+    const char *algo;
+    Py_ssize_t algo_bytes;
+    PyObject *keep, *allocation;
+    if (!PyArg_ParseTuple(tuple, "K(KKKKKKII)y#KOO!", &context, &number[0], &number[1], &number[2], &number[3],
+                          &number[4], &number[5], &product->alpha, &product->beta, &algo, &algo_bytes,
+                          &entry->workspace_bytes, &keep, &PyTuple_Type, &allocation))
+        return -1;
+    if (algo_bytes != sizeof product->algo || !number[0]) {
+        PyErr_SetString(PyExc_ValueError, "a product has a function and an algorithm of 64 bytes");
+        return -1;
+    }
+    if (entry->workspace_bytes && entry->workspace_bytes <= COUNTERS_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a workspace begins with the counters of kernels");
+        return -1;
+    }
+    void **into[6] = {&product->matmul, &product->handle, &product->descriptor,
+                      &product->first,  &product->second, &product->out};
+    for (int i = 0; i < 6; i++) *into[i] = (void *)(uintptr_t)number[i];
+    memcpy(product->algo, algo, sizeof product->algo);
+    entry->maker = BY_CUBLASLT;
+    entry->context = (void *)(uintptr_t)context;
+    entry->allocation = allocation;
+    entry->keep = keep;
+    return 0;
+}
+
+// An answer without its key, from the arguments of learn; -1 for an error.
+static int parse_answer(PyObject *launch, PyObject *product, Entry *entry) {
+    memset(entry, 0, sizeof *entry);
+    PyObject *tuple = launch != Py_None ? launch : product;
+    if (tuple == Py_None) return 0;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a launch, or a product of cuBLASLt, is a tuple");
+        return -1;
+    }
+    return launch != Py_None ? parse_launch(tuple, entry) : parse_product(tuple, entry);
+}
+
 static PyObject *table_learn(PyObject *object, PyObject *args) {
     TableObject *self = (TableObject *)object;
-    PyObject *call[4], *launched, *allocation = NULL;
+    PyObject *call[4], *launch, *product = Py_None;
     Py_ssize_t element_bytes;
-    if (!PyArg_ParseTuple(args, "OOOOnO", &call[0], &call[1], &call[2], &call[3], &element_bytes, &launched)) return NULL;
-    Launch launch = {0};
-    if (launched != Py_None) {
-        if (!PyTuple_Check(launched)) {
-            PyErr_SetString(PyExc_TypeError, "a launch is a tuple");
-            return NULL;
-        }
-        if (parse_launch(launched, &launch, &allocation)) return NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OOOOnO|O", &call[0], &call[1], &call[2], &call[3], &element_bytes, &launch, &product))
+        return NULL;
+    Entry made;
     Key key;
     uint64_t addresses[3];
+    if (parse_answer(launch, product, &made)) return NULL;
     if (!read_call(self, call, 1, &key, addresses)) Py_RETURN_FALSE;
     // Spans are compared in elements of one size.
     if (key.dtype[0] != key.dtype[1] || (call[2] != Py_None && key.dtype[2] != key.dtype[0])) Py_RETURN_FALSE;
     if (table_find(&self->table, &key)) Py_RETURN_TRUE;  // another thread was first
     if (self->table.count == TABLE_LIMIT) table_clear(&self->table, release);  // rare, and learned again call by call
     if (table_find(&self->table, &key)) Py_RETURN_TRUE;  // letting go of objects may have run other code
-    Entry *entry = table_add(&self->table, &key);
-    if (!entry) return PyErr_NoMemory();
-    entry->torch = launched == Py_None;
-    entry->element_bytes = element_bytes;
-    entry->launch = launch;
-    entry->allocation = allocation;
-    Py_XINCREF(allocation);
+    made.element_bytes = element_bytes;
+    if (!table_add(&self->table, &key, &made)) return PyErr_NoMemory();
+    Py_XINCREF((PyObject *)made.allocation);
+    Py_XINCREF((PyObject *)made.keep);
     Py_RETURN_TRUE;
+}
+
+static PyObject *table_lend_method(PyObject *object, PyObject *args) {
+    TableObject *self = (TableObject *)object;
+    PyObject *tensor, *owner;
+    unsigned long long stream, address, bytes;
+    if (!PyArg_ParseTuple(args, "OKKKO", &tensor, &stream, &address, &bytes, &owner)) return NULL;
+    if (!is_plain(self, tensor)) Py_RETURN_NONE;
+    const int device = device_of(self, tensor, 1);
+    if (device < 0) {
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_NONE;
+    }
+    const Lent lent = {(int16_t)device, (void *)(uintptr_t)stream, address, bytes, owner};
+    Py_INCREF(owner);
+    PyObject *replaced = table_lend(&self->table, &lent);
+    Py_XDECREF(replaced);
+    Py_RETURN_NONE;
 }
 
 static PyObject *table_forget(PyObject *object, PyObject *unused) {
@@ -416,9 +334,13 @@ static PyMethodDef table_methods[] = {
     {"matmul", (PyCFunction)(void (*)(void))table_matmul, METH_FASTCALL,
      "matmul(a, b, out, pdl): the product of a call that was learned, None for any other."},
     {"learn", table_learn, METH_VARARGS,
-     "learn(a, b, out, pdl, element_bytes, launch): answer such calls; launch None: by torch. Whether it could be."},
-    {"forget", table_forget, METH_NOARGS, "forget(): all that was learned."},
-    {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, kernels launched."},
+     "learn(a, b, out, pdl, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
+     "cuBLASLt, both None: by torch. Whether it could be."},
+    {"lend", table_lend_method, METH_VARARGS,
+     "lend(tensor, stream, address, bytes, owner): the workspace of a stream of the tensor's device, in place of the one "
+     "it had; the owner is held."},
+    {"forget", table_forget, METH_NOARGS, "forget(): all that was learned and lent."},
+    {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched."},
     {NULL, NULL, 0, NULL},
 };
 

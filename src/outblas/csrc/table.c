@@ -21,7 +21,7 @@ static uint32_t first_slot(const Key *key) {
 }
 
 int table_open(Table *table) {
-    table->count = 0;
+    table->count = table->lent_count = table->lent_next = 0;
     table->serial = 0;
     table->slots = calloc(SLOTS, sizeof *table->slots);
     // Aligned as the maps in it must be; owner 0 is nobody's.
@@ -39,9 +39,10 @@ Entry *table_find(const Table *table, const Key *key) {
     return NULL;
 }
 
-Entry *table_add(Table *table, const Key *key) {
-    Entry *entry = calloc(1, sizeof *entry);
+Entry *table_add(Table *table, const Key *key, const Entry *made) {
+    Entry *entry = malloc(sizeof *entry);
     if (!entry) return NULL;
+    *entry = *made;
     entry->key = *key;
     entry->serial = ++table->serial;
     uint32_t slot = first_slot(key);
@@ -52,17 +53,27 @@ Entry *table_add(Table *table, const Key *key) {
 }
 
 void table_clear(Table *table, void (*release)(void *)) {
-    void *allocations[TABLE_LIMIT];
-    uint32_t count = 0;
+    void *owners[LENT_LIMIT];
+    Entry *taken = NULL;
+    const uint32_t lent = table->lent_count;
+    for (uint32_t i = 0; i < lent; i++) owners[i] = table->lent[i].owner;
+    table->lent_count = table->lent_next = 0;
     for (uint32_t slot = 0; table->slots && slot < SLOTS; slot++) {
         Entry *entry = table->slots[slot];
         if (!entry) continue;
-        if (entry->allocation) allocations[count++] = entry->allocation;
-        free(entry);
+        entry->next = taken;
+        taken = entry;
         table->slots[slot] = NULL;
     }
     table->count = 0;
-    for (uint32_t i = 0; i < count; i++) release(allocations[i]);
+    for (uint32_t i = 0; i < lent; i++) release(owners[i]);
+    while (taken) {
+        Entry *entry = taken;
+        taken = entry->next;
+        if (entry->allocation) release(entry->allocation);
+        if (entry->keep) release(entry->keep);
+        free(entry);
+    }
 }
 
 void table_close(Table *table, void (*release)(void *)) {
@@ -85,6 +96,26 @@ int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t 
     }
     *map = slot->map;
     return 0;
+}
+
+static uint32_t lent_index(const Table *table, int16_t device, void *stream) {
+    uint32_t i = 0;
+    while (i < table->lent_count && (table->lent[i].stream != stream || table->lent[i].device != device)) i++;
+    return i;
+}
+
+const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t bytes) {
+    const uint32_t i = lent_index(table, device, stream);
+    return i < table->lent_count && table->lent[i].bytes >= bytes ? &table->lent[i] : NULL;
+}
+
+void *table_lend(Table *table, const Lent *lent) {
+    uint32_t i = lent_index(table, lent->device, lent->stream);
+    if (i == LENT_LIMIT) i = table->lent_next++ % LENT_LIMIT;
+    void *replaced = i < table->lent_count ? table->lent[i].owner : NULL;
+    if (i == table->lent_count) table->lent_count++;
+    table->lent[i] = *lent;
+    return replaced;
 }
 
 // From the first byte to the byte after the last; torch has no negative strides.

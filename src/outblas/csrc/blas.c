@@ -1,0 +1,16 @@
+#include "blas.h"
+
+#include <stddef.h>
+
+typedef int (*Matmul)(void *handle, void *descriptor, const void *alpha, const void *first, void *first_layout,
+                      const void *second, void *second_layout, const void *beta, const void *in, void *in_layout,
+                      void *out, void *out_layout, const void *algo, void *workspace, size_t bytes, void *stream);
+
+int blas_product(const Product *product, const uint64_t addresses[3], uint64_t workspace, uint64_t bytes, void *stream) {
+    const Product *p = product;
+    const void *a = (const void *)(uintptr_t)addresses[0], *b = (const void *)(uintptr_t)addresses[1];
+    void *c = (void *)(uintptr_t)addresses[2];
+    void *space = workspace ? (void *)(uintptr_t)(workspace + COUNTERS_BYTES) : NULL;
+    return ((Matmul)p->matmul)(p->handle, p->descriptor, &p->alpha, b, p->first, a, p->second, &p->beta, c, p->out, c,
+                               p->out, p->algo, space, space ? bytes - COUNTERS_BYTES : 0, stream);
+}

@@ -1,0 +1,68 @@
+// What the extension's files share: the Table as Python has it, and the reading of a call.
+#ifndef OUTBLAS_OBJECT_H
+#define OUTBLAS_OBJECT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "table.h"
+
+enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
+
+// What a Table is given at its making, by keyword: torch's own functions, called as Python objects.
+#define HOOKS(X)                                                                                       \
+    X(tensor)            /* torch.Tensor: operands are exactly this */                                 \
+    X(parameter)         /* or torch.nn.Parameter */                                                   \
+    X(data_ptr)          /* method of tensors */                                                       \
+    X(is_neg)            /* method of tensors */                                                       \
+    X(is_inference)      /* method of tensors */                                                       \
+    X(stride)            /* method of tensors */                                                       \
+    X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
+    X(grad_enabled)      /* () -> bool */                                                              \
+    X(forward_ad)        /* module; a level >= 0 in its _current_level: forward-mode differentiation */ \
+    X(current_device)    /* () -> int */                                                               \
+    X(current_stream)    /* (device) -> raw stream */                                                  \
+    X(empty)             /* (shape, strides, dtype) -> tensor on the current device */                 \
+    X(increment_version) /* (tensors) -> None */                                                       \
+    X(product)           /* torch.matmul */                                                            \
+    X(refused)           /* (call of the driver or of cuBLASLt, status) -> never returns: raises */
+
+#define NAMES(X) X(shape) X(dtype) X(device) X(index) X(requires_grad) X(_current_level)
+
+#define FIELD(name) PyObject *name;
+
+typedef struct {
+    HOOKS(FIELD)
+} Hooks;
+
+typedef struct {
+    NAMES(FIELD)
+} Names;
+
+// Interned when the module is made.
+extern Names names;
+
+typedef struct {
+    PyObject_HEAD
+    Driver driver;
+    Table table;
+    Hooks hooks;
+    PyObject *devices[MAX_DEVICES];
+    long device_index[MAX_DEVICES];
+    int device_count;
+    unsigned long long launches;
+} TableObject;
+
+// The truth of a new reference, -1 for an error; gives the reference back.
+int truth(PyObject *object);
+
+// Whether an object is exactly a tensor or a parameter.
+int is_plain(const TableObject *self, PyObject *object);
+
+// Where the table has a tensor's device, which it adds if asked to; -1: nowhere, perhaps with an error.
+int device_of(TableObject *self, PyObject *tensor, int add);
+
+// Fills the key and the addresses from (a, b, out, pdl). 0: this is not a call for the table; no error is left.
+int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]);
+
+#endif

@@ -1,0 +1,260 @@
+"""What :mod:`outblas.dispatch` keeps of a GPU and does there: kernels, algorithms of cuBLASLt, bound calls."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from outblas.config import KernelConfig, config_name
+from outblas.decide import Decision, Operand, decide
+from outblas.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.geometry import workspace_bytes
+from outblas.library import Library
+from outblas.lt_call import LtCalls
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+from outblas.source import kernel_kind
+from outblas.workspace import StreamWorkspaces
+
+if TYPE_CHECKING:
+    import torch
+
+#: Decisions and bound calls kept per device; the least recently used go first.
+KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
+_LOG = logging.getLogger(__name__)
+
+
+class DeviceState:
+    """What is kept per GPU: the library, decisions, loaded kernels, algorithms of cuBLASLt and bound calls.
+
+    Args:
+        gpu: None: one that this package does not serve. loader: makes a bindable kernel, with the seconds
+            that its compilation took; raises CompileError, ToolchainMissing or DeviceError. lt: None: cuBLASLt.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu | None,
+        library: Library,
+        loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
+        lt: LtCalls | None = None,
+    ) -> None:
+        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
+        self.failed: dict[tuple[Any, ...], str] = {}
+        self._kernels: dict[tuple[Any, ...], Any] = {}
+        self._decisions: OrderedDict[Any, Decision] = OrderedDict()
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._compile_seconds = 0.0
+        self._workspaces = StreamWorkspaces()
+        # A bound call carries its stream from the caller to the driver, so two threads must not share it.
+        self._lock = threading.Lock()
+        self._threads = threading.local()
+
+    def decide(self, a: Operand, b: Operand, out: Operand | None, pdl: bool) -> Decision:
+        """:func:`decide`, remembered."""
+        key = (a, b, out, pdl)
+        with self._lock:
+            found = self._decisions.get(key)
+            if found is None:
+                found = decide(a, b, out, gpu=self.gpu, library=self.library, pdl=pdl)
+                _keep(self._decisions, key, found, KEPT_DECISIONS)
+            else:
+                self._decisions.move_to_end(key)
+            return found
+
+    def run(
+        self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Enqueue the product on the current stream; None where the kernel or the algorithm cannot be had."""
+        import torch
+
+        problem, config, capturing = decision.problem, decision.config, torch.cuda.is_current_stream_capturing
+        assert problem is not None
+        index = a.device.index
+        with self._current(index):
+            if config is None:
+                ready = self.found(problem, decision.algorithm, capturing)
+            else:
+                ready = self.ready(problem, config, capturing)
+            if not ready or (self.workspace_bytes(decision) and capturing()):
+                return None
+            c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            if config is not None:
+                self.launch(problem, config, a, b, c, stream)
+            elif not self.call_algorithm(problem, decision.algorithm, a, b, c, stream):
+                return None
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)  # written behind autograd's back
+        return c
+
+    def ready(self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the kernel is loaded, after loading it if need be and no graph is being captured."""
+        kind = kernel_kind(problem, config)
+        if kind in self._kernels:
+            return True
+        with self._lock:
+            if kind in self.failed or (kind not in self._kernels and capturing()):
+                return False
+            if kind not in self._kernels:
+                self._load(kind, problem, config)
+            return kind in self._kernels
+
+    def found(self, problem: Problem, algorithm: str, capturing: Callable[[], bool] = lambda: False) -> bool:
+        """As :meth:`ready`, of an algorithm of cuBLASLt; one that never ran is not loaded yet."""
+        known = self.lt.get(problem, algorithm)
+        if (known is None or not known.ran) and capturing():
+            return False
+        return self.lt.find(problem, algorithm) is not None
+
+    def call_algorithm(self, problem: Problem, algorithm: str, a: Any, b: Any, c: Any, stream: int) -> bool:
+        """Enqueue ``c = a @ b`` by an algorithm that was found, on a raw stream; false where its first call is refused,
+        which then is its last."""
+        known = self.lt.get(problem, algorithm)
+        if known is None:
+            return False
+        space = None
+        if known.workspace_bytes:
+            with self._lock:
+                space = self._workspaces.take(stream, known.workspace_bytes, a.device)
+        try:
+            known(a, b, c, stream, space)
+        except DeviceError as error:
+            if known.ran:
+                raise
+            self.lt.fail(problem, algorithm, error.wrong)
+            return False
+        return True
+
+    def launch(self, problem: Problem, config: KernelConfig, a: Any, b: Any, c: Any, stream: int) -> None:
+        """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream."""
+        need = workspace_bytes(problem, config)
+        # All that a bound call depends on; a workspace is its stream's.
+        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream if need else None)
+        with self._lock:
+            call = self._calls.get(key)
+            if call is None:
+                stored = b.t() if problem.layout == "TN" else b
+                own = {"workspace": self._workspaces.take(stream, need, a.device)} if need else {}
+                call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c, **own)
+                # Kept by address, it must not keep the memory: torch could then never use it again.
+                call.release()
+                _keep(self._calls, key, call, KEPT_CALLS)
+            else:
+                self._calls.move_to_end(key)
+            call(stream)
+
+    def prepared(self, decision: Decision, c: Any) -> tuple[Any, Any]:
+        """What a decision that was run is to the native table, for outputs like ``c``: (launch, None) or (None, call of
+        cuBLASLt), see :class:`outblas.launch.Prepared` and :class:`outblas.lt_call.PreparedAlgorithm`."""
+        assert decision.problem is not None
+        if decision.config is None:
+            known = self.lt.get(decision.problem, decision.algorithm)
+            return None, None if known is None else known.prepared(c)
+        return self._kernels[kernel_kind(decision.problem, decision.config)].prepared(decision.problem, c), None
+
+    def workspace_bytes(self, decision: Decision) -> int:
+        """Of the stream's workspace that a decision needs; 0: none."""
+        if decision.problem is None:
+            return 0
+        if decision.config is not None:
+            return workspace_bytes(decision.problem, decision.config)
+        known = self.lt.get(decision.problem, decision.algorithm)
+        return 0 if known is None else known.workspace_bytes
+
+    def workspace_of(self, stream: int) -> Any:
+        """The workspace of a raw stream, None: no call has needed it yet."""
+        return self._workspaces.of(stream)
+
+    def unavailable(self, decision: Decision) -> bool:
+        """Whether the decision is torch's for good: by the library, or because what it names cannot be had."""
+        return decision.problem is None or bool(self._failure(decision))
+
+    def why_not(self, decision: Decision, index: int) -> str:
+        """Why what a decision names cannot be had on CUDA device ``index``, as far as is known without compiling."""
+        import torch
+
+        if decision.problem is not None and decision.config is None:
+            with self._current(index):
+                if not torch.cuda.is_current_stream_capturing():
+                    self.lt.find(decision.problem, decision.algorithm)
+        return self._failure(decision)
+
+    def _failure(self, decision: Decision) -> str:
+        assert decision.problem is not None
+        if decision.config is None:
+            return self.lt.failed.get((decision.problem, decision.algorithm), "")
+        return self.failed.get(kernel_kind(decision.problem, decision.config), "")
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu.name if self.gpu else "not supported",
+            "library_rows": len(self.library.rows),
+            "kernels_loaded": len(self._kernels),
+            "algorithms_found": self.lt.count,
+            "calls_bound": len(self._calls),
+            "compile_seconds": round(self._compile_seconds, 3),
+            "failures": sorted({*self.failed.values(), *self.lt.failed.values()}),
+        }
+
+    def _load(self, kind: tuple[Any, ...], problem: Problem, config: KernelConfig) -> None:
+        try:
+            self._kernels[kind], seconds = self._loader(problem, config)
+            self._compile_seconds += seconds
+        except (CompileError, ToolchainMissing, DeviceError) as error:
+            self.failed[kind] = f"{config_name(config)} cannot be loaded: {error}"
+            warnings.warn(f"outblas uses torch.matmul: {self.failed[kind]}", RuntimeWarning, stacklevel=5)
+
+    @contextlib.contextmanager
+    def _current(self, index: int) -> Iterator[None]:
+        """The device made current, with its context."""
+        import torch
+
+        with contextlib.nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index):
+            self._ensure_context()
+            yield
+
+    def _ensure_context(self) -> None:
+        """A thread's first driver call needs a context; torch makes one only when it must."""
+        if not getattr(self._threads, "ready", False):
+            from outblas.launch import ensure_context
+
+            ensure_context()
+            self._threads.ready = True
+
+
+def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
+    """(loaded kernel, seconds of compilation: 0 where the cache had it), for the current CUDA device.
+
+    Raises:
+        CompileError: it does not compile, or what came out spills or accumulates otherwise.
+        ToolchainMissing, DeviceError: no compiler; the driver cannot load it.
+    """
+    from outblas.compile import compile_source
+    from outblas.launch import load
+    from outblas.sass import check_static
+    from outblas.source import make_source
+
+    start = time.perf_counter()
+    source = make_source(problem, config)
+    cubin = compile_source(source)
+    rejected = check_static(cubin.facts, source, cubin)
+    if rejected:
+        raise CompileError(
+            rejected, "code as it was when it was tuned", "use the toolchain of the library's provenance"
+        )
+    seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
+    _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
+    return load(cubin, config), seconds
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    kept[key] = value
+    if len(kept) > limit:
+        kept.popitem(last=False)

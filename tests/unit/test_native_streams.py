@@ -1,0 +1,346 @@
+"""What the native table does for entries that are cuBLASLt's, and for those that need the workspace of their stream."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import shutil
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from native_fixture import (  # noqa: F401
+    MAPPED,
+    FakeCuda,
+    Host,
+    K,
+    M,
+    N,
+    algorithm,
+    built_fixture,
+    cuda_fixture,
+    host_fixture,
+    learn,
+    operands,
+    prepared,
+    table_fixture,
+    torch,
+)
+from outblas import dispatch, native
+from outblas.cublas import WORKSPACE_BYTES, Algo, LtPlan, Shape
+from outblas.decide import Decision
+from outblas.device_state import DeviceState
+from outblas.errors import DeviceError
+from outblas.geometry import COUNTERS_BYTES
+from outblas.library import Library
+from outblas.lt_call import LtAlgorithm, LtCalls
+from outblas.problem import Problem
+from outblas.roofline import H200
+from outblas.workspace import StreamWorkspaces
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+WITH_WORKSPACE = 5001  # takes maps, and a workspace at the end (see fake_libcuda.c)
+NEED = COUNTERS_BYTES + WORKSPACE_BYTES
+ADDRESS = 1 << 30
+
+
+# -- cuBLASLt ----------------------------------------------------------------------------------------------
+
+
+def test_a_product_of_cublaslt_is_the_one_that_was_prepared(table: Any, cuda: FakeCuda, host: Host) -> None:
+    a, b, out = operands()
+    assert learn(table, a, b, out, product=algorithm(cuda))
+    host.stream = (1 << 63) + 9
+    assert table.matmul(a, b, out, False) is out and out._version == 1
+    assert table.counts() == {"remembered": 1, "launches": 1} and len(cuda) == 0
+    (made,) = cuda.products
+    assert (made.handle, made.descriptor, made.Adesc, made.Bdesc, made.Cdesc, made.Ddesc) == (11, 12, 13, 14, 15, 15)
+    # Column by column the first operand is our B, and the second our A.
+    assert (b.data_ptr(), a.data_ptr(), out.data_ptr(), out.data_ptr()) == (made.A, made.B, made.C, made.D)
+    assert (made.alpha, made.beta, made.workspace, made.bytes, made.stream) == (1.0, 0.0, 0, 0, (1 << 63) + 9)
+    assert bytes(made.algo) == bytes(range(64))
+
+
+def test_an_output_is_allocated_where_none_is_given(table: Any, cuda: FakeCuda, host: Host) -> None:
+    a, b, _ = operands()
+    learn(table, a, b, None, product=algorithm(cuda))
+    made = [table.matmul(a, b, None, False) for _ in range(2)]
+    assert [p.D for p in cuda.products] == [t.data_ptr() for t in made] and made[0].shape == (M, N)
+    host.device = 1
+    assert table.matmul(a, b, None, False) is None and len(cuda.products) == 2
+
+
+def test_a_refusal_of_cublaslt_is_an_error(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    learn(table, a, b, out, product=algorithm(cuda))
+    cuda.set("fake_blas_status", 15)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="cublasLtMatmul failed with CUBLAS_STATUS_NOT_SUPPORTED"):
+            table.matmul(a, b, out, False)
+    assert out._version == 0 and table.counts()["launches"] == 0
+    cuda.library.fake_reset()
+    assert table.matmul(a, b, out, False) is out
+
+
+def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    learn(table, a, b, out, product=algorithm(cuda))
+    cuda.set("fake_context", 78, ctypes.c_uint64)
+    assert table.matmul(a, b, out, False) is None and not cuda.products
+
+
+def test_what_cannot_be_called_is_refused(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    good = algorithm(cuda)
+    for bad in (
+        good._replace(algo=b"short"),
+        good._replace(numbers=(0, *good.numbers[1:])),
+        good._replace(numbers=good.numbers[:-1]),
+        good._replace(workspace_bytes=COUNTERS_BYTES),
+        good._replace(output=None),  # type: ignore[arg-type]
+        7,
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            learn(table, a, b, out, product=bad)
+    assert table.counts()["remembered"] == 0
+
+
+def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
+    """A plan of the recording cuBLASLt, whose handles are 1, 2, 3, ..."""
+    handles = iter(range(1, 99))
+
+    def create(into: Any, *_: Any) -> int:
+        into._obj.value = next(handles)
+        return 0
+
+    product = cuda.library.cublasLtMatmul
+    product.argtypes, product.restype = [ctypes.c_void_p] * 14 + [ctypes.c_size_t, ctypes.c_void_p], ctypes.c_int
+    library = SimpleNamespace(
+        cublasLtMatmulDescCreate=create,
+        cublasLtMatrixLayoutCreate=create,
+        cublasLtMatmulDescSetAttribute=lambda *_: 0,
+        cublasLtMatmul=product,
+    )
+    owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0)
+    return LtPlan(owner, Shape.of(problem))
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_the_call_is_that_of_the_python_path_byte_for_byte(table: Any, cuda: FakeCuda, host: Host, needs: bool) -> None:
+    problem = Problem(M, N, K)
+    a, b, out = operands()
+    made = LtAlgorithm(problem, fake_plan(cuda, problem), Algo((ctypes.c_uint64 * 8)(*range(8))), needs, 77)
+    space: Any = SimpleNamespace(data_ptr=lambda: ADDRESS)
+    made(a, b, out, host.stream, space)
+    learn(table, a, b, out, product=made.prepared(out))
+    table.lend(a, host.stream, ADDRESS, 2 * NEED, space)
+    assert table.matmul(a, b, out, False) is out
+    theirs, mine = cuda.products
+    assert bytes(theirs) == bytes(mine) and mine.alpha == 1.0
+    assert (mine.workspace, mine.bytes) == ((ADDRESS + COUNTERS_BYTES, WORKSPACE_BYTES) if needs else (0, 0))
+
+
+# -- workspaces --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["kernel", "cublaslt"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def learn_one(table: Any, cuda: FakeCuda, kind: str, call: tuple[Any, Any, Any], need: int = NEED) -> None:
+    if kind == "kernel":
+        assert learn(table, *call, prepared(WITH_WORKSPACE, workspace_bytes=need))
+    else:
+        assert learn(table, *call, product=algorithm(cuda, need))
+
+
+def last(cuda: FakeCuda, kind: str) -> tuple[int, int]:
+    """(stream, address of the workspace) of the last call."""
+    if kind == "kernel":
+        return int(cuda[-1].stream), int(cuda[-1].workspace)
+    return cuda.products[-1].stream, cuda.products[-1].workspace - COUNTERS_BYTES
+
+
+def count(cuda: FakeCuda) -> int:
+    return len(cuda) + len(cuda.products)
+
+
+def test_every_stream_has_its_own(table: Any, cuda: FakeCuda, host: Host, kind: str) -> None:
+    a, b, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    assert table.matmul(*call, False) is None, "the dispatch makes the first"
+    for stream in (7, 9):
+        table.lend(a, stream, ADDRESS * stream, NEED, object())
+    for stream in (7, 9, 7):
+        host.stream = stream
+        assert table.matmul(*call, False) is out
+        assert last(cuda, kind) == (stream, ADDRESS * stream)
+    host.stream = 0
+    assert table.matmul(*call, False) is None and count(cuda) == 3
+    table.lend(a.to("meta"), 0, ADDRESS, NEED, object())  # stream 0 of another device
+    assert table.matmul(*call, False) is None
+    table.lend(a, 0, ADDRESS, NEED, object())  # the default stream
+    assert table.matmul(*call, False) is out
+
+
+def test_one_that_is_too_small_is_left_to_the_dispatch_which_gives_a_larger(
+    table: Any, cuda: FakeCuda, kind: str
+) -> None:
+    a, _, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    table.lend(a, 7, ADDRESS, NEED - 1, object())
+    assert table.matmul(*call, False) is None and count(cuda) == 0
+    table.lend(a, 7, 2 * ADDRESS, NEED, object())
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (7, 2 * ADDRESS)
+
+
+@pytest.mark.parametrize(("name", "value"), [("fake_capture", 1), ("fake_capture", 2), ("fake_capture_status", 906)])
+def test_it_is_never_used_in_a_graph(table: Any, cuda: FakeCuda, kind: str, name: str, value: int) -> None:
+    a, _, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    table.lend(a, 7, ADDRESS, NEED, object())
+    cuda.set(name, value)
+    assert table.matmul(*call, False) is None and count(cuda) == 0
+    cuda.set(name, 0)
+    assert table.matmul(*call, False) is out
+
+
+def test_what_needs_none_is_captured(table: Any, cuda: FakeCuda) -> None:
+    call = operands()
+    learn(table, *call, product=algorithm(cuda))
+    cuda.set("fake_capture", 1)
+    assert table.matmul(*call, False) is call[2]
+
+
+def test_a_kernel_without_a_workspace_gets_none(table: Any, cuda: FakeCuda) -> None:
+    a, _, out = call = operands()
+    learn(table, *call, prepared(MAPPED))
+    table.lend(a, 7, ADDRESS, NEED, object())
+    assert table.matmul(*call, False) is out and cuda[-1].workspace == 0
+
+
+def test_owners_live_as_long_as_the_table_may_use_their_memory(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    owners, keep = [object() for _ in range(3)], object()
+    before = [sys.getrefcount(x) for x in (*owners, keep)]
+    learn(table, a, b, out, product=algorithm(cuda, NEED, keep))
+    table.lend(a, 7, ADDRESS, NEED, owners[0])
+    table.lend(a, 9, ADDRESS, NEED, owners[1])
+    table.lend(a, 7, ADDRESS, NEED, owners[2])  # in place of the first
+    for _ in range(100):
+        table.matmul(a, b, out, False)
+    gc.collect()
+    during = [sys.getrefcount(x) for x in (*owners, keep)]
+    assert [y - x for x, y in zip(before, during, strict=True)] == [0, 1, 1, 1]
+    table.forget()
+    gc.collect()
+    assert [sys.getrefcount(x) for x in (*owners, keep)] == before
+    assert table.matmul(a, b, out, False) is None
+
+
+def test_a_thousand_streams_take_turns(table: Any, cuda: FakeCuda, host: Host, kind: str) -> None:
+    a, _, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    owner = object()
+    before = sys.getrefcount(owner)
+    for stream in range(1000):
+        table.lend(a, stream, ADDRESS + 4096 * stream, NEED, owner)
+        host.stream = stream
+        if kind == "kernel":
+            assert table.matmul(*call, False) is out and last(cuda, kind) == (stream, ADDRESS + 4096 * stream)
+    assert sys.getrefcount(owner) == before + 256
+    host.stream = 0
+    assert table.matmul(*call, False) is None, "it is the dispatch's again"
+
+
+def test_threads_use_the_workspaces_of_their_streams(table: Any, cuda: FakeCuda) -> None:
+    """While another makes the table forget, and workspaces are replaced."""
+    streams = threading.local()
+    own, reason = native.open_table(cuda.path, **{**Host().hooks(), "current_stream": lambda device: streams.value})
+    assert own is not None, reason
+    calls, failures = 300, list[BaseException]()
+
+    def work(m: int) -> None:
+        streams.value = m
+        a, b, out = operands(m=m)
+        for turn in range(calls):
+            while own.matmul(a, b, out, False) is None:
+                learn(own, a, b, out, prepared(WITH_WORKSPACE + 2 * m, extents=(m, N, K), workspace_bytes=NEED))
+                own.lend(a, m, m * ADDRESS + turn, NEED, object())
+
+    def run(m: int) -> None:
+        try:
+            work(m)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(m,)) for m in range(1, 7)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            own.forget()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures and len(cuda) == calls * len(threads)
+    for index in range(len(cuda)):
+        made = cuda[index]
+        m = (made.function - WITH_WORKSPACE) // 2
+        assert made.stream == m == made.extents[0] and made.workspace // ADDRESS == m
+
+
+# -- in the dispatch ---------------------------------------------------------------------------------------
+
+
+class Buffer:
+    def __init__(self, nbytes: int, device: Any) -> None:
+        self.nbytes = nbytes
+
+    def numel(self) -> int:
+        return self.nbytes
+
+    def data_ptr(self) -> int:
+        return ADDRESS
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_what_the_dispatch_ran_once_is_answered_by_the_table(
+    table: Any, cuda: FakeCuda, host: Host, needs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, name = Problem(M, N, K), "id=66"
+    lt = LtCalls(lambda: None, lambda: 77)
+    lt._found[problem, name] = LtAlgorithm(problem, fake_plan(cuda, problem), Algo(), needs, 77)
+    state = DeviceState(H200, Library("h200", ()), lambda *_: None, lt)  # type: ignore[arg-type, return-value]
+    state._workspaces = StreamWorkspaces(Buffer)
+    for where, value in {"_devices": {None: state}, "_table": table, "_known": table.matmul}.items():
+        monkeypatch.setattr(dispatch, where, value)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: host.stream, raising=False)
+    monkeypatch.setattr(state, "_ensure_context", lambda: None)
+    a, b, out = operands()
+    decision = Decision(None, problem, "", name)
+    for stream in (7, 9):
+        host.stream = stream
+        if needs or stream == 7:
+            assert dispatch.matmul(a, b, out=out) is not None and not [p for p in cuda.products if p.stream == stream]
+            dispatch._remember(state, decision, (a, b, out, False), state.run(decision, a, b, out))
+        before = len(cuda.products)
+        assert dispatch.matmul(a, b, out=out) is out and len(cuda.products) == before + 1
+        assert cuda.products[-1].stream == stream
+        assert cuda.products[-1].workspace == (ADDRESS + COUNTERS_BYTES if needs else 0)
+    # An algorithm that is gone is torch's for good.
+    table.forget()
+    lt.fail(problem, name, "tested")
+    dispatch._remember(state, decision, (a, b, out, False), None)
+    before = len(cuda.products)
+    assert table.counts()["remembered"] == 1 and dispatch.matmul(a, b, out=out) is out and len(cuda.products) == before
