@@ -30,7 +30,8 @@ WORDS = {
     "Store": ["tma", "direct"],
     "Raster": ["m", "n"],
     "Ring": ["registers", "shared"],
-    "Cache": ("plain", "stream_c", "stream_b"), "SplitKind": ["cluster", "workspace"],
+    "Cache": ("plain", "stream_c", "stream_b"),
+    "SplitKind": ["cluster", "workspace"],
 }
 VALUES = {"int": st.integers(-(10**17), 10**17), "bool": st.booleans()} | {
     kind: st.sampled_from(words) for kind, words in WORDS.items()

@@ -229,7 +229,8 @@ def random_config(rng: random.Random) -> KernelConfig:
         "Store": ["tma", "direct"],
         "Raster": ["m", "n"],
         "Ring": ["registers", "shared"],
-        "Cache": ("plain", "stream_c", "stream_b"), "SplitKind": ["cluster", "workspace"],
+        "Cache": ("plain", "stream_c", "stream_b"),
+        "SplitKind": ["cluster", "workspace"],
     }
     for field in rng.sample(fields(config), rng.randint(0, 3)):
         config = replace(config, **{field.name: rng.choice(values[str(field.type)])})
