@@ -5,8 +5,8 @@
 
 Ours is the kernel of the packaged library's row, without PDL; where the row falls back, the ranking model's first
 choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts this
-script again, which launches every kernel twice on the operands of outblas.timing and has the second launch profiled. The
-L2 is flushed before each pass, or left as the pass before left it ("warm") where the clock's rotating operands fit in.
+script again, which launches every kernel twice on the operands of outblas.timing and has the second launch profiled.
+The L2 is flushed before each pass, or left as the pass before left it ("warm") where the clock's rotating operands fit.
 Exit status 1, and nothing is written, where ncu is not there or refuses.
 """
 
@@ -96,6 +96,7 @@ def launch(items: list[dict[str, Any]]) -> None:
     from outblas.dispatch import load_kernel
     from outblas.timing import Bench
 
+    torch.cuda.init()
     torch.cuda._sleep(1)  # loads its kernel
     if not items:
         torch.cuda.synchronize()

@@ -40,8 +40,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "dram__throughput.avg.pct_of_peak_sustained_elapsed",
         "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     ),
-    "dram_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
-    "dram_write_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    "dram_read_bytes": ("dram__bytes_read.sum",),
+    "dram_write_bytes": ("dram__bytes_write.sum",),
     "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
     "l2_bytes": ("lts__t_bytes.sum",),
     "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
@@ -170,7 +170,7 @@ def known_metrics(
 
 def unknown_metrics(output: str) -> list[str]:
     """The metrics (without suffix) that ncu's output says it cannot find."""
-    lines = re.findall(r"Failed to find metrics? (.*)", output)
+    lines = re.findall(r"Failed to find metrics?:? (.*)", output)
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 
 
@@ -307,7 +307,8 @@ def _run(
         return text
     reason = refusal(text)
     if reason is None or "application returned an error" in str(reason):
-        last = (said.strip().splitlines() or ["nothing was said"])[-1]
+        own = [line for line in said.splitlines() if line.strip() and not line.startswith("==")]
+        last = own[-1] if own else "it said nothing"
         raise DeviceError(f"what ncu ran ended with {status}: {last}", "exit status 0", "run it without ncu")
     raise reason
 
