@@ -265,6 +265,17 @@ class LtAuto:
         algo = results[int(best)].algo
         self._chosen[problem] = (algo, f"index={best}/{len(results)} {describe(algo)}")
 
+    def choice(self, problem: Problem) -> tuple[bytes, str]:
+        """The chosen algorithm as :meth:`offer` takes it, and its description; ``prepare`` has chosen it."""
+        algo, detail = self._chosen[problem]
+        return bytes(algo), detail
+
+    def offer(self, problem: Problem, algo: bytes, detail: str) -> None:
+        """Take the :meth:`choice` of another process, of the same cuBLASLt and GPU."""
+        from outblas.cublas import Algo
+
+        self._chosen[problem] = (Algo.from_buffer_copy(algo), detail)
+
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
         if problem not in self._chosen:
             from outblas.timing import Bench

@@ -116,3 +116,14 @@ def test_the_real_package_answers_every_kind():
         for dtype, acc in (("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16"))
     ]
     assert all(c is not None for c in nvmmh.choices(problems))
+
+
+def test_an_algorithm_is_handed_from_process_to_process_as_bytes():
+    problem, words = Problem(64, 128, 256), (7, 2**64 - 1, 0, 3, 4, 5, 6, 1)
+    first, second = baselines.LtAuto(), baselines.LtAuto()
+    first._chosen[problem] = (cublas.Algo(words), "index=1/2 id=66")
+    algo, detail = first.choice(problem)
+    assert len(algo) == 64
+    second.offer(problem, algo, detail)
+    assert tuple(second._chosen[problem][0].data) == words
+    assert second.detail(problem) == "index=1/2 id=66" and second.choice(problem) == (algo, detail)

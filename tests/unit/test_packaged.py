@@ -144,7 +144,7 @@ def test_all_that_was_measured_says_where_and_when(recording: Recording, library
         check_provenance(read_result(path).provenance)
 
 
-def test_the_summary_the_readme_and_the_picture_are_what_the_result_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_readme_picture_and_notes_are_what_the_result_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert check_published() == []
 

@@ -15,7 +15,7 @@ from outblas.report import check_published, publish, write_report
 from outblas.report.data import Run, load_run
 from outblas.report.figures import figures, ratio_ticks
 from outblas.report.page import render
-from outblas.report.publish import BEGIN, END
+from outblas.report.publish import BEGIN, END, NCU_BEGIN, NCU_END
 from outblas.results import Result, read_result, summarise, write_result
 
 
@@ -296,21 +296,24 @@ def published(tmp_path):
     write_bench(tmp_path / "h200" / "grid.parquet")
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nrest\n")
-    return tmp_path / "h200", readme, tmp_path / "img" / "speedup.svg"
+    notes = tmp_path / "kernels.md"
+    notes.write_text(f"# Notes\n\n{NCU_BEGIN}\n{NCU_END}\n\nrest\n")
+    return tmp_path / "h200", readme, tmp_path / "img" / "speedup.svg", notes
 
 
-def test_publishing_writes_three_files_and_twice_the_same_bytes(published):
-    directory, readme, picture = published
-    assert len(check_published(*published)) == 3
-    assert publish(*published) == [directory / "summary.json", readme, picture]
-    first = [p.read_bytes() for p in (directory / "summary.json", readme, picture)]
+def test_publishing_writes_four_files_and_twice_the_same_bytes(published):
+    directory, readme, picture, notes = published
+    files = [directory / "summary.json", readme, picture, notes]
+    assert len(check_published(*published)) == 4
+    assert publish(*published) == files
+    first = [p.read_bytes() for p in files]
     assert check_published(*published) == []
     publish(*published)
-    assert [p.read_bytes() for p in (directory / "summary.json", readme, picture)] == first
+    assert [p.read_bytes() for p in files] == first
 
 
 def test_the_readme_has_every_summary_row_and_keeps_its_own_text(published):
-    directory, readme, _ = published
+    directory, readme, _, _ = published
     publish(*published)
     text = readme.read_text()
     assert text.startswith("# Title\n") and text.endswith("rest\n") and "old" not in text
@@ -320,7 +323,7 @@ def test_the_readme_has_every_summary_row_and_keeps_its_own_text(published):
 
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
 def test_a_readme_without_its_markers_is_left_alone_and_nothing_written(published, text):
-    directory, readme, picture = published
+    directory, readme, picture, _ = published
     readme.write_text(text)
     with pytest.raises(RecordError, match="no place"):
         publish(*published)
@@ -328,7 +331,7 @@ def test_a_readme_without_its_markers_is_left_alone_and_nothing_written(publishe
 
 
 def test_the_picture_draws_every_row_and_tells_its_means(published):
-    directory, _, picture = published
+    directory, _, picture, _ = published
     publish(*published)
     root = ElementTree.fromstring(picture.read_text())
     space = "{http://www.w3.org/2000/svg}"
@@ -342,7 +345,7 @@ def test_the_picture_draws_every_row_and_tells_its_means(published):
 
 
 def test_the_picture_prefers_the_headline_suite(published):
-    directory, _, picture = published
+    directory, _, picture, _ = published
     rows = [{**r, "layout": "NN"} for r in make_rows((64,))]
     write_result(rows, META, directory / "a_first_by_name.parquet")
     publish(*published)

@@ -1,6 +1,6 @@
-"""What ``outblas results`` writes or checks: summary.json, the README's table and its picture.
+"""What ``outblas results`` writes or checks: summary.json, the README's table, its picture, the kernel notes' counters.
 
-All three come from the committed result files alone, and are the same bytes every time.
+All four come from the committed result files alone, and are the same bytes every time.
 """
 
 from __future__ import annotations
@@ -12,32 +12,39 @@ from typing import Any
 
 from outblas.errors import RecordError
 from outblas.files import write_atomic
+from outblas.report.counters import counters_text
 from outblas.report.picture import speedup_svg
 from outblas.results import MODES, bench_files, read_result, stale, summary_text
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+NCU_BEGIN, NCU_END = "<!-- ncu:begin -->", "<!-- ncu:end -->"
 RESULTS, README, PICTURE = Path("results/h200"), Path("README.md"), Path("docs/img/speedup.svg")
+NOTES = Path("docs/kernels.md")
+#: Of ``scripts/profile_regimes.py``, beside the result files; the notes say so where it is not there.
+COUNTERS = "ncu.json"
 
 
-def publish(directory: Path = RESULTS, readme: Path | None = README, picture: Path | None = PICTURE) -> list[Path]:
-    """Write ``directory/summary.json``, the README's table and the picture; return what was written.
+def publish(
+    directory: Path = RESULTS, readme: Path | None = README, picture: Path | None = PICTURE, notes: Path | None = NOTES
+) -> list[Path]:
+    """Write ``directory/summary.json``, the README's table, the picture and the notes' counters; return the paths.
 
     Raises:
-        RecordError: when a result file cannot be read, the README has no markers, or the disk
-            refuses a file. Everything is computed before anything is written.
+        RecordError: when a result file cannot be read, the README or the notes have no markers, or the
+            disk refuses a file. Everything is computed before anything is written.
     """
-    return [write_atomic(path, text.encode()) for path, text in _wanted(directory, readme, picture).items()]
+    return [write_atomic(path, text.encode()) for path, text in _wanted(directory, readme, picture, notes).items()]
 
 
 def check_published(
-    directory: Path = RESULTS, readme: Path | None = README, picture: Path | None = PICTURE
+    directory: Path = RESULTS, readme: Path | None = README, picture: Path | None = PICTURE, notes: Path | None = NOTES
 ) -> list[str]:
     """One line for each published file that is missing or not what the result files say.
 
     Raises:
         RecordError: as :func:`publish`.
     """
-    lines = (stale(path, text) for path, text in _wanted(directory, readme, picture).items())
+    lines = (stale(path, text) for path, text in _wanted(directory, readme, picture, notes).items())
     return [line for line in lines if line]
 
 
@@ -96,22 +103,22 @@ def _measured_on(rows: Sequence[dict[str, Any]]) -> str:
     return f"{', '.join(each('gpu'))}, driver {', '.join(each('driver'))}, {when}, {what} {', '.join(commits)}"
 
 
-def with_table(readme: Path, table: str) -> str:
-    """The text of ``readme`` with ``table`` between the markers.
+def with_table(document: Path, table: str, begin: str = BEGIN, end: str = END) -> str:
+    """The text of ``document`` with ``table`` between the markers.
 
     Raises:
         RecordError: when it cannot be read or does not have each marker once, in order.
     """
     try:
-        text = readme.read_text(encoding="utf-8")
+        text = document.read_text(encoding="utf-8")
     except OSError as error:
         raise RecordError(
-            f"cannot read {readme}: {error.strerror}", "the README", "run it from the repository"
+            f"cannot read {document}: {error.strerror}", "a file of the repository", "run it from there"
         ) from error
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise RecordError(f"{readme} has no place for the table", f"{BEGIN} and {END} once each", "add the two lines")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise RecordError(f"{document} has no place for the table", f"{begin} and {end} once each", "add the two lines")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def picture_text(directory: Path) -> str:
@@ -130,13 +137,15 @@ def picture_text(directory: Path) -> str:
     return speedup_svg(result, rows)
 
 
-def _wanted(directory: Path, readme: Path | None, picture: Path | None) -> dict[Path, str]:
+def _wanted(directory: Path, readme: Path | None, picture: Path | None, notes: Path | None) -> dict[Path, str]:
     summary = summary_text(directory)
     wanted = {Path(directory) / "summary.json": summary}
     if readme is not None:
         wanted[readme] = with_table(readme, markdown_table(json.loads(summary)))
     if picture is not None:
         wanted[picture] = picture_text(directory)
+    if notes is not None:
+        wanted[notes] = with_table(notes, counters_text(Path(directory) / COUNTERS), NCU_BEGIN, NCU_END)
     return wanted
 
 

@@ -1,0 +1,211 @@
+"""Profile ours and autotuned cuBLASLt with Nsight Compute, two problems of each regime, on a GPU.
+
+    python scripts/profile_regimes.py [--out results/h200/ncu.json] [--ncu PATH]
+    outblas results --write        # the table of docs/kernels.md, from that file
+
+Ours is the kernel of the packaged library's row, without PDL; where the row falls back, the ranking model's first
+choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts this
+script again, which launches every kernel twice on the operands of outblas.timing and has the second launch profiled.
+The L2 is flushed before each pass, or left as the pass before left it ("warm") where the clock's rotating operands fit.
+Exit status 1, and nothing is written, where ncu is not there or refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from outblas import ncu
+from outblas.baselines import LT_AUTO, LtAuto
+from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.errors import DeviceError, OutblasError, RecordError
+from outblas.files import write_atomic
+from outblas.library import Library
+from outblas.model import rank
+from outblas.problem import Problem
+from outblas.provenance import collect
+from outblas.report.counters import FORMAT
+from outblas.roofline import Gpu, floor_us, operand_sets, regime
+from outblas.space import candidates, gpu_of_device
+
+#: Regime -> two problems of it (TN, fp16).
+REGIMES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "launch": ((64, 64, 4096), (1024, 1024, 64)),
+    "memory, 10⁹ FLOP": ((64, 4096, 4096), (8192, 8192, 64)),
+    "compute, 10⁹–10¹⁰ FLOP": ((2048, 2048, 512), (4096, 4096, 512)),
+    "≥ 10¹¹ FLOP": ((4096, 4096, 4096), (4096, 8192, 8192)),
+}
+
+
+def choose(problem: Problem, library: Library, gpu: Gpu) -> tuple[KernelConfig, str]:
+    """Our kernel for a problem without PDL, and who chose it: ``library`` or ``model``."""
+    row = library.lookup(problem)
+    if row is not None and row.plain is not None:
+        return row.plain.config, "library"
+    offered = [c for c in candidates(problem, gpu) if not c.pdl]
+    return offered[int(rank(problem, offered, gpu)[0])], "model"
+
+
+def cache_of(problem: Problem, gpu: Gpu) -> ncu.Cache:
+    """What a call finds in L2 when the offline clock rotates over the operand sets: see roofline."""
+    rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
+    return "warm" if rotated <= gpu.l2_bytes else "flushed"
+
+
+def plan(gpu: Gpu) -> list[dict[str, Any]]:
+    """For every problem: what is profiled, as JSON. Ours is proved, cuBLASLt's algorithm chosen."""
+    library = Library.packaged(gpu.name)
+    items = []
+    for group, shapes in REGIMES.items():
+        for problem in (Problem(*shape) for shape in shapes):
+            config, chosen_by = choose(problem, library, gpu)
+            algo, detail = _prepare(problem, config, gpu)
+            item = {"group": group, "problem": problem.key, "regime": regime(problem, gpu)}
+            item |= {"config": config_name(config), "chosen_by": chosen_by, "l2": cache_of(problem, gpu)}
+            items.append({**item, "algo": algo.hex(), "detail": detail})
+            print(f"{problem.key}: {config_name(config)} ({chosen_by}) beside {detail}", flush=True)
+    return items
+
+
+def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, str]:
+    """Prove ours; choose cuBLASLt's algorithm."""
+    from outblas.dispatch import load_kernel
+    from outblas.evaluation import Status
+    from outblas.timing import Bench
+    from outblas.verify import CellProver
+
+    theirs = LtAuto()
+    with Bench(problem, gpu=gpu) as bench:
+        ours, _ = load_kernel(problem, config)
+        verdict = CellProver(bench.data, bench.torch_stream).call(ours.bind(problem, *bench.operands(0)))
+        if verdict.status is not Status.PASSED:
+            raise DeviceError(f"{ours.name} on {problem.key}: {verdict.detail}", "a right result", "do not profile it")
+        theirs.prepare(bench)
+    return theirs.choice(problem)
+
+
+def launch(items: list[dict[str, Any]]) -> None:
+    """The part that runs under ncu: per problem a mark and ours, a mark and theirs; without problems, one mark."""
+    import torch
+
+    from outblas.dispatch import load_kernel
+    from outblas.timing import Bench
+
+    torch.cuda.init()
+    torch.cuda._sleep(1)  # loads its kernel
+    if not items:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    for item in items:
+        problem = Problem.from_key(item["problem"])
+        theirs = LtAuto()
+        theirs.offer(problem, bytes.fromhex(item["algo"]), item["detail"])
+        with Bench(problem, gpu=gpu_of_device(0)) as bench:
+            for entry in (load_kernel(problem, config_from_name(item["config"]))[0], theirs):
+                call = entry.bind(problem, *bench.operands(0))
+                call(bench.stream)
+                bench.synchronize()
+                torch.cuda.profiler.start()
+                with bench.current():
+                    torch.cuda._sleep(1)
+                call(bench.stream)
+                bench.synchronize()
+                torch.cuda.profiler.stop()
+
+
+class Profiler:
+    """Runs this script under ncu. ``metrics``: those that ncu has on this GPU, asked first, so that a refusal is quick.
+
+    Args:
+        tool: path of ncu. scratch: where what is to be launched and what ncu wrote is left. timeout_s: for each run.
+    """
+
+    def __init__(self, tool: str, scratch: Path, timeout_s: float) -> None:
+        self._tool, self._scratch, self._timeout_s = tool, scratch, timeout_s
+        self.metrics = ncu.known_metrics(
+            tool, self._target("probe", []), timeout_s=timeout_s, log=self._scratch / "probe.csv"
+        )
+
+    def rows(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A row per problem and side, in the order of ``items``; one run of ncu per state of L2."""
+        rows = []
+        caches: tuple[ncu.Cache, ...] = ("flushed", "warm")
+        for cache in caches:
+            part = [item for item in items if item["l2"] == cache]
+            if part:
+                target = self._target(cache, part)
+                log = self._scratch / f"{cache}.csv"
+                rows += rows_of(part, ncu.profile(self._tool, target, self.metrics, cache, self._timeout_s, log))
+        order = [item["problem"] for item in items]
+        return sorted(rows, key=lambda row: order.index(row["problem"]))  # stable: ours stays before theirs
+
+    def _target(self, name: str, items: list[dict[str, Any]]) -> list[str]:
+        file = self._scratch / f"{name}.json"
+        file.write_text(json.dumps(items))
+        return [sys.executable, str(Path(__file__).resolve()), "--run", str(file)]
+
+
+def rows_of(items: list[dict[str, Any]], launches: list[ncu.Launch]) -> list[dict[str, Any]]:
+    """Two rows per item, ours and theirs, with all the kernels that each launched.
+
+    Raises:
+        RecordError: the profile does not have a mark and a kernel for each.
+    """
+    groups = ncu.between_marks(launches)
+    if len(groups) != 2 * len(items) or not all(groups):
+        raise RecordError(
+            f"the profile has {len(groups)} entries, {sum(map(bool, groups))} of them with kernels",
+            f"{2 * len(items)} with one at least",
+            "profile again",
+        )
+    rows = []
+    for i, item in enumerate(items):
+        head = {key: item[key] for key in ("group", "problem", "regime", "l2")}
+        for side, kernels in zip(("ours", LT_AUTO), groups[2 * i : 2 * i + 2], strict=True):
+            mine = side == "ours"
+            name, by = (item["config"], item["chosen_by"]) if mine else (item["detail"], "autotuned")
+            rows.append(
+                {**head, "side": side, "name": name, "chosen_by": by, "kernels": list(map(ncu.figures, kernels))}
+            )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("results/h200/ncu.json"))
+    parser.add_argument("--ncu", metavar="PATH", help="Nsight Compute's command line; by default it is looked for")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each run of ncu (default 300)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave ncu's own output (CSV) there")
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run is not None:
+        launch(json.loads(options.run.read_text()))
+        return 0
+    try:
+        tool = ncu.find(options.ncu)
+        with contextlib.ExitStack() as stack:
+            scratch = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outblas-ncu-")))
+            scratch.mkdir(parents=True, exist_ok=True)
+            profiler = Profiler(tool, scratch, options.timeout)
+            rows = profiler.rows(plan(gpu_of_device(0)))
+        provenance = {**collect("scripts/profile_regimes.py"), "ncu": ncu.version(tool)}
+        absent = [m for m in ncu.METRICS if m not in profiler.metrics]
+        result = {"format": FORMAT, "provenance": provenance, "metrics_absent": absent, "rows": rows}
+        text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+        print(f"written: {write_atomic(options.out, text.encode())}; now run: outblas results --write")
+    except OutblasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
