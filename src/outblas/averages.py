@@ -25,8 +25,9 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def published_us(row: Mapping[str, Any]) -> float:
-    """Time of what a library row names: our kernel, or the baseline where it falls back."""
-    return float(row["baseline_us"] if row["fallback"] else row["ours_us"])
+    """Time of what a library row names: our kernel, or the baseline where it falls back. A server's row: of the call."""
+    served = row["mode"] == "server" and row["ours_us"] is not None
+    return float(row["baseline_us"] if row["fallback"] and not served else row["ours_us"])
 
 
 def figures_of(rows: Sequence[Row]) -> Row:
@@ -51,7 +52,8 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
 
     ``by_decade: {"1eD": {n, geomean}}`` of FLOP; ``geomean_torch``, see :func:`torch_ratio` (None without
     torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50`` and ``p99``, each
-    ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds. ``demoted: {n, min}``:
+    ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds, and ``geomean_lt_auto``, of the
+    median latency of a native call of cuBLASLt with its algorithm chosen over ours. ``demoted: {n, min}``:
     kernels that this very bench demoted, and the worst speed-up among them; absent where there are none.
     """
     found: Row = {"by_decade": by(rows, decade, decade_order), "geomean_torch": torch_ratio(rows)}
@@ -60,6 +62,9 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     if rows[0]["mode"] == "server":
         found["p50"] = _latencies(rows, "ours_us", "baseline_us")
         found["p99"] = _latencies(rows, "ours_p99_us", "baseline_p99_us")
+        native = [r["lt_auto_us"] / published_us(r) for r in rows if r.get("lt_auto_us") is not None]
+        found["geomean_lt_auto"] = _mean(native) if native else None
+        return found
     demoted = [r["speedup"] for r in rows if r["fallback"] and r.get("speedup") is not None]
     if demoted:
         found["demoted"] = {"n": len(demoted), "min": round(min(demoted), 6)}
@@ -129,12 +134,12 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
 
 
 def _latencies(rows: Iterable[Row], ours: str, baseline: str) -> Row | None:
-    """A fall-back row's latency is the baseline's; None where no row has this percentile."""
+    """A fall-back row's latency is the baseline's where its own was not kept; None where no row has this percentile."""
     known = [r for r in rows if r.get(baseline) is not None and (r["fallback"] or r.get(ours) is not None)]
     if not known:
         return None
     theirs = [r[baseline] for r in known]
-    mine = [r[baseline] if r["fallback"] else r[ours] for r in known]
+    mine = [r[baseline] if r.get(ours) is None else r[ours] for r in known]
     ratios = [b / o for b, o in zip(theirs, mine, strict=True)]
     return {"geomean": _mean(ratios), "ours_us": _mean(mine), "baseline_us": _mean(theirs)}
 

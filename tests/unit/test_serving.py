@@ -71,8 +71,8 @@ def test_a_row_of_a_tuned_problem(served: list[tuple[Any, ...]]) -> None:
 @pytest.mark.parametrize("problem", [OTHER, Problem(8, 8, 8)])
 def test_where_the_library_has_no_kernel_the_row_falls_back(served: list[tuple[Any, ...]], problem: Problem) -> None:
     (row,) = serving.server_rows(problem, LIBRARY, 0, H200, 100.0)
-    assert (row["fallback"], row["published"], row["config"], row["status"]) == (True, 1.0, "", "left_out")
-    assert not {"speedup", "ours_us", "ours_p99_us"} & row.keys()
+    assert (row["fallback"], row["published"], row["config"], row["status"]) == (True, 1.25, "", "left_out")
+    assert (row["ours_us"], row["ours_p99_us"], row["speedup"]) == (8.0, 8.0, 1.25), "what the call took all the same"
     assert row["baseline_p99_us"] == 10.0 and row["lt_auto_detail"]
 
 
@@ -103,6 +103,9 @@ def test_rows_make_a_result_file(served: list[tuple[Any, ...]], tmp_path: Path) 
     assert [row["mode"] for row in read_result(path).rows] == ["server", "server"]
     (summary,) = summarise(path)
     assert (summary["n"], summary["fallbacks"], summary["mode"], summary["pdl"]) == (2, 1, "server", False)
+    assert (summary["geomean"], summary["p50"]["geomean"]) == (1.25, 1.25) and "demoted" not in summary
+    assert summary["geomean_torch"] == round(US["torch"] / US["ours"], 6)
+    assert summary["geomean_lt_auto"] == round(US["lt_auto"] / US["ours"], 6)
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])

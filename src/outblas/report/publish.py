@@ -23,6 +23,12 @@ NOTES = Path("docs/kernels.md")
 #: Of ``scripts/profile_regimes.py``, beside the result files; the notes say so where it is not there.
 COUNTERS = "ncu.json"
 
+#: Figures of a server's median latency over one baseline, and how the table's notes name it.
+_SERVED_OVER = {
+    "geomean_torch": "over torch.matmul",
+    "geomean_lt_auto": "over a native call of cuBLASLt with the algorithm chosen",
+}
+
 
 def publish(
     directory: Path = RESULTS, readme: Path | None = README, picture: Path | None = PICTURE, notes: Path | None = NOTES
@@ -86,7 +92,8 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
             )
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
-            notes.append(f"- {name}, {r['mode']}: median latency {p50}, 99th percentile {p99}")
+            over = [f"{r[f]:.3f}× {of}" for f, of in _SERVED_OVER.items() if r.get(f) is not None]
+            notes.append(f"- {name}, {r['mode']}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
     return [*notes, ""] if notes else []
 
 
