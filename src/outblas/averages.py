@@ -25,7 +25,7 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 
 
 def published_us(row: Mapping[str, Any]) -> float:
-    """Time of what a library row names: our kernel, or the baseline where it falls back. A server's row: of the call."""
+    """Time of what a library row names: our kernel, or the baseline where it falls back; served: of the call."""
     served = row["mode"] == "server" and row["ours_us"] is not None
     return float(row["baseline_us"] if row["fallback"] and not served else row["ours_us"])
 
