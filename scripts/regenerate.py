@@ -18,7 +18,8 @@ bench    the library against every baseline, fresh process    -> <work>/STEM_MOD
 again    (only when asked for) problems that fall back or win by little: kernels that were not tried yet, as the
          ranking model has them; a better one is installed. Then confirm and bench again
 settle   (only when asked for, instead of demote and another bench) what was not surely ahead in the offline bench
-         is not kept, and its rows of that bench fall back; they keep what was measured
+         is not kept, and its rows of that bench fall back; they keep what was measured. What autotuning chose is
+         named no longer where torch was faster by more than 1%
 demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
 What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
@@ -60,7 +61,7 @@ from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
 from outblas.suites import Table, sample
-from outblas.tables import behind, better_of, is_of, of_table, with_rows
+from outblas.tables import behind, better_of, is_of, named_by, of_table, with_rows
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of one whose sister
@@ -350,7 +351,7 @@ def settle(work: Work, table: Table) -> None:
     """
     path = work.result(table, "offline")
     lost = set(behind(path))
-    work.load().without(lost).save(work.library)
+    named_by(work.load().without(lost), path).save(work.library)
     result = read_result(path)
     rows = [
         {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), row["pdl"]) in lost else row

@@ -74,9 +74,8 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
 def torch_ratio(rows: Iterable[Row]) -> float | None:
     """Geometric mean of torch.matmul's time over that of what the library runs; None if torch was not timed.
 
-    A row that falls back counts with the time of the fastest baseline, which it names and which outblas.matmul runs:
-    torch.matmul, or an algorithm of cuBLASLt. (Where plain cuBLAS was the fastest, whose algorithm has no name, that is
-    autotuning's choice: see :attr:`outblas.library.Row.fallback`.)
+    A row that falls back counts with the time of the fastest baseline. outblas.matmul runs that, or autotuned
+    cuBLASLt's algorithm where it is within 1% of it (see :attr:`outblas.library.Row.fallback`).
     """
     ratios = [r["torch_us"] / published_us(r) for r in rows if r.get("torch_us") is not None]
     return _mean(ratios) if ratios else None

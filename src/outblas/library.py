@@ -36,6 +36,8 @@ FORMAT = 1
 INSTALL_ABOVE = 1.01
 #: A kernel whose lower bound is above this is level with the fastest baseline.
 LEVEL = 0.99
+#: Autotuned cuBLASLt within this of the fastest baseline is named beside it.
+NEARLY = 1.01
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Row:
         source: where the figures come from (``cuda:0``, ``replay:h200``).
         plain: winner without PDL, None: use the baseline.
         pdl: winner where PDL is allowed, None: use the baseline.
-        lt_auto_detail: as baseline_detail, of autotuned cuBLASLt where another baseline was the fastest.
+        lt_auto_detail: as baseline_detail, of autotuned cuBLASLt where another baseline was the fastest, but not by
+            more than 1%; else "".
     """
 
     problem: Problem
@@ -74,7 +77,7 @@ class Row:
 
     @property
     def algorithm(self) -> str:
-        """What autotuning cuBLASLt chose, whichever baseline was the fastest (among equals that is noise); or ""."""
+        """What autotuning cuBLASLt chose, unless it is slower than the fastest baseline; or ""."""
         return self.baseline_detail if self.baseline == LT_AUTO else self.lt_auto_detail
 
     @property
@@ -82,13 +85,16 @@ class Row:
         """The algorithm of cuBLASLt that a product takes where no kernel is used, in the words of
         :func:`outblas.cublas.describe`; "": torch.matmul.
 
-        The fastest baseline's, where that was cuBLASLt. Where cublasGemmEx was the fastest the row names none of its
-        own, and autotuning's choice is the nearest to it; where torch.matmul was, nothing else is needed.
+        The fastest baseline's, where that was cuBLASLt; else autotuning's choice, which costs the host less than
+        torch.matmul does, unless it was left out of the row for being slower (see :func:`nearly`).
         """
-        if self.baseline == "torch":
-            return ""
         detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
         return re.sub(r"^index=\S+ ", "", detail)  # the place in a list that another cuBLAS orders otherwise
+
+
+def nearly(auto_us: float | None, fastest_us: float | None) -> bool:
+    """Whether autotuned cuBLASLt is as good as the fastest baseline, so that a row names it; False without its time."""
+    return auto_us is not None and fastest_us is not None and auto_us <= NEARLY * fastest_us
 
 
 def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:

@@ -10,7 +10,7 @@ from typing import Any
 from outblas.config import config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Status
-from outblas.library import LEVEL, Library
+from outblas.library import LEVEL, Library, nearly
 from outblas.library import Row as LibraryRow
 from outblas.problem import Problem
 from outblas.results import read_result
@@ -46,6 +46,20 @@ def behind(path: Path) -> list[tuple[Problem, bool]]:
         return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
 
     return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and not kept(r)]
+
+
+def named_by(library: Library, path: Path) -> Library:
+    """The library without the names of autotuned algorithms that a bench found slower than torch.matmul there."""
+    slower = {
+        Problem.from_json(row)
+        for row in read_result(path).rows
+        if row["torch_us"] is not None and not nearly(row["lt_auto_us"], row["torch_us"])
+    }
+    rows = tuple(
+        replace(row, lt_auto_detail="") if row.problem in slower and row.baseline == "torch" else row
+        for row in library.rows
+    )
+    return replace(library, rows=rows)
 
 
 def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:

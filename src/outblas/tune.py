@@ -16,7 +16,7 @@ from outblas.config import KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.evaluator import Evaluator
-from outblas.library import Library, Row, choose
+from outblas.library import Library, Row, choose, nearly
 from outblas.problem import Problem
 from outblas.store import Store
 
@@ -176,5 +176,6 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
     else:
         name = fastest(times) if times else ""
     detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
-    auto = "" if name == LT_AUTO else auto
+    if name == LT_AUTO or not nearly(times.get(LT_AUTO), times.get(name)):
+        auto = ""
     return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto)

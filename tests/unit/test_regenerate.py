@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from outblas.evaluation import Status
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
-from outblas.results import read_result
+from outblas.results import read_result, write_result
 from outblas.second_search import near_the_best
 from outblas.space import candidates
 
@@ -341,6 +342,21 @@ def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(
         assert new == {**old, "fallback": True, "published": 1.0}
     library = Library.load(work.library)
     assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(library.rows)
+
+
+@pytest.mark.parametrize(("auto_us", "named"), [(5.04, "index=0/9 algo"), (5.06, "")])
+def test_settling_names_no_algorithm_that_is_slower_than_torch(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, auto_us: float, named: str
+) -> None:
+    run(script, work, "tune", "confirm", "bench")
+    library = Library.load(work.library)
+    row = replace(library.rows[0], baseline="torch", lt_auto_detail="index=0/9 algo")
+    replace(library, rows=(row, *library.rows[1:])).save(work.library)
+    path = work.result(script.TABLES[0], "offline")
+    benched = [{**r, "torch_us": 5.0, "lt_auto_us": auto_us} for r in read_result(path).rows]
+    write_result(benched, read_result(path).meta, path)
+    run(script, work, "settle")
+    assert Library.load(work.library).rows[0].lt_auto_detail == named
 
 
 def test_a_kernel_that_is_level_is_kept_while_torch_is_behind(
