@@ -17,6 +17,13 @@ Raster = Literal["m", "n"]
 Cache = Literal["plain", "stream_c", "stream_b"]
 Ring = Literal["registers", "shared"]
 SplitKind = Literal["cluster", "workspace"]
+#: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
+#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but it reads no operand
+#: before that has ended, whatever the predecessor writes. ``weights``: it may read B before, which is only right if B is
+#: written by nothing that is queued on the stream or runs there when the call is made: kernel n may begin while n - 1
+#: still waits for n - 2, so that a promise about the last predecessor would not do.
+Launch = Literal["plain", "pdl", "weights"]
+LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 
 
 @dataclass(frozen=True, order=True)
@@ -178,6 +185,16 @@ _WORDS = {
 FAMILIES: dict[str, type[KernelConfig]] = {
     c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
 }
+
+
+def launch_of(config: KernelConfig) -> Launch:
+    """The launch option that a kernel needs."""
+    return "weights" if config.early else "pdl" if config.pdl else "plain"
+
+
+def allows(launch: Launch, config: KernelConfig) -> bool:
+    """Whether a kernel may run where a caller allows ``launch``."""
+    return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 
 
 def config_name(config: KernelConfig) -> str:
