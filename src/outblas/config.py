@@ -17,6 +17,13 @@ Raster = Literal["m", "n"]
 Cache = Literal["plain", "stream_c", "stream_b"]
 Ring = Literal["registers", "shared"]
 SplitKind = Literal["cluster", "workspace"]
+#: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
+#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but it reads no operand
+#: before that has ended, whatever the predecessor writes. ``weights``: it may read B before, which is only right if B is
+#: written by nothing that is queued on the stream or runs there when the call is made: kernel n may begin while n - 1
+#: still waits for n - 2, so that a promise about the last predecessor would not do.
+Launch = Literal["plain", "pdl", "weights"]
+LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 
 
 @dataclass(frozen=True, order=True)
@@ -41,11 +48,12 @@ class Sm90WgmmaConfig:
         split_kind: how the parts of a split K meet. ``cluster``: its CTAs are one cluster and add up through
             distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
             memory, and the last to arrive adds up.
+        early: launch option on top of pdl, see :data:`Launch`: the first loads of B do not wait for the predecessor.
     """
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
     #: Knobs of a later version: left out of names and JSON at their default, so that earlier ones stay canonical.
-    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2")
+    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early")
     bm: int
     bn: int
     bk: int = 64
@@ -63,6 +71,7 @@ class Sm90WgmmaConfig:
     pdl: bool = False
     split_kind: SplitKind = "cluster"
     l2: Cache = "plain"
+    early: bool = False
 
     @property
     def cluster_split(self) -> int:
@@ -83,9 +92,11 @@ class Sm80MmaConfig:
         vec: elements per global load (8, 4, 2: cp.async of 16, 8, 4 bytes; 1: predicated scalar
             loads, for rows of any alignment).
         pdl: launch option, programmatic dependent launch (sm_90 only).
+        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
     """
 
     family: ClassVar[str] = "sm80_mma_gemm"
+    later_knobs: ClassVar[tuple[str, ...]] = ("early",)
     bm: int
     bn: int
     bk: int = 64
@@ -96,6 +107,7 @@ class Sm80MmaConfig:
     split_k: int = 1
     vec: int = 8
     pdl: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, order=True)
@@ -111,9 +123,11 @@ class Sm80GemvConfig:
         split_k: CTAs of a cluster that share K (sm_90 only), summed through distributed shared memory.
         prefetch: bytes that a miss brings into L2, 128 or 256.
         pdl: launch option, programmatic dependent launch (sm_90 only).
+        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
     """
 
     family: ClassVar[str] = "sm80_gemv_mma"
+    later_knobs: ClassVar[tuple[str, ...]] = ("early",)
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Depth of K that every layout takes in whole steps.
@@ -127,6 +141,7 @@ class Sm80GemvConfig:
     split_k: int = 1
     prefetch: int = 256
     pdl: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, order=True)
@@ -138,9 +153,11 @@ class Sm80DirectConfig:
         wm, wn, wk: warps along M, N and K; wk > 1 splits K inside the CTA.
         unroll: chunks of 32 of K that a warp loads before it multiplies.
         pdl: launch option, programmatic dependent launch (sm_90 only).
+        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
     """
 
     family: ClassVar[str] = "sm80_direct_gemm"
+    later_knobs: ClassVar[tuple[str, ...]] = ("early",)
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Elements of K that a quad of lanes loads at once.
@@ -153,6 +170,7 @@ class Sm80DirectConfig:
     wk: int = 1
     unroll: int = 2
     pdl: bool = False
+    early: bool = False
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]
@@ -167,6 +185,16 @@ _WORDS = {
 FAMILIES: dict[str, type[KernelConfig]] = {
     c.family: c for c in (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
 }
+
+
+def launch_of(config: KernelConfig) -> Launch:
+    """The launch option that a kernel needs."""
+    return "weights" if config.early else "pdl" if config.pdl else "plain"
+
+
+def allows(launch: Launch, config: KernelConfig) -> bool:
+    """Whether a kernel may run where a caller allows ``launch``."""
+    return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 
 
 def config_name(config: KernelConfig) -> str:

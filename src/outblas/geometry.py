@@ -170,6 +170,7 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "B_K_MAJOR": k_major,
         "B_WIDTH": b_width,
         "PDL": c.pdl,
+        "EARLY_B": c.early,
         "BF16": problem.dtype == "bf16",
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
@@ -203,6 +204,7 @@ def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
         "VEC": c.vec,
         "B_K_MAJOR": problem.layout == "TN",
         "PDL": c.pdl,
+        "EARLY_B": c.early,
         "BF16": problem.dtype == "bf16",
     }
     return Geometry(
@@ -232,6 +234,7 @@ def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
         "PREFETCH": c.prefetch,
         "B_K_MAJOR": problem.layout == "TN",
         "PDL": c.pdl,
+        "EARLY_B": c.early,
         "BF16": problem.dtype == "bf16",
     }
     return Geometry(
@@ -254,6 +257,7 @@ def _direct(problem: Problem, c: Sm80DirectConfig) -> Geometry:
         "GROUP": SM80_GROUP,
         "B_K_MAJOR": problem.layout == "TN",
         "PDL": c.pdl,
+        "EARLY_B": c.early,
         "BF16": problem.dtype == "bf16",
     }
     return Geometry(

@@ -60,6 +60,8 @@ def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str 
         reason = _sm80_reason(problem, config, gpu)
     if reason:
         return reason
+    if config.early and not config.pdl:
+        return "early needs pdl"
     shape = geometry(problem, config)
     if config.split_k > k_tiles(problem, config):
         return f"split_k {config.split_k} exceeds the {k_tiles(problem, config)} K tiles"
@@ -136,6 +138,7 @@ def _sm80_reason(p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:
         (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
         (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
+        (c.early and c.vec == 1, "early needs vec above 1: scalar loads wait for themselves"),
         (p.layout == "NN" and c.bn not in (16, 32, 64, 128, 256), "NN needs bn a power of two"),
     )
     for broken, reason in rules:

@@ -65,9 +65,9 @@ class Lab:
         self.before = process_state() if self.cuda else {}
         self.calls: list[Call] = [entry.bind(problem, *self.data[i]) for i in range(2)]
 
-    def normal(self, seed: int, scale: float = 1.0) -> tuple[Any, Any]:
-        """N(0, scale^2) operands on the lab's device."""
-        return normal(self.problem, seed, self.device, scale)
+    def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
+        """N(0, scale^2) operands on the lab's device, of its problem or of another."""
+        return normal(problem or self.problem, seed, self.device, scale)
 
     def wait(self) -> None:
         if self.cuda:

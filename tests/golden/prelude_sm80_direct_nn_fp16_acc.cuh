@@ -8,5 +8,6 @@ constexpr int UNROLL = 2;
 constexpr int GROUP = 8;
 constexpr bool B_K_MAJOR = false;
 constexpr bool PDL = true;
+constexpr bool EARLY_B = false;
 constexpr bool BF16 = false;
 #include "sm80_direct_gemm.cuh"

@@ -8,5 +8,6 @@ constexpr int UNROLL = 4;
 constexpr int GROUP = 8;
 constexpr bool B_K_MAJOR = true;
 constexpr bool PDL = false;
+constexpr bool EARLY_B = false;
 constexpr bool BF16 = false;
 #include "sm80_direct_gemm.cuh"

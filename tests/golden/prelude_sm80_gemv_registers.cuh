@@ -11,5 +11,6 @@ constexpr int OWNERS = 1;
 constexpr int PREFETCH = 256;
 constexpr bool B_K_MAJOR = true;
 constexpr bool PDL = false;
+constexpr bool EARLY_B = false;
 constexpr bool BF16 = false;
 #include "sm80_gemv_mma.cuh"

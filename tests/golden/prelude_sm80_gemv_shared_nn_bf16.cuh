@@ -11,5 +11,6 @@ constexpr int OWNERS = 1;
 constexpr int PREFETCH = 128;
 constexpr bool B_K_MAJOR = false;
 constexpr bool PDL = true;
+constexpr bool EARLY_B = true;
 constexpr bool BF16 = true;
 #include "sm80_gemv_mma.cuh"

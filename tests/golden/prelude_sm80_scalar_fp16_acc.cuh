@@ -13,5 +13,6 @@ constexpr int GROUP = 8;
 constexpr int VEC = 1;
 constexpr bool B_K_MAJOR = false;
 constexpr bool PDL = false;
+constexpr bool EARLY_B = false;
 constexpr bool BF16 = false;
 #include "sm80_mma_gemm.cuh"

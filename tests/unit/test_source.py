@@ -37,7 +37,7 @@ PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
     "sm80_gemv_registers": (Problem(1, 4096, 4096), Sm80GemvConfig(8, 32, 1, 8, 2, split_k=2)),
     "sm80_gemv_shared_nn_bf16": (
         Problem(16, 4096, 4096, "NN", "bf16"),
-        Sm80GemvConfig(16, 128, 2, 4, 4, "shared", prefetch=128, pdl=True),
+        Sm80GemvConfig(16, 128, 2, 4, 4, "shared", prefetch=128, pdl=True, early=True),
     ),
 }
 KINDS = {

@@ -61,14 +61,19 @@ __device__ __forceinline__ void load_b(u32 (&b)[NT][4], const u16* src, int col0
   }
 }
 
-// UNROLL chunks, all loaded before the first is used.
+// UNROLL chunks, all loaded before the first is used; `first`: the warp's first ones.
 __device__ __forceinline__ void multiply_chunks(Fragment (&acc)[MT][NT], const u16* a, const u16* b, int row0, int col0,
-                                                int k0, int m, int n, int k, int g, int t) {
+                                                int k0, int m, int n, int k, int g, int t, bool first) {
   u32 ra[UNROLL][MT][2][4], rb[UNROLL][NT][4];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
-    load_a(ra[u], a, row0, k0 + u * CHUNK, m, k, g, t);
+    if constexpr (!EARLY_B) load_a(ra[u], a, row0, k0 + u * CHUNK, m, k, g, t);
     load_b(rb[u], b, col0, k0 + u * CHUNK, n, k, g, t);
+  }
+  if constexpr (EARLY_B) {
+    if (first) pdl_wait();
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) load_a(ra[u], a, row0, k0 + u * CHUNK, m, k, g, t);
   }
   // Else ptxas moves loads behind the first products, which wait for the loads before them.
   memory_fence_cta();
@@ -122,11 +127,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int col0 = tile.n * BN + position % WN * 8 * NT;
 
   if (PDL) pdl_launch_dependents();
-  if (PDL) pdl_wait();
+  if (PDL && !EARLY_B) pdl_wait();  // EARLY_B: behind the first loads of B
   Fragment acc[MT][NT] = {};
+  const int begin = warp_k * UNROLL * CHUNK;
 #pragma unroll 1
-  for (int k0 = warp_k * UNROLL * CHUNK; k0 < k; k0 += WK * UNROLL * CHUNK)
-    multiply_chunks(acc, a, b, row0, col0, k0, m, n, k, g, t);
+  for (int k0 = begin; k0 < k; k0 += WK * UNROLL * CHUNK)
+    multiply_chunks(acc, a, b, row0, col0, k0, m, n, k, g, t, k0 == begin);
 
   const int col = col0 + OWN * t;
   if constexpr (WK == 1) {

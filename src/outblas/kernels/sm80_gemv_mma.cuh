@@ -121,9 +121,17 @@ __device__ __forceinline__ void stream_registers(Fragment (&acc)[MT][NT], const 
       load_stream<PREFETCH>(src, valid, w[s][i]);
     }
 #pragma unroll
-    for (int i = 0; s < AHEAD && i < TOKEN_LOADS; ++i) {
+    for (int i = 0; !EARLY_B && s < AHEAD && i < TOKEN_LOADS; ++i) {
       const u16* src = from.tokens_at(i, k0 + s * stride, valid);
       load_shared_by_warps(src, valid, x[s][i]);
+    }
+  }
+  if constexpr (EARLY_B) {
+    pdl_wait();
+#pragma unroll
+    for (int i = 0; i < AHEAD * TOKEN_LOADS; ++i) {
+      const u16* src = from.tokens_at(i % TOKEN_LOADS, k0 + i / TOKEN_LOADS * stride, valid);
+      load_shared_by_warps(src, valid, x[i / TOKEN_LOADS][i % TOKEN_LOADS]);
     }
   }
 #pragma unroll 1
@@ -146,26 +154,38 @@ __device__ __forceinline__ void stream_registers(Fragment (&acc)[MT][NT], const 
   }
 }
 
-__device__ __forceinline__ void copy_step(u32 slot, const Source& from, int k0) {
+__device__ __forceinline__ void copy_weights(u32 slot, const Source& from, int k0) {
   bool valid;
 #pragma unroll
   for (int i = 0; i < LOADS; ++i) {
     const u16* src = from.weights_at(i, k0, valid);
     copy_stream<PREFETCH>(slot + i * THREADS * 16, src, valid);
   }
+}
+
+__device__ __forceinline__ void copy_tokens(u32 slot, const Source& from, int k0) {
+  bool valid;
 #pragma unroll
   for (int i = 0; i < TOKEN_LOADS; ++i) {
     const u16* src = from.tokens_at(i, k0, valid);
     copy_shared_by_warps(slot + (LOADS + i) * THREADS * 16, src, valid);
   }
-  cp_async_commit();
 }
 
 // The same with the UNROLL steps in shared memory; `ring` is the thread's first 16 bytes.
 __device__ __forceinline__ void stream_shared(Fragment (&acc)[MT][NT], const Source& from, u32 ring, int k0, int stride,
                                               int steps) {
+  if constexpr (EARLY_B) {  // these weights are all in the first group, which is waited for first
 #pragma unroll
-  for (int s = 0; s < UNROLL; ++s) copy_step(ring + s * SLOT_BYTES, from, k0 + s * stride);
+    for (int s = 0; s < UNROLL; ++s) copy_weights(ring + s * SLOT_BYTES, from, k0 + s * stride);
+    pdl_wait();
+  }
+#pragma unroll
+  for (int s = 0; s < UNROLL; ++s) {
+    if constexpr (!EARLY_B) copy_weights(ring + s * SLOT_BYTES, from, k0 + s * stride);
+    copy_tokens(ring + s * SLOT_BYTES, from, k0 + s * stride);
+    cp_async_commit();
+  }
   u32 slot = ring;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
@@ -177,7 +197,9 @@ __device__ __forceinline__ void stream_shared(Fragment (&acc)[MT][NT], const Sou
 #pragma unroll
     for (int i = 0; i < TOKEN_LOADS; ++i) load_shared(slot + (LOADS + i) * THREADS * 16, x[i]);
     multiply(acc, w, x);  // the products need the values: the slot is free again
-    copy_step(slot, from, k0 + (step + UNROLL) * stride);
+    copy_weights(slot, from, k0 + (step + UNROLL) * stride);
+    copy_tokens(slot, from, k0 + (step + UNROLL) * stride);
+    cp_async_commit();
     slot = slot == ring + (UNROLL - 1) * SLOT_BYTES ? ring : slot + SLOT_BYTES;
   }
   cp_async_wait<0>();  // the exchange between warps uses the ring again
@@ -202,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Source from(a, b, row0, m, n, k, last * STEP < k ? last * STEP : k, lane);
 
   Fragment acc[MT][NT] = {};
-  if (PDL) pdl_wait();
+  if (PDL && !EARLY_B) pdl_wait();  // EARLY_B: behind the first steps' weights
   if constexpr (RING_SHARED)
     stream_shared(acc, from, smem + threadIdx.x * 16, (first + warp_k) * STEP, WK * STEP, steps);
   else

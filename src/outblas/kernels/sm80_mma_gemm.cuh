@@ -56,12 +56,16 @@ __device__ __forceinline__ void load_tile(u32 smem, const u16* __restrict__ src,
   }
 }
 
-__device__ __forceinline__ void load_stage(u32 smem, const u16* a, const u16* b, TileCoord at, int k0, int m, int n, int k) {
-  load_tile<BM, BK>(smem, a, at.m, k0, m, k);
+__device__ __forceinline__ void load_b(u32 smem, const u16* b, TileCoord at, int k0, int n, int k) {
   if constexpr (B_K_MAJOR)
     load_tile<BN, BK>(smem + A_BYTES, b, at.n, k0, n, k);
   else
     load_tile<BK, BN>(smem + A_BYTES, b, k0, at.n, k, n);
+}
+
+__device__ __forceinline__ void load_stage(u32 smem, const u16* a, const u16* b, TileCoord at, int k0, int m, int n, int k) {
+  load_tile<BM, BK>(smem, a, at.m, k0, m, k);
+  load_b(smem, b, at, k0, n, k);
 }
 
 // This warp's share of one stage: K_STEPS steps of 16.
@@ -116,11 +120,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int iters = share + (rank < extra ? 1 : 0);
 
   Fragment acc[MT][NT] = {};
-  if (PDL) pdl_wait();
   constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
+  if constexpr (EARLY_B) {  // B of these stages is all in the first group, which is waited for first
+#pragma unroll
+    for (int s = 0; s < AHEAD; ++s)
+      if (s < iters) load_b(smem + s * STAGE_BYTES, b, at, (first + s) * BK, n, k);
+  }
+  if (PDL) pdl_wait();
 #pragma unroll
   for (int s = 0; s < AHEAD; ++s) {
-    if (s < iters) load_stage(smem + s * STAGE_BYTES, a, b, at, (first + s) * BK, m, n, k);
+    if (s < iters) {
+      load_tile<BM, BK>(smem + s * STAGE_BYTES, a, at.m, (first + s) * BK, m, k);
+      if constexpr (!EARLY_B) load_b(smem + s * STAGE_BYTES, b, at, (first + s) * BK, n, k);
+    }
     cp_async_commit();
   }
   for (int i = 0; i < iters; ++i) {

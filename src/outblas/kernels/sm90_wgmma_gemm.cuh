@@ -130,15 +130,19 @@ __device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int
     tma_load(dst, map, bar, x, y);
 }
 
-// One stage: the CLUSTER_N CTAs of a row each fetch a slice of A's rows for all of them, the
-// CLUSTER_M CTAs of a column a slice of B.
-__device__ __forceinline__ void load_stage(const Work& w, const TensorMap* map_a, const TensorMap* map_b, u32 stage_smem,
-                                           u32 bar, TileCoord at, int k0, u16 mask_a, u16 mask_b, u64 keep, u64 stream) {
+// One stage of A: the CLUSTER_N CTAs of a row each fetch a slice of its rows for all of them.
+__device__ __forceinline__ void load_a(const Work& w, const TensorMap* map_a, u32 stage_smem, u32 bar, TileCoord at,
+                                       int k0, u16 mask_a, u64 keep) {
   constexpr int A_SLICE = BM / CLUSTER_N;
 #pragma unroll
   for (int kb = 0; kb < K_BLOCKS; ++kb)
     load<(CLUSTER_N > 1)>(stage_smem + kb * BM * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
                           at.m + w.rank_n * A_SLICE, mask_a, keep);
+}
+
+// One stage of B: the CLUSTER_M CTAs of a column each fetch a slice.
+__device__ __forceinline__ void load_b(const Work& w, const TensorMap* map_b, u32 stage_smem, u32 bar, TileCoord at,
+                                       int k0, u16 mask_b, u64 stream) {
   const u32 smem_b = stage_smem + A_BYTES;
   if constexpr (B_K_MAJOR) {
     constexpr int B_SLICE = BN / CLUSTER_M;
@@ -162,19 +166,37 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   for (int i = 0; i < CLUSTER_N; ++i) mask_a |= 1 << (base + i * CLUSTER_M + w.rank_m);
   for (int i = 0; i < CLUSTER_M; ++i) mask_b |= 1 << (base + w.rank_n * CLUSTER_M + i);
   const u64 keep = STREAM_B ? evict_last_policy() : 0, stream = STREAM_B ? evict_first_policy() : 0;
-  pdl_wait();
   Ring ring;
+  int begin = 0;
+  if constexpr (EARLY_B) {  // the first stages of the first tile, which are all free: B before the predecessor has ended
+    const TileCoord at = w.origin(w.first);
+    if (w.first < w.tiles) begin = w.k_iters < STAGES ? w.k_iters : STAGES;
+#pragma unroll 1
+    for (int s = 0; s < begin; ++s) {
+      const u32 full = smem + FULL_OFFSET + 8 * s;
+      mbar_arrive_expect_tx(full, STAGE_BYTES);
+      load_b(w, map_b, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_b, stream);
+    }
+    pdl_wait();
+#pragma unroll 1
+    for (int s = 0; s < begin; ++s)
+      load_a(w, map_a, smem + s * STAGE_BYTES, smem + FULL_OFFSET + 8 * s, at, (w.k_begin + s) * BK, mask_a, keep);
+    ring.skip(begin);
+  } else {
+    pdl_wait();
+  }
   for (int tile = w.first; tile < w.tiles; tile += w.step) {
     const TileCoord at = w.origin(tile);
 #pragma unroll 1  // short code: at these run times instruction fetches are felt
-    for (int i = 0; i < w.k_iters; ++i) {
+    for (int i = EARLY_B ? begin : 0; i < w.k_iters; ++i) {
       const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
       mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
       mbar_arrive_expect_tx(full, STAGE_BYTES);
-      load_stage(w, map_a, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, mask_b,
-                 keep, stream);
+      load_a(w, map_a, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, keep);
+      load_b(w, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_b, stream);
       ring.next();
     }
+    begin = 0;
   }
   // A CTA must outlive the arrivals that its peers send it: all of its stages have been given back.
   if constexpr (MULTICAST > 1) {

@@ -1,0 +1,99 @@
+"""Early loads of B: what the machine code reads before it waits for the predecessor, and where the knob is legal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from outblas.compile import compile_source
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.geometry import gemv_loads
+from outblas.problem import Layout, Problem
+from outblas.sass import _disassemble, check_static
+from outblas.source import make_source
+from outblas.space import why_illegal
+
+LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
+CONFIGS: dict[str, KernelConfig] = {
+    "wgmma": Sm90WgmmaConfig(64, 64, stages=6),
+    "wgmma_deep_stages": Sm90WgmmaConfig(64, 64, 128, 3, store="direct"),
+    "wgmma_pingpong": Sm90WgmmaConfig(64, 128, 64, 5, 2, "pingpong", persistent=True),
+    "wgmma_cluster": Sm90WgmmaConfig(64, 64, stages=4, cluster_m=2, l2="stream_b"),
+    "wgmma_split": Sm90WgmmaConfig(64, 64, stages=4, split_k=2, store="direct"),
+    "wgmma_workspace": Sm90WgmmaConfig(64, 64, stages=4, split_k=3, store="direct", split_kind="workspace"),
+    "mma": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
+    "mma_split": Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4, split_k=2),
+    "mma_one_stage": Sm80MmaConfig(32, 32, 64, 1),
+    "mma_pairs": Sm80MmaConfig(32, 32, 64, 3, vec=2),
+    "direct": Sm80DirectConfig(16, 8, wk=4),
+    "direct_tile": Sm80DirectConfig(32, 32, 2, 2, unroll=2),
+    "gemv": Sm80GemvConfig(8, 64, 1, 8, 2),
+    "gemv_split": Sm80GemvConfig(16, 64, 1, 8, 1, split_k=2),
+    "gemv_shared": Sm80GemvConfig(16, 64, 1, 8, 2, "shared"),
+}
+#: Opcodes that read the operands; what writes C or a workspace; the wait for the predecessor.
+READS, WRITES, WAIT = ("LDG", "LDGSTS", "UTMALDG"), ("STG", "UTMASTG", "ATOMG", "RED"), "ACQBULK"
+
+
+def opcodes(problem: Problem, config: KernelConfig) -> list[str]:
+    assert why_illegal(problem, config) is None
+    source = make_source(problem, config)
+    cubin = compile_source(source, "sm_90a", cache=None)
+    assert check_static(cubin.facts, source, cubin) is None
+    return _disassemble(cubin.image)
+
+
+def count(code: list[str], kinds: tuple[str, ...]) -> int:
+    return sum(text.split(".")[0] in kinds for text in code)
+
+
+def early_loads(problem: Problem, c: KernelConfig) -> int:
+    """Instructions that load B before the wait: all of a first fill of the ring, or the loop over its stages."""
+    if isinstance(c, Sm90WgmmaConfig):
+        return c.bk // 64 if problem.layout == "TN" else max(1, c.bn // 64)
+    if isinstance(c, Sm80GemvConfig):
+        return c.unroll * gemv_loads(problem, c)[0]
+    if isinstance(c, Sm80DirectConfig):
+        return c.unroll * (c.bn // c.wn // 8 if problem.layout == "TN" else 4)
+    threads = 32 * c.wm * c.wn * c.wk
+    return max(1, c.stages - 1) * -(-c.bn * c.bk // c.vec // threads)
+
+
+def start(code: list[str]) -> list[str]:
+    """Up to the last wait: that of whoever loads (a split over a workspace has another before its stores)."""
+    return code[: len(code) - 1 - code[::-1].index(WAIT)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_only_weights_are_read_before_the_wait(name: str, layout: Layout) -> None:
+    """As many loads as B needs, none of A; without the knob none at all."""
+    config, problem = replace(CONFIGS[name], pdl=True), Problem(8, 1024, 4096, layout)
+    if isinstance(config, Sm80GemvConfig):
+        problem = replace(problem, m=config.bm)
+    workspace = isinstance(config, Sm90WgmmaConfig) and config.split_kind == "workspace"
+    early, late = opcodes(problem, replace(config, early=True)), opcodes(problem, config)
+    waits = 2 if workspace else 1
+    assert early.count(WAIT) == late.count(WAIT) == waits
+    # The producer of wgmma stands behind the consumers, whose reads are of a workspace.
+    own = count(start(late), READS)
+    assert own == (count(late, ("LDG",)) if workspace else 0)
+    assert count(start(early), READS) - own == early_loads(problem, config)
+    if not isinstance(config, Sm90WgmmaConfig):
+        assert count(start(early), WRITES) == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_early_needs_pdl(name: str) -> None:
+    problem = Problem(8, 1024, 4096)
+    assert why_illegal(problem, replace(CONFIGS[name], pdl=True, early=True)) is None
+    assert why_illegal(problem, replace(CONFIGS[name], early=True)) == "early needs pdl"
+
+
+def test_scalar_loads_are_never_early() -> None:
+    narrow = Sm80MmaConfig(32, 32, vec=1, pdl=True)
+    assert why_illegal(Problem(7, 33, 63), narrow) is None
+    assert "vec" in str(why_illegal(Problem(7, 33, 63), replace(narrow, early=True)))
