@@ -124,10 +124,13 @@ class Sm80GemvConfig:
         prefetch: bytes that a miss brings into L2, 128 or 256.
         pdl: launch option, programmatic dependent launch (sm_90 only).
         early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
+        persistent: as many CTAs as are resident walk over the tiles, loads of the next one in flight while one is
+            added up and stored; else one CTA per tile.
+        l2: what L2 is told: nothing, or (``stream_b``) that B is read once.
     """
 
     family: ClassVar[str] = "sm80_gemv_mma"
-    later_knobs: ClassVar[tuple[str, ...]] = ("early",)
+    later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2")
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Depth of K that every layout takes in whole steps.
@@ -142,6 +145,8 @@ class Sm80GemvConfig:
     prefetch: int = 256
     pdl: bool = False
     early: bool = False
+    persistent: bool = False
+    l2: Cache = "plain"
 
 
 @dataclass(frozen=True, order=True)

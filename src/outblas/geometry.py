@@ -23,6 +23,10 @@ CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 SM80_GROUP = 8
 #: Registers that a thread of sm80_direct_gemm needs besides operands and sums (addresses, loop state).
 DIRECT_REGISTERS = 60
+#: The same of sm80_gemv_mma that walks over tiles: ptxas is held to what lets :func:`gemv_blocks` CTAs share an SM.
+GEMV_WALK_REGISTERS = 44
+#: What an SM offers its CTAs: registers, threads, shared memory (bytes, sm_90; each CTA takes CTA_SMEM besides its own).
+SM_REGISTERS, SM_THREADS, SM_SMEM, CTA_SMEM = 65536, 2048, 233472, 1024
 #: Largest grid extent along y and z.
 MAX_GRID_YZ = 65535
 
@@ -56,7 +60,8 @@ def geometry(problem: Problem, config: KernelConfig) -> Geometry:
 def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, int]:
     """CTAs to launch along x, y and z (scheduler/raster.cuh has what they mean)."""
     if isinstance(config, Sm80GemvConfig):
-        return config.split_k * _ceil(problem.n, config.bn), 1, 1
+        tiles = _ceil(problem.n, config.bn)
+        return min(tiles, sms * gemv_blocks(problem, config)) if config.persistent else config.split_k * tiles, 1, 1
     if isinstance(config, (Sm80MmaConfig, Sm80DirectConfig)):
         tiles_m, tiles_n = _ceil(problem.m, config.bm), _ceil(problem.n, config.bn)
         return _bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
@@ -110,6 +115,31 @@ def gemv_loads(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
     """16-byte loads of one thread and step: of weights, of tokens."""
     step = gemv_step(problem.layout)
     return c.bn // c.wn * step // 256, c.bm // 8 * (step // 32)
+
+
+def gemv_held(problem: Problem, c: Sm80GemvConfig) -> int:
+    """Registers of operands and fp32 sums that a thread of sm80_gemv_mma holds."""
+    weights, tokens = gemv_loads(problem, c)
+    in_registers = c.ring == "registers"
+    held = 4 * weights * (c.unroll if in_registers else 1)
+    return held + 4 * tokens * (2 if in_registers and c.unroll % 2 == 0 else 1) + c.bn // c.wn // 16 * c.bm // 2
+
+
+def gemv_blocks(problem: Problem, c: Sm80GemvConfig) -> int:
+    """CTAs of sm80_gemv_mma that share an SM of sm_90 where they walk over tiles: a bound that its registers are held to."""
+    threads = 32 * c.wn * c.wk
+    registers = _ceil(gemv_held(problem, c) + GEMV_WALK_REGISTERS, 8) * 8
+    by_memory = SM_SMEM // (_gemv_walk_smem(problem, c) + CTA_SMEM)
+    return max(1, min(SM_REGISTERS // (threads * registers), SM_THREADS // threads, by_memory))
+
+
+def _gemv_ring(problem: Problem, c: Sm80GemvConfig) -> int:
+    return c.unroll * sum(gemv_loads(problem, c)) * 32 * c.wn * c.wk * 16 if c.ring == "shared" else 0
+
+
+def _gemv_walk_smem(problem: Problem, c: Sm80GemvConfig) -> int:
+    """The ring, and two exchanges by turns, bytes."""
+    return _gemv_ring(problem, c) + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
 
 
 def direct_registers(c: Sm80DirectConfig) -> tuple[int, int]:
@@ -219,8 +249,7 @@ def _sm80(problem: Problem, c: Sm80MmaConfig) -> Geometry:
 def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
     units = max(1, c.bn // c.wn // 16) * (c.bm // 8)
     threads = 32 * c.wn * c.wk
-    ring = c.unroll * sum(gemv_loads(problem, c)) * threads * 16 if c.ring == "shared" else 0
-    sums = _warp_sums(units, c.wn, c.wk, c.split_k, ring)
+    sums = _warp_sums(units, c.wn, c.wk, c.split_k, _gemv_ring(problem, c))
     constants = {
         "BM": c.bm,
         "BN": c.bn,
@@ -232,6 +261,9 @@ def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
         "WARP_OWNERS": sums.warp_owners,
         "OWNERS": sums.owners,
         "PREFETCH": c.prefetch,
+        "STREAM_B": c.l2 == "stream_b",
+        "PERSISTENT": c.persistent,
+        "MIN_BLOCKS": gemv_blocks(problem, c) if c.persistent else 0,
         "B_K_MAJOR": problem.layout == "TN",
         "PDL": c.pdl,
         "EARLY_B": c.early,
@@ -239,7 +271,7 @@ def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
     }
     return Geometry(
         threads=threads,
-        smem_bytes=sums.smem_bytes,
+        smem_bytes=_gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
         cluster=c.split_k,
         accumulators=4 * units,
         constants=_literals(constants),

@@ -26,7 +26,7 @@ from outblas.geometry import (
     WORKSPACE_LIMIT,
     direct_registers,
     divisor_up_to,
-    gemv_loads,
+    gemv_held,
     geometry,
     grid,
     k_tiles,
@@ -170,15 +170,14 @@ def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
         (c.prefetch not in (128, 256), "prefetch must be 128 or 256"),
         (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
+        (c.split_k > 1 and c.persistent, "split_k is not persistent"),
+        (c.l2 == "stream_c", "stream_c needs TMA stores"),
         (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
     )
     for broken, reason in rules:
         if broken:
             return reason
-    weights, tokens = gemv_loads(p, c)
-    in_registers = c.ring == "registers"
-    held = 4 * weights * (c.unroll if in_registers else 1)
-    held += 4 * tokens * (2 if in_registers and c.unroll % 2 == 0 else 1) + rows // 16 * c.bm // 2
+    held = gemv_held(p, c)
     budget = min(255, 65536 // (32 * c.wn * c.wk))
     if held + GEMV_REGISTERS > budget:
         return f"{held} registers of operands and sums, {GEMV_REGISTERS} others: the budget is {budget}"

@@ -17,8 +17,9 @@ __device__ __forceinline__ void add_from_shared(u32 addr, float (&v)[4]) {
 }
 
 // MT x NT fragments per warp, POSITIONS groups of WK warps. Shared memory: WORK_BYTES of the K loop,
-// which the exchange between warps uses again, the inbox of the cluster, its barrier.
-template <int MT, int NT, int POSITIONS, int WORK_BYTES>
+// which the exchange between warps uses again, the inbox of the cluster, its barrier. BY_TURNS: the caller gives two
+// exchanges by turns, so that the barrier inside one of them also says that the one before it has been read.
+template <int MT, int NT, int POSITIONS, int WORK_BYTES, bool BY_TURNS = false>
 struct WarpSums {
   static constexpr int FRAGMENT_BYTES = 32 * 16;  // 4 fp32 of each lane
   static constexpr int WARP_OWNED = MT * NT / WARP_OWNERS;
@@ -66,7 +67,7 @@ struct WarpSums {
   // order; the others are done.
   static __device__ __forceinline__ void reduce_warps(const Fragment (&acc)[MT][NT], float (&own)[WARP_OWNED][4],
                                                       u32 smem, int position, int warp_k, int lane) {
-    if constexpr (WK > 1) __syncthreads();  // the exchange reuses the stages
+    if constexpr (WK > 1 && !BY_TURNS) __syncthreads();  // the exchange reuses the stages
 #pragma unroll
     for (int g = 0; g < WARP_OWNERS; ++g) {
       const int slot = warp_k < g ? warp_k : warp_k - 1;

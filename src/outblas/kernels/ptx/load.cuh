@@ -48,6 +48,41 @@ __device__ __forceinline__ void copy_stream(u32 dst, const void* src, bool valid
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
 
+// load_stream and copy_stream with a policy for L2 (ptx/cache_policy.cuh). PTX ISA: ld, cp.async: .L2::cache_hint.
+template <int PREFETCH>
+__device__ __forceinline__ void load_stream_hint(const void* src, bool valid, u32 (&v)[4], u64 policy) {
+  static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
+  if constexpr (PREFETCH == 256)
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
+        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
+        : "l"(src), "r"(static_cast<int>(valid)), "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
+        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
+        : "l"(src), "r"(static_cast<int>(valid)), "l"(policy)
+        : "memory");
+}
+template <int PREFETCH>
+__device__ __forceinline__ void copy_stream_hint(u32 dst, const void* src, bool valid, u64 policy) {
+  static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
+  const int n = valid ? 16 : 0;
+  if constexpr (PREFETCH == 256)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(n),
+                 "l"(policy)
+                 : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(n),
+                 "l"(policy)
+                 : "memory");
+}
+
 // cp.async.ca: 16 bytes through L1 into shared memory, zeros where `valid` is false.
 __device__ __forceinline__ void copy_shared_by_warps(u32 dst, const void* src, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");

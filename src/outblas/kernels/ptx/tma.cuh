@@ -1,6 +1,7 @@
 // The tensor memory accelerator: tiles between global and shared memory by descriptor.
 // PTX ISA: Data Movement and Conversion Instructions: cp.async.bulk.tensor.
 #pragma once
+#include "ptx/cache_policy.cuh"
 #include "ptx/types.cuh"
 
 // prefetch.tensormap: brings a descriptor into the descriptor cache. PTX ISA: prefetch.
@@ -8,20 +9,7 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// createpolicy.fractional: how L2 is to treat lines: EVICT_FIRST for what is touched once, EVICT_LAST for what is
-// read again and again. PTX ISA: createpolicy, Cache Eviction Priority Hints.
-__device__ __forceinline__ u64 evict_first_policy() {
-  u64 policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ u64 evict_last_policy() {
-  u64 policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// The loads and the store below with such a policy.
+// The loads and the store below with a policy (ptx/cache_policy.cuh).
 __device__ __forceinline__ void tma_load_hint(u32 dst, const TensorMap* map, u32 bar, int x, int y, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"

@@ -1,0 +1,124 @@
+// The K loops of sm80_gemv_mma where a CTA walks over tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the ring of UNROLL
+// steps flows from the end of one tile's K into the beginning of the next one's, whose loads are thus in flight while
+// finish(sums, first row of the tile) adds up and stores. Every warp takes as many steps of a tile as warp 0 does: all
+// of them meet in the sums; what lies past K, or behind the last tile, is not read. Tokens are the same for every tile.
+#pragma once
+#include "gemv/step.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/sync.cuh"
+
+constexpr int STRIDE = WK * STEP;  // of K, from a warp's step to its next one
+
+__device__ __forceinline__ void clear(Fragment (&acc)[MT][NT]) {
+#pragma unroll
+  for (int i = 0; i < MT; ++i)
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
+}
+
+// The ring in registers: a round of UNROLL steps belongs to one tile.
+template <class Finish>
+__device__ __forceinline__ void walk_registers(Source& from, int n, int k, int warp_n, int warp_k, int lane,
+                                               Finish finish) {
+  constexpr int ROUND = UNROLL * STRIDE;
+  const int first = warp_k * STEP, rounds = (k + ROUND - 1) / ROUND, hop = gridDim.x * BN;
+  Weights w[UNROLL];
+  Tokens x[AHEAD];
+  Reading how(k);
+  first_loads(from, how, first, STRIDE, w, x);
+  Fragment acc[MT][NT] = {};
+  int k0 = first, left = rounds;
+#pragma unroll 1
+  for (int row0 = blockIdx.x * BN; row0 < n;) {
+    const bool last = --left == 0;
+    const int next = last ? first : k0 + ROUND;
+    if (last) {
+      from.seek(row0 + hop + warp_n * ROWS, k, lane);
+      how.end = row0 + hop < n ? k : 0;
+    }
+#pragma unroll
+    for (int s = 0; s < UNROLL; ++s) {
+      multiply(acc, w[s], x[s % AHEAD]);
+      load_tokens(from, s + AHEAD < UNROLL ? k0 + (s + AHEAD) * STRIDE : next + (s + AHEAD - UNROLL) * STRIDE, x[s % AHEAD]);
+      load_weights(from, how, next + s * STRIDE, w[s]);
+    }
+    if (last) {
+      finish(acc, row0);
+      clear(acc);
+      row0 += hop;
+      left = rounds;
+    }
+    k0 = next;
+  }
+}
+
+// Where the next step to be asked for lies.
+struct Asking {
+  int row0, k0, left;
+
+  __device__ __forceinline__ void advance(Source& from, Reading& how, int k, int first, int steps, int lane) {
+    k0 += STRIDE;
+    if (--left == 0) {
+      left = steps;
+      k0 = first;
+      row0 += gridDim.x * BN;
+      from.seek(row0, k, lane);
+      how.end = row0 < from.n ? k : 0;
+    }
+  }
+};
+
+// The ring in shared memory; `ring` is the thread's first 16 bytes. A short K has several tiles in the ring at once.
+template <class Finish>
+__device__ __forceinline__ void walk_shared(Source& from, u32 ring, int n, int k, int warp_n, int warp_k, int lane,
+                                            Finish finish) {
+  const int first = warp_k * STEP, steps = (k + STRIDE - 1) / STRIDE;
+  Reading how(k);
+  Asking at{static_cast<int>(blockIdx.x) * BN + warp_n * ROWS, first, steps};
+  if constexpr (EARLY_B) {  // these weights are all in the first group, which is waited for first
+#pragma unroll
+    for (int s = 0; s < UNROLL; ++s) {
+      copy_weights(ring + s * SLOT_BYTES, from, how, at.k0);
+      at.advance(from, how, k, first, steps, lane);
+    }
+    pdl_wait();
+#pragma unroll
+    for (int s = 0; s < UNROLL; ++s) {
+      copy_tokens(ring + s * SLOT_BYTES, from, first + s % steps * STRIDE);
+      cp_async_commit();
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < UNROLL; ++s) {
+      copy_weights(ring + s * SLOT_BYTES, from, how, at.k0);
+      copy_tokens(ring + s * SLOT_BYTES, from, at.k0);
+      cp_async_commit();
+      at.advance(from, how, k, first, steps, lane);
+    }
+  }
+  u32 slot = ring;
+#pragma unroll 1
+  for (int row0 = blockIdx.x * BN; row0 < n; row0 += gridDim.x * BN) {
+    Fragment acc[MT][NT] = {};
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      cp_async_wait<UNROLL - 1>();
+      Weights w;
+      Tokens x;
+#pragma unroll
+      for (int i = 0; i < LOADS; ++i) load_shared(slot + i * THREADS * 16, w[i]);
+#pragma unroll
+      for (int i = 0; i < TOKEN_LOADS; ++i) load_shared(slot + (LOADS + i) * THREADS * 16, x[i]);
+      multiply(acc, w, x);  // the products need the values: the slot is free again
+      copy_weights(slot, from, how, at.k0);
+      copy_tokens(slot, from, at.k0);
+      cp_async_commit();
+      at.advance(from, how, k, first, steps, lane);
+      slot = slot == ring + (UNROLL - 1) * SLOT_BYTES ? ring : slot + SLOT_BYTES;
+    }
+    finish(acc, row0);
+  }
+  cp_async_wait<0>();
+}
