@@ -127,10 +127,12 @@ class Sm80GemvConfig:
         persistent: as many CTAs as are resident walk over the tiles, loads of the next one in flight while one is
             added up and stored; else one CTA per tile.
         l2: what L2 is told: nothing, or (``stream_b``) that B is read once.
+        kept_k: with persistent: K up to which a CTA keeps its tokens in shared memory, read once for all tiles; 0: they
+            are read through L1 for every tile.
     """
 
     family: ClassVar[str] = "sm80_gemv_mma"
-    later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2")
+    later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2", "kept_k")
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Depth of K that every layout takes in whole steps.
@@ -147,6 +149,7 @@ class Sm80GemvConfig:
     early: bool = False
     persistent: bool = False
     l2: Cache = "plain"
+    kept_k: int = 0
 
 
 @dataclass(frozen=True, order=True)

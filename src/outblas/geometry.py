@@ -24,7 +24,7 @@ SM80_GROUP = 8
 #: Registers that a thread of sm80_direct_gemm needs besides operands and sums (addresses, loop state).
 DIRECT_REGISTERS = 60
 #: The same of sm80_gemv_mma that walks over tiles: ptxas is held to what lets :func:`gemv_blocks` CTAs share an SM.
-GEMV_WALK_REGISTERS = 44
+GEMV_WALK_REGISTERS = {"TN": 40, "NN": 52}
 #: What an SM offers its CTAs: registers, threads, shared memory (bytes, sm_90; each CTA takes CTA_SMEM besides its own).
 SM_REGISTERS, SM_THREADS, SM_SMEM, CTA_SMEM = 65536, 2048, 233472, 1024
 #: Largest grid extent along y and z.
@@ -122,24 +122,34 @@ def gemv_held(problem: Problem, c: Sm80GemvConfig) -> int:
     weights, tokens = gemv_loads(problem, c)
     in_registers = c.ring == "registers"
     held = 4 * weights * (c.unroll if in_registers else 1)
-    return held + 4 * tokens * (2 if in_registers and c.unroll % 2 == 0 else 1) + c.bn // c.wn // 16 * c.bm // 2
+    ahead = 2 if in_registers and c.unroll % 2 == 0 and not c.kept_k else 1
+    return held + 4 * tokens * ahead + c.bn // c.wn // 16 * c.bm // 2
 
 
 def gemv_blocks(problem: Problem, c: Sm80GemvConfig) -> int:
     """CTAs of sm80_gemv_mma that share an SM of sm_90 where they walk over tiles: a bound that its registers are held to."""
     threads = 32 * c.wn * c.wk
-    registers = _ceil(gemv_held(problem, c) + GEMV_WALK_REGISTERS, 8) * 8
+    registers = _ceil(gemv_held(problem, c) + GEMV_WALK_REGISTERS[problem.layout], 8) * 8
     by_memory = SM_SMEM // (_gemv_walk_smem(problem, c) + CTA_SMEM)
     return max(1, min(SM_REGISTERS // (threads * registers), SM_THREADS // threads, by_memory))
 
 
 def _gemv_ring(problem: Problem, c: Sm80GemvConfig) -> int:
-    return c.unroll * sum(gemv_loads(problem, c)) * 32 * c.wn * c.wk * 16 if c.ring == "shared" else 0
+    """Bytes of a ring in shared memory, tokens in it unless they are kept elsewhere."""
+    weights, tokens = gemv_loads(problem, c)
+    loads = weights + (0 if c.kept_k else tokens)
+    return c.unroll * loads * 32 * c.wn * c.wk * 16 if c.ring == "shared" else 0
+
+
+def _gemv_kept_steps(problem: Problem, c: Sm80GemvConfig) -> int:
+    """Steps of a warp in ``kept_k``, in whole rounds of the ring."""
+    return c.unroll * _ceil(c.kept_k, gemv_step(problem.layout) * c.wk * c.unroll)
 
 
 def _gemv_walk_smem(problem: Problem, c: Sm80GemvConfig) -> int:
-    """The ring, and two exchanges by turns, bytes."""
-    return _gemv_ring(problem, c) + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
+    """The ring, kept tokens, and two exchanges by turns, bytes."""
+    kept = _gemv_kept_steps(problem, c) * gemv_loads(problem, c)[1] * 32 * c.wn * c.wk * 16
+    return _gemv_ring(problem, c) + kept + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
 
 
 def direct_registers(c: Sm80DirectConfig) -> tuple[int, int]:
@@ -263,6 +273,7 @@ def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
         "PREFETCH": c.prefetch,
         "STREAM_B": c.l2 == "stream_b",
         "PERSISTENT": c.persistent,
+        "KEPT_STEPS": _gemv_kept_steps(problem, c),
         "MIN_BLOCKS": gemv_blocks(problem, c) if c.persistent else 0,
         "B_K_MAJOR": problem.layout == "TN",
         "PDL": c.pdl,

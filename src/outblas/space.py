@@ -22,6 +22,7 @@ from outblas.config import (
 from outblas.errors import DeviceError, UsageError
 from outblas.geometry import (
     EXTRA_REGISTERS,
+    GEMV_WALK_REGISTERS,
     MAX_GRID_YZ,
     WORKSPACE_LIMIT,
     direct_registers,
@@ -44,6 +45,8 @@ MAX_CLUSTER = 16
 MAX_WORKSPACE_SPLIT = 32
 #: Least K for which such kernels are offered beside the catalogue.
 WORKSPACE_K = 4096
+#: Most K of which sm80_gemv_mma keeps the tokens in shared memory.
+MAX_KEPT_K = 65536
 #: Most rows of A that sm80_gemv_mma serves.
 GEMV_TOKENS = 16
 
@@ -172,15 +175,19 @@ def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
         (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
         (c.split_k > 1 and c.persistent, "split_k is not persistent"),
         (c.l2 == "stream_c", "stream_c needs TMA stores"),
+        (c.kept_k > 0 and not c.persistent, "kept_k needs persistent"),
+        (not 0 <= c.kept_k <= MAX_KEPT_K, f"kept_k must be 0 to {MAX_KEPT_K}"),
+        (0 < c.kept_k < p.k, f"K = {p.k} exceeds the kept_k of the kernel"),
         (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
     )
     for broken, reason in rules:
         if broken:
             return reason
     held = gemv_held(p, c)
+    others = GEMV_WALK_REGISTERS[p.layout] if c.kept_k else GEMV_REGISTERS  # tokens without addresses
     budget = min(255, 65536 // (32 * c.wn * c.wk))
-    if held + GEMV_REGISTERS > budget:
-        return f"{held} registers of operands and sums, {GEMV_REGISTERS} others: the budget is {budget}"
+    if held + others > budget:
+        return f"{held} registers of operands and sums, {others} others: the budget is {budget}"
     return None
 
 

@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   if (PDL) pdl_launch_dependents();
   if constexpr (PERSISTENT) {
     Source from(a, b, row0, m, n, k, k, lane);
-    u32 exchange = smem + RING_BYTES, other = exchange + Sums::EXCHANGE_BYTES;
+    const u32 mine = smem + threadIdx.x * 16;
+    u32 exchange = smem + RING_BYTES + KEPT_STEPS * TOKEN_BYTES, other = exchange + Sums::EXCHANGE_BYTES;
     const auto finish = [&](const Fragment(&acc)[MT][NT], int tile_row0) {
       Sums::finish(acc, exchange, 0, warp_n, warp_k, lane, [&](int unit, const float(&v)[4]) {
         store_unit(c, unit, tile_row0 + warp_n * ROWS, m, n, lane, v);
@@ -47,9 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     };
     if (PDL && !EARLY_B) pdl_wait();  // EARLY_B: behind the first steps' weights
     if constexpr (RING_SHARED)
-      walk_shared(from, smem + threadIdx.x * 16, n, k, warp_n, warp_k, lane, finish);
+      walk_shared(from, mine, mine + RING_BYTES, n, k, warp_n, warp_k, lane, finish);
     else
-      walk_registers(from, n, k, warp_n, warp_k, lane, finish);
+      walk_registers(from, mine, n, k, warp_n, warp_k, lane, finish);
   } else {
     Sums::open_inbox(smem, rank);
     const int all = (k + STEP - 1) / STEP;

@@ -16,11 +16,14 @@ constexpr int LOADS = ROWS * STEP / (32 * 8);   // 16-byte loads of weights, per
 constexpr int TOKEN_LOADS = NT * HALVES;        // the same of tokens
 // Steps of tokens in registers: they come from L1 or L2, so that fewer are in flight than of weights.
 constexpr int AHEAD = UNROLL % 2 == 0 ? 2 : 1;
-constexpr int SLOT_BYTES = (LOADS + TOKEN_LOADS) * THREADS * 16;
+// A walk may keep the tokens of all of K in shared memory: every thread what it reads itself, KEPT_STEPS steps.
+constexpr bool KEPT = KEPT_STEPS > 0;
+constexpr int TOKEN_BYTES = TOKEN_LOADS * THREADS * 16;  // of one step
+constexpr int SLOT_BYTES = LOADS * THREADS * 16 + (KEPT ? 0 : TOKEN_BYTES);
 constexpr int RING_BYTES = RING_SHARED ? UNROLL * SLOT_BYTES : 0;
 // A CTA that walks over tiles adds up one while the ring fills with the next, in two exchanges by turns.
 using Sums = WarpSums<MT, NT, WN, PERSISTENT ? 0 : RING_BYTES, PERSISTENT>;
-constexpr int SMEM_BYTES = PERSISTENT ? RING_BYTES + 2 * Sums::EXCHANGE_BYTES : Sums::TOTAL_BYTES;
+constexpr int SMEM_BYTES = PERSISTENT ? RING_BYTES + KEPT_STEPS * TOKEN_BYTES + 2 * Sums::EXCHANGE_BYTES : Sums::TOTAL_BYTES;
 
 // What a thread holds of one step.
 using Weights = u32[LOADS][4];
@@ -135,12 +138,12 @@ __device__ __forceinline__ void copy_weights(u32 slot, const Source& from, const
   }
 }
 
-__device__ __forceinline__ void copy_tokens(u32 slot, const Source& from, int k0) {
+__device__ __forceinline__ void copy_tokens(u32 to, const Source& from, int k0) {
   bool valid;
 #pragma unroll
   for (int i = 0; i < TOKEN_LOADS; ++i) {
     const u16* src = from.tokens_at(i, k0, valid);
-    copy_shared_by_warps(slot + (LOADS + i) * THREADS * 16, src, valid);
+    copy_shared_by_warps(to + i * THREADS * 16, src, valid);
   }
 }
 
