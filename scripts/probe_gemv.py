@@ -8,6 +8,12 @@ few interleaved rounds of a CUDA graph of back-to-back calls that rotate over 20
 (outblas.timing). A problem is one JSON line, {"p", "first", "med": {config: us}, ...}, which
 scripts/fit_model.py reads too; problems that the file has already are not run again, and after --seconds no
 further one is begun.
+
+    python scripts/probe_gemv.py --walk --seconds 200 --out probe_walk.jsonl
+
+tells CTAs that walk over tiles from those with one tile each, on weights of 29 to 940 MB and M = 1, 8, 16: with the
+launch options off, and all of them on (PDL, and the first weights before the predecessor has ended), L2 told and not
+told that weights are read once. A line for the best of each kind.
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -36,6 +43,9 @@ from outblas.timing import Bench
 
 TOKENS = (1, 8, 16, 4, 2)
 LAYERS = LLM_LAYERS["llama3-8b"] + LLM_LAYERS["llama3-70b"]
+#: N, K of --walk, the numbers of tokens, and kernels with one tile per CTA to compare with, by the model.
+WALK_LAYERS = ((28672, 4096), (10240, 8192), (8192, 8192), (7168, 2048), (57344, 8192))
+WALK_TOKENS, STILL = (1, 8, 16), 12
 #: Datasheet bandwidth of an H200's memory, bytes per microsecond.
 PEAK = 4.8e6
 #: Kernels of the other families to compare with, by the model.
@@ -47,11 +57,12 @@ FAMILY = Sm80GemvConfig.family
 
 def main() -> int:
     options = _arguments()
-    problems = [Problem(m, n, k, options.layout, options.dtype) for m in TOKENS for n, k in LAYERS]
+    tokens, layers = (WALK_TOKENS, WALK_LAYERS) if options.walk else (TOKENS, LAYERS)
+    problems = [Problem(m, n, k, options.layout, options.dtype) for m in tokens for n, k in layers]
     done = _done(options.out)
     left = [p for p in problems if p.key not in done]
     print(f"{len(problems) - len(left)} of {len(problems)} problems are in {options.out}", flush=True)
-    offered = {p: _offered(p) for p in left}
+    offered = {p: _walk_offered(p) if options.walk else _offered(p) for p in left}
     begin = perf_counter()
     cubins = _compiled([(p, c) for p in left for c in offered[p]])
     print(f"{len(cubins)} kernels compiled in {perf_counter() - begin:.1f} s", flush=True)
@@ -66,7 +77,7 @@ def main() -> int:
         wrong += len(row["wrong"])
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**row, "provenance": provenance}) + "\n")
-        _print(problem, row)
+        _print(problem, row, _walk_bests if options.walk else _bests)
     print(f"{wrong} wrong results, {perf_counter() - begin:.1f} s")
     return 1 if wrong else 0
 
@@ -128,6 +139,15 @@ def _offered(problem: Problem) -> list[KernelConfig]:
     return found
 
 
+def _walk_offered(problem: Problem) -> list[KernelConfig]:
+    """The walking kernels, and the model's first of the others of the family; plain and early, with and without hints."""
+    family = [c for c in candidates(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl]
+    still = [c for c in family if not c.persistent]
+    chosen = [c for c in family if c.persistent] + [still[int(i)] for i in rank(problem, still)[:STILL]]
+    launches = [replace(c, pdl=early, early=early) for c in chosen for early in (False, True)]
+    return [replace(c, l2=l2) for c in launches for l2 in ("plain", "stream_b")]  # type: ignore[arg-type]
+
+
 def _compiled(pairs: Sequence[tuple[Problem, KernelConfig]]) -> dict[Any, Cubin]:
     """Kernel kind -> cubin; raises what the compiler said of the first that it refuses."""
     kinds: dict[Any, Source] = {}
@@ -150,13 +170,15 @@ def _kernel(
     return loaded[kind]
 
 
-def _print(problem: Problem, row: dict[str, Any]) -> None:
+def _print(
+    problem: Problem, row: dict[str, Any], bests: Callable[[dict[str, float]], Iterator[tuple[str, str]]]
+) -> None:
     times = row["med"]
     print(f"{problem.key}  torch {times['torch']:.2f} us")
-    for label, name in _bests(times):
+    for label, name in bests(times):
         us = times[name]
         rate = row["bytes"] / us
-        print(f"  {label:12} {us:8.2f} us  {rate / 1e3:5.0f} GB/s  {rate / PEAK:6.1%} of {PEAK / 1e6} TB/s  "
+        print(f"  {label:16} {us:8.2f} us  {rate / 1e3:5.0f} GB/s  {rate / PEAK:6.1%} of {PEAK / 1e6} TB/s  "
               f"{times['torch'] / us:5.2f} x torch  {name}")  # fmt: skip
     for name, why in row["wrong"].items():
         print(f"  WRONG {name}: {why}")
@@ -169,6 +191,17 @@ def _bests(times: dict[str, float]) -> Iterator[tuple[str, str]]:
             names = [n for n in times if f",pdl={pdl}" in n and n.startswith(FAMILY) == own]
             if names:
                 yield label + (" pdl" if pdl == "true" else ""), min(names, key=lambda n: times[n])
+
+
+def _walk_bests(times: dict[str, float]) -> Iterator[tuple[str, str]]:
+    for early in (False, True):
+        for walk in (False, True):
+            for hint in (False, True):
+                kind = ((",early=true", early), (",persistent=true", walk), (",l2=stream_b", hint))
+                names = [n for n in times if n.startswith(FAMILY) and all((text in n) == on for text, on in kind)]
+                if names:
+                    label = f"{'early' if early else 'plain'} {'walk' if walk else 'still'}{' l2' if hint else ''}"
+                    yield label, min(names, key=lambda n: times[n])
 
 
 def _done(path: Path) -> set[str]:
@@ -187,6 +220,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("probe_gemv.jsonl"))
     parser.add_argument("--layout", choices=("TN", "NN"), default="TN")
     parser.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16")
+    parser.add_argument("--walk", action="store_true", help="CTAs that walk over tiles against those with one tile")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds per problem (default 3)")
     parser.add_argument("--seconds", type=float, default=80.0, help="begin no further problem after so long")
     return parser.parse_args()

@@ -27,6 +27,8 @@ from outblas.source import make_source
 WHOLE, RAGGED, ODD = (128, 128, 256), (136, 72, 200), (67, 45, 131)
 #: At most 16 rows of A: whole steps; ragged everywhere (NN wants N a multiple of 8).
 TOKENS, FEW, FEW_NN = (8, 128, 1024), (3, 77, 456), (11, 136, 456)
+#: More tiles than CTAs are resident: whole steps; a ragged last tile, and K less than a round of the ring.
+WALK, WALK_RAGGED, WALK_NN = (8, 16 * 3000, 512), (3, 16 * 2500 + 5, 328), (11, 64 * 1300 + 8, 456)
 
 #: name, problems' extents, layout, dtype, accumulator, config
 CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelConfig]] = [
@@ -90,6 +92,17 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
     ("gemv-shared", (FEW_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 4, 2, "shared")),
     ("gemv-split", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 64, 1, 2, 2, split_k=3)),
     ("gemv-split", (FEW_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 2, 2, "shared", 2)),
+    ("gemv-walk", (WALK, WALK_RAGGED), "TN", "fp16", "fp32", Sm80GemvConfig(8, 16, 1, 4, 2, persistent=True)),
+    ("gemv-walk", (WALK_NN,), "NN", "bf16", "fp32", Sm80GemvConfig(16, 64, 1, 2, 2, persistent=True)),
+    (
+        "gemv-walk-kept", (WALK, WALK_RAGGED), "TN", "fp16", "fp32",
+        Sm80GemvConfig(8, 16, 1, 16, 4, persistent=True, l2="stream_b", kept_k=1024),
+    ),
+    (
+        "gemv-walk-shared", (WALK, WALK_RAGGED), "TN", "fp16", "fp32",
+        Sm80GemvConfig(8, 16, 1, 8, 4, "shared", persistent=True, kept_k=4096),
+    ),
+    ("gemv-walk-shared", (WALK_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 8, 2, "shared", persistent=True)),
     ("mma-scalar", (ODD,), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 32, 3, 2, 2, vec=1)),
 ]  # fmt: skip
 

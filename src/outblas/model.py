@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from outblas import model_direct, model_gemv
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
-from outblas.geometry import gemv_loads, geometry
+from outblas.geometry import gemv_blocks, gemv_loads, geometry
 from outblas.model_terms import (
     Columns,
     Floats,
@@ -195,7 +195,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 _NAMES = (
     *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
     *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
-    "workspace",
+    *("workspace", "kept"),
 )
 
 
@@ -222,7 +222,7 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         SM_CTAS,
     )
     own: tuple[float, ...]
-    plain = (1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1)
+    plain: tuple[float, ...] = (1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1)
     if isinstance(config, Sm90WgmmaConfig):
         stages = config.stages
         own = (
@@ -233,6 +233,8 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         )
     elif isinstance(config, Sm80GemvConfig):
         stages = config.unroll
+        if config.persistent:
+            plain = (*plain[:3], gemv_blocks(_ANY, config), 1, 1, *plain[6:])
         own = (*plain, 1, config.wn, config.wk, shape.threads, config.vec, config.ring == "shared")
     elif isinstance(config, Sm80DirectConfig):
         stages = config.unroll
@@ -242,6 +244,7 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
     if not isinstance(config, Sm90WgmmaConfig):
         own = (*own, False)
+    own = (*own, getattr(config, "kept_k", 0) > 0)
     shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
     return tuple(float(x) for x in (*shared, *own))
 

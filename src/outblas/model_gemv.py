@@ -6,7 +6,11 @@
 
 A CTA's latency chain is its bytes over those that it keeps in flight, times the latency: steps in registers
 are waited for all at once (ptxas gives loads that cross the loop's back edge one scoreboard), so that only the
-share ``duty`` of them counts.
+share ``duty`` of them counts; but all of them where tokens are kept in shared memory: no wait for a token then stands
+between the arrival of weights and the request for the next ones.
+
+A CTA that walks over tiles has its ring full across them: no round of its own is too short to fill it, and kept tokens
+are read once. Nothing of this is fitted yet.
 """
 
 from __future__ import annotations
@@ -48,15 +52,17 @@ def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
 
     weights = ELEMENT_BYTES * c["bn"] * p["k"] / c["split"]
-    tokens = ELEMENT_BYTES * p["m"] * p["k"] / c["split"]  # once per CTA: its warps share them through L1
+    exact = np.maximum(ctas / slots, 1.0)
+    # Once per tile: a CTA's warps share them through L1.
+    tokens = ELEMENT_BYTES * p["m"] * p["k"] / c["split"] / np.where(c["kept"] > 0, exact, 1.0)
     in_flight = ELEMENT_BYTES * c["bn"] * c["bk"] * c["wk"] * c["stages"]
-    in_flight = np.minimum(in_flight * np.where(c["ring_shared"] > 0, 1.0, x["duty"]), weights)
+    in_flight = in_flight * np.where((c["ring_shared"] > 0) | (c["kept"] > 0), 1.0, x["duty"])
+    in_flight = np.where(c["persistent"] > 0, in_flight, np.minimum(in_flight, weights))
     one_round = smooth_max(
         weights / in_flight * latency,
         full * (weights + tokens) / x["ingest"],
         active * (weights + tokens) / x["l2"],
     )
-    exact = np.maximum(ctas / slots, 1.0)
     rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
 
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])

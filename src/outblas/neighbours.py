@@ -13,6 +13,8 @@ from outblas.space import why_illegal
 
 #: Tile rows (or columns) walked together that are tried.
 GROUPS = (4, 8, 16, 32)
+#: K up to which walking CTAs may keep their tokens that are tried.
+KEPT = (2048, 4096, 8192)
 
 
 def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
@@ -77,6 +79,11 @@ def _depths(c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
 
 
 def _gemv(c: Sm80GemvConfig) -> Iterator[KernelConfig]:
+    yield replace(c, l2="plain" if c.l2 == "stream_b" else "stream_b")
+    if c.persistent:
+        yield replace(c, persistent=False, kept_k=0)
+    for kept_k in (0, *KEPT):
+        yield replace(c, persistent=True, kept_k=kept_k, split_k=1)
     for unroll in (c.unroll + 1, c.unroll - 1):
         yield replace(c, unroll=unroll)
     yield replace(c, ring="registers" if c.ring == "shared" else "shared")

@@ -190,3 +190,13 @@ def gemv_kernels() -> Iterator[KernelConfig]:
         for bm, split in product((8, 16), (1, 2, 4, 8)):
             if split < 8 or bn >= 64:
                 yield Sm80GemvConfig(bm, bn, wn, wk, unroll, ring, split)  # type: ignore[arg-type]
+    # CTAs that walk over tiles: tokens through L1, or kept up to the K that shared memory has room for.
+    for bm, bn, wk, unroll, ring, kept_k in (
+        *((bm, 16, 8, 4, "registers", kept_k) for bm in (8, 16) for kept_k in (0, 4096)),
+        *((bm, 16, 4, 4, "registers", 2048) for bm in (8, 16)),
+        (8, 16, 16, 4, "registers", 8192),
+        (16, 16, 16, 4, "registers", 4096),
+        *((bm, 16, 8, 4, "shared", 0) for bm in (8, 16)),
+        *((bm, 64, 4, 2, "registers", 0) for bm in (8, 16)),
+    ):
+        yield Sm80GemvConfig(bm, bn, 1, wk, unroll, ring, persistent=True, kept_k=kept_k)  # type: ignore[arg-type]

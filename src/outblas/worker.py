@@ -19,6 +19,7 @@ from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 from outblas.sandbox import Emit, Faulted
 from outblas.stats import MIN_ROUNDS
+from outblas.walks import walks
 
 if TYPE_CHECKING:
     from outblas.rounds import Prune
@@ -125,6 +126,7 @@ def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> 
             (bm // 2 + 1, 19 * bn + 8, bk * config.wk * config.unroll + 24),
             (bm, 256, 256),
             (1, 333, 2 * bk),
+            *walks(problem, config, gpu),
         ]
     found = []
     for m, n, k in dict.fromkeys(shapes):

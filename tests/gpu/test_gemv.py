@@ -34,6 +34,14 @@ CONFIGS = {
     "shared_odd_unroll": Sm80GemvConfig(8, 64, 1, 8, 3, "shared", prefetch=128),
     "shared_one_warp": Sm80GemvConfig(16, 64, 1, 1, 2, "shared"),
     "shared_split_pdl": Sm80GemvConfig(16, 128, 2, 2, 2, "shared", 8, pdl=True),
+    "walk": Sm80GemvConfig(8, 16, 1, 8, 4, persistent=True),
+    "walk_16_pdl": Sm80GemvConfig(16, 64, 1, 4, 2, pdl=True, persistent=True, l2="stream_b"),
+    "walk_side_by_side": Sm80GemvConfig(16, 128, 2, 2, 1, persistent=True, kept_k=512),
+    "walk_kept": Sm80GemvConfig(8, 16, 1, 16, 4, pdl=True, early=True, persistent=True, kept_k=8192),
+    "walk_kept_16": Sm80GemvConfig(16, 16, 1, 4, 4, pdl=True, persistent=True, l2="stream_b", kept_k=2048),
+    "walk_shared": Sm80GemvConfig(8, 16, 1, 8, 4, "shared", pdl=True, early=True, persistent=True),
+    "walk_shared_kept": Sm80GemvConfig(16, 64, 1, 4, 3, "shared", persistent=True, kept_k=1024),
+    "walk_shared_one_warp": Sm80GemvConfig(8, 64, 1, 1, 4, "shared", persistent=True, l2="stream_b"),
 }
 #: N, K: one chunk, ragged rows, ragged steps, K shorter than the warps can share, many CTAs.
 EXTENTS = [
@@ -47,6 +55,8 @@ EXTENTS = [
     (4096, 4096),
     (9 * 1024 + 8, 264),
 ]
+#: Several tiles per CTA of a walk, some a tile more than others, the last one ragged; K of one step to several rounds.
+WALKS = [(16 * 5000 + 8, 72), (64 * 700 + 24, 1032), (16 * 3000, 2048), (64 * 1700 - 8, 8), (16 * 1000 + 8, 8184)]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +104,61 @@ def test_small_integers_are_multiplied_exactly(name: str, layout: str, dtype: st
         assert ran >= 8 and rows_fit
 
 
-@pytest.mark.parametrize("name", ["registers_8", "shared_8", "registers_split", "shared_split_pdl"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.persistent])
+def test_walks_over_several_tiles_give_every_tile_its_own_sums(name: str, layout: str, dtype: str) -> None:
+    """Whole outputs against torch's, twice into the same C: what a tile leaves behind must not show in the next one."""
+    config, gpu, ran = CONFIGS[name], gpu_of_device(0), 0
+    for n, k in WALKS:
+        problem = Problem(config.bm - 1, n, k, layout, dtype)  # type: ignore[arg-type]
+        if why_illegal(problem, config, gpu) is not None:
+            continue
+        generator = torch.Generator(device="cuda").manual_seed(n)
+        kind = torch_dtype(problem)
+        a, b = (
+            torch.randint(-1, 2, s, generator=generator, device="cuda").to(kind)
+            * (torch.rand(s, generator=generator, device="cuda") < 0.1)
+            for s in ((problem.m, k), problem.b_shape)
+        )
+        c = torch.full((problem.m, n), torch.nan, dtype=kind, device="cuda")
+        call = kernel(problem, config).bind(problem, a, b, c)
+        wanted = a.float() @ (b.float().t() if layout == "TN" else b.float())  # exact: small integers
+        assert wanted.abs().max() <= 256, "the test's sums must be exact in bf16"
+        for _ in range(2):
+            c.fill_(torch.nan)
+            torch.cuda.synchronize()  # early kernels want B at rest
+            call(torch.cuda.current_stream().cuda_stream)
+            torch.cuda.synchronize()
+            assert torch.equal(c.float(), wanted), problem.key
+        ran += 1
+    rows_fit = layout == "TN" or config.bn // config.wn >= 64
+    assert bool(ran) == rows_fit
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("name", ["walk_16_pdl", "walk_shared_one_warp"])
+def test_a_grid_holds_no_more_ctas_than_are_resident(name: str, layout: str) -> None:
+    """A walk gains nothing from CTAs that wait for others to end: the driver has to agree with geometry.gemv_blocks."""
+    from outblas.driver import check, driver
+    from outblas.geometry import gemv_blocks, geometry
+
+    config, problem = CONFIGS[name], Problem(8, 64 * 1000, 1024, layout)  # type: ignore[arg-type]
+    loaded, shape = kernel(problem, config), geometry(problem, config)
+    loaded.bind(problem, *(torch.zeros(s, device="cuda", dtype=torch.float16) for s in (
+        (8, 1024), problem.b_shape, (8, 64 * 1000)
+    )))  # fmt: skip
+    found = check(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded._function, shape.threads, shape.smem_bytes),
+    )
+    if gpu_of_device(0).arch == 90:
+        assert found >= gemv_blocks(problem, config)
+
+
+@pytest.mark.parametrize(
+    "name", ["registers_8", "shared_8", "registers_split", "shared_split_pdl", "walk", "walk_shared"]
+)
 def test_infinities_stay_in_their_row_and_column(name: str) -> None:
     """Rows past N and tokens past M are padded inside the kernel: the padding must not spread a NaN."""
     config = CONFIGS[name]

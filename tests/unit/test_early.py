@@ -33,6 +33,9 @@ CONFIGS: dict[str, KernelConfig] = {
     "gemv": Sm80GemvConfig(8, 64, 1, 8, 2),
     "gemv_split": Sm80GemvConfig(16, 64, 1, 8, 1, split_k=2),
     "gemv_shared": Sm80GemvConfig(16, 64, 1, 8, 2, "shared"),
+    "gemv_walk": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True),
+    "gemv_walk_kept": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, kept_k=4096),
+    "gemv_walk_shared": Sm80GemvConfig(16, 64, 1, 8, 2, "shared", persistent=True, kept_k=0),
 }
 #: Opcodes that read the operands; what writes C or a workspace; the wait for the predecessor.
 READS, WRITES, WAIT = ("LDG", "LDGSTS", "UTMALDG"), ("STG", "UTMASTG", "ATOMG", "RED"), "ACQBULK"

@@ -26,6 +26,9 @@ CONFIGS = {
     "split": Sm80GemvConfig(8, 64, 1, 2, 1, split_k=3),
     "split_16": Sm80GemvConfig(16, 64, 1, 3, 2, split_k=2),
     "wide_warp": Sm80GemvConfig(8, 128, 1, 2, 1, "shared"),
+    "walk": Sm80GemvConfig(8, 16, 1, 4, 4, persistent=True),
+    "walk_kept": Sm80GemvConfig(16, 64, 1, 8, 2, persistent=True, kept_k=1152),
+    "walk_shared": Sm80GemvConfig(8, 64, 1, 8, 2, "shared", persistent=True, kept_k=1152),
 }
 SHAPES = [(1, 64, 8), (8, 128, 64), (3, 72, 200), (16, 136, 328), (5, 200, 512), (11, 24, 1032), (7, 77, 136)]
 
@@ -50,11 +53,13 @@ class Kernel:
         return 16 * tile + 2 * (lane // 4) if self.k_major else 64 * (tile // 4) + 8 * (lane // 4) + 2 * (tile % 4)
 
     def run(self) -> np.ndarray:
-        x, y, z = grid(self.p, self.c, 132)
+        x, y, z = grid(self.p, self.c, 1 if self.c.persistent else 132)
         assert (y, z) == (1, 1)
-        for block in range(0, x, self.c.split_k):
+        tiles = -(-self.p.n // self.c.bn)
+        walked = [tile for block in range(x) for tile in range(block, tiles, x)] if self.c.persistent else range(tiles)
+        for tile in walked:
             for warp_n in range(self.c.wn):
-                row0 = block // self.c.split_k * self.c.bn + warp_n * self.rows
+                row0 = tile * self.c.bn + warp_n * self.rows
                 acc = [[self.warp(rank, warp_k, row0) for warp_k in range(self.c.wk)] for rank in range(self.c.split_k)]
                 self.finish(acc, row0)
         return self.out
@@ -68,6 +73,9 @@ class Kernel:
         last = first + share + (rank < extra)
         steps = int((last - first - warp_k + c.wk - 1) / c.wk)
         k_end = min(last * self.step, p.k)
+        if c.persistent:  # all warps take as many as the first one
+            steps = -(-everything // c.wk)
+            assert not c.kept_k or -(-steps // c.unroll) * c.unroll <= int(self.constants["KEPT_STEPS"])
         acc = np.zeros((self.mt, self.nt, 32, 4))
         done = 0
         while done < steps or done % c.unroll:  # whole rounds of the unrolled loop

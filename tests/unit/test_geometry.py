@@ -10,6 +10,7 @@ import pytest
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.geometry import (
+    gemv_blocks,
     MAX_GRID_YZ,
     SMEM_LIMIT,
     direct_registers,
@@ -84,6 +85,10 @@ GEMV = [
     Sm80GemvConfig(16, 64, 1, 8, 2, split_k=4),
     Sm80GemvConfig(8, 128, 2, 3, 2, "shared", 3, pdl=True),
     Sm80GemvConfig(16, 128, 2, 4, 1, "shared", 16, 128),
+    Sm80GemvConfig(8, 128, 2, 3, 2, persistent=True),
+    Sm80GemvConfig(8, 64, 1, 5, 1, pdl=True, persistent=True, kept_k=8192),
+    Sm80GemvConfig(16, 64, 1, 4, 3, "shared", persistent=True, l2="stream_b"),
+    Sm80GemvConfig(8, 64, 1, 3, 2, "shared", persistent=True, kept_k=8192),
 ]
 DECODE = [Problem(8, 4096, 8192), Problem(8, 4096, 8192, "NN", "bf16")]
 
@@ -116,7 +121,8 @@ def test_every_tile_has_its_ctas() -> None:
             cluster = geometry(problem, config).cluster
             assert x % cluster == 0 and min(x, y, z) >= 1
             if getattr(config, "persistent", False):
-                assert (y, z) == (1, 1) and x <= 132
+                blocks = gemv_blocks(problem, config) if isinstance(config, Sm80GemvConfig) else 1
+                assert (y, z) == (1, 1) and x <= 132 * blocks
                 continue
             if isinstance(config, Sm80GemvConfig):
                 assert (x, y, z) == (cluster * -(-problem.n // config.bn), 1, 1)

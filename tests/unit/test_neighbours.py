@@ -42,6 +42,17 @@ def test_a_split_may_move_to_a_workspace_and_back() -> None:
     assert there in neighbours(problem, SPLIT) and SPLIT in neighbours(problem, there)
 
 
+def test_ctas_may_walk_keep_their_tokens_and_go_back() -> None:
+    problem = Problem(8, 8192, 4096)
+    still = Sm80GemvConfig(8, 16, 1, 8, 4)
+    walking = replace(still, persistent=True)
+    for config in (still, walking):
+        found = neighbours(problem, config)
+        assert {replace(walking, kept_k=4096), replace(config, l2="stream_b")} <= set(found)
+        assert not any(isinstance(c, Sm80GemvConfig) and c.kept_k == 2048 for c in found)
+    assert still in neighbours(problem, walking) and walking in neighbours(problem, still)
+
+
 @pytest.mark.parametrize(
     "config", [Sm80GemvConfig(8, 64, 1, 8, 2, split_k=2), Sm80DirectConfig(32, 32, 1, 1, 2, 2), Sm80MmaConfig(64, 64)]
 )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,15 +184,20 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     pytest.importorskip("outblas.space")
     from outblas.config import Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
     from outblas.evaluate import representatives
+    from outblas.geometry import gemv_blocks
     from outblas.problem import Problem
     from outblas.roofline import H200
     from outblas.space import why_illegal
 
     problem = Problem(64, 64, 64, "NN", "bf16")
     gemv = Sm80GemvConfig(16, 64, 1, 8, 2), Sm80GemvConfig(8, 64, 1, 8, 2, split_k=8)
-    for config in (Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64, vec=1), Sm80DirectConfig(16, 16), *gemv):
+    walks = replace(gemv[0], wk=4, persistent=True), replace(gemv[1], split_k=1, persistent=True, kept_k=8192)
+    for config in (Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64, vec=1), Sm80DirectConfig(16, 16), *gemv, *walks):
         found = representatives(problem, config)
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found)
         assert any(p.k >= 4096 for p in found)
         for p in found:
             assert (p.layout, p.dtype, p.acc) == ("NN", "bf16", "fp32") and why_illegal(p, config, H200) is None
+        if config in walks:  # CTAs with two tiles and with three, the last tile ragged
+            ctas = H200.sms * gemv_blocks(problem, config)
+            assert any(2 * ctas < p.n / config.bn < 3 * ctas and p.n % config.bn for p in found)

@@ -35,6 +35,10 @@ PRELUDES: dict[str, tuple[Problem, KernelConfig]] = {
     "sm80_direct_warps_over_k": (Problem(64, 64, 512), Sm80DirectConfig(16, 16, 1, 1, 4, 4)),
     "sm80_direct_nn_fp16_acc": (Problem(64, 64, 512, "NN", acc="fp16"), Sm80DirectConfig(64, 64, 2, 2, pdl=True)),
     "sm80_gemv_registers": (Problem(1, 4096, 4096), Sm80GemvConfig(8, 32, 1, 8, 2, split_k=2)),
+    "sm80_gemv_walk": (
+        Problem(8, 4096, 4096),
+        Sm80GemvConfig(8, 16, 1, 8, 4, persistent=True, l2="stream_b", kept_k=4096),
+    ),
     "sm80_gemv_shared_nn_bf16": (
         Problem(16, 4096, 4096, "NN", "bf16"),
         Sm80GemvConfig(16, 128, 2, 4, 4, "shared", prefetch=128, pdl=True, early=True),

@@ -128,6 +128,12 @@ RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
     (D, replace(G, unroll=4), H200, "registers of operands and sums"),
     (D, replace(G, bn=32, wk=16, ring="shared", unroll=4), H200, "bytes of shared memory exceed"),
     (replace(D, k=64), replace(G, split_k=2), H200, "split_k 2 exceeds the 1 K tiles"),
+    (D, replace(G, split_k=2, persistent=True), H200, "split_k is not persistent"),
+    (D, replace(G, l2="stream_c"), H200, "stream_c needs TMA stores"),
+    (D, replace(G, kept_k=4096), H200, "kept_k needs persistent"),
+    (D, replace(G, persistent=True, kept_k=-1), H200, "kept_k must be 0 to"),
+    (replace(D, k=4104), replace(G, persistent=True, kept_k=4096), H200, "K = 4104 exceeds the kept_k"),
+    (replace(D, k=8192), replace(G, bm=16, persistent=True, kept_k=16384), H200, "bytes of shared memory exceed"),
     (P, replace(T, bn=0), H200, "extents must be positive"),
     (P, replace(T, unroll=0), H200, "extents must be positive"),
     (P, T, replace(H200, arch=75), "needs sm_80, not sm_75"),
@@ -206,7 +212,9 @@ def test_scalar_loads_serve_every_extent_on_every_gpu() -> None:
 def test_every_pool_config_is_legal_somewhere() -> None:
     large = Problem(8192, 8192, 16384)
     for config in pool():
-        problem = replace(large, m=config.bm) if isinstance(config, Sm80GemvConfig) else large
+        problem = large
+        if isinstance(config, Sm80GemvConfig):
+            problem = replace(large, m=config.bm, k=config.kept_k or large.k)
         problem = replace(large, m=512, n=512) if getattr(config, "split_kind", "") == "workspace" else problem
         kinds = [replace(problem, acc=acc) for acc in ("fp32", "fp16")] + [replace(problem, layout="NN")]
         reasons = {why_illegal(kind, config) for kind in kinds}

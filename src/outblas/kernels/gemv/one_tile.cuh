@@ -35,7 +35,7 @@ __device__ __forceinline__ void stream_shared(Fragment (&acc)[MT][NT], const Sou
 #pragma unroll
   for (int s = 0; s < UNROLL; ++s) {
     if constexpr (!EARLY_B) copy_weights(ring + s * SLOT_BYTES, from, how, k0 + s * stride);
-    copy_tokens(ring + s * SLOT_BYTES + LOADS * THREADS * 16, from, k0 + s * stride);
+    copy_tokens(ring + s * SLOT_BYTES, from, k0 + s * stride);
     cp_async_commit();
   }
   u32 slot = ring;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void stream_shared(Fragment (&acc)[MT][NT], const Sou
     for (int i = 0; i < TOKEN_LOADS; ++i) load_shared(slot + (LOADS + i) * THREADS * 16, x[i]);
     multiply(acc, w, x);  // the products need the values: the slot is free again
     copy_weights(slot, from, how, k0 + (step + UNROLL) * stride);
-    copy_tokens(slot + LOADS * THREADS * 16, from, k0 + (step + UNROLL) * stride);
+    copy_tokens(slot, from, k0 + (step + UNROLL) * stride);
     cp_async_commit();
     slot = slot == ring + (UNROLL - 1) * SLOT_BYTES ? ring : slot + SLOT_BYTES;
   }

@@ -138,12 +138,13 @@ __device__ __forceinline__ void copy_weights(u32 slot, const Source& from, const
   }
 }
 
-__device__ __forceinline__ void copy_tokens(u32 to, const Source& from, int k0) {
+template <int BEHIND = LOADS>  // so many 16 bytes of each thread's
+__device__ __forceinline__ void copy_tokens(u32 slot, const Source& from, int k0) {
   bool valid;
 #pragma unroll
   for (int i = 0; i < TOKEN_LOADS; ++i) {
     const u16* src = from.tokens_at(i, k0, valid);
-    copy_shared_by_warps(to + i * THREADS * 16, src, valid);
+    copy_shared_by_warps(slot + (BEHIND + i) * THREADS * 16, src, valid);
   }
 }
 

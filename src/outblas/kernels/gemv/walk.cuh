@@ -21,7 +21,7 @@ __device__ __forceinline__ void clear(Fragment (&acc)[MT][NT]) {
 // The tokens of a round, into shared memory; they are there when the round begins, which is when its weights are.
 __device__ __forceinline__ void keep_round(u32 kept, const Source& from, int k0) {
 #pragma unroll
-  for (int s = 0; s < UNROLL; ++s) copy_tokens(kept + s * TOKEN_BYTES, from, k0 + s * STRIDE);
+  for (int s = 0; s < UNROLL; ++s) copy_tokens<0>(kept + s * TOKEN_BYTES, from, k0 + s * STRIDE);
   cp_async_commit();
 }
 
@@ -106,16 +106,15 @@ struct Asking {
 template <class Finish>
 __device__ __forceinline__ void walk_shared(Source& from, u32 ring, u32 kept, int n, int k, int warp_n, int warp_k,
                                             int lane, Finish finish) {
-  constexpr u32 BEHIND = LOADS * THREADS * 16;  // tokens in a slot
   const int first = warp_k * STEP, steps = (k + STRIDE - 1) / STRIDE;
   Reading how(k);
   Asking at{static_cast<int>(blockIdx.x) * BN + warp_n * ROWS, first, steps};
   int to_keep = steps;  // of the first tile
   const auto ask_tokens = [&](u32 slot, int k0) {
     if constexpr (KEPT) {
-      if (to_keep > 0) copy_tokens(kept + (steps - to_keep--) * TOKEN_BYTES, from, k0);
+      if (to_keep > 0) copy_tokens<0>(kept + (steps - to_keep--) * TOKEN_BYTES, from, k0);
     } else {
-      copy_tokens(slot + BEHIND, from, k0);
+      copy_tokens(slot, from, k0);
     }
     cp_async_commit();
   };
@@ -146,7 +145,7 @@ __device__ __forceinline__ void walk_shared(Source& from, u32 ring, u32 kept, in
       Tokens x;
 #pragma unroll
       for (int i = 0; i < LOADS; ++i) load_shared(slot + i * THREADS * 16, w[i]);
-      read_tokens(KEPT ? kept + step * TOKEN_BYTES : slot + BEHIND, x);
+      read_tokens(KEPT ? kept + step * TOKEN_BYTES : slot + LOADS * THREADS * 16, x);
       multiply(acc, w, x);  // the products need the values: the slot is free again
       copy_weights(slot, from, how, at.k0);
       ask_tokens(slot, at.k0);

@@ -1,0 +1,20 @@
+#define ACC_FP16 0
+constexpr int BM = 8;
+constexpr int BN = 16;
+constexpr int WN = 1;
+constexpr int WK = 8;
+constexpr int UNROLL = 4;
+constexpr bool RING_SHARED = false;
+constexpr int SPLIT = 1;
+constexpr int WARP_OWNERS = 1;
+constexpr int OWNERS = 1;
+constexpr int PREFETCH = 256;
+constexpr bool STREAM_B = true;
+constexpr bool PERSISTENT = true;
+constexpr int KEPT_STEPS = 8;
+constexpr int MIN_BLOCKS = 2;
+constexpr bool B_K_MAJOR = true;
+constexpr bool PDL = false;
+constexpr bool EARLY_B = false;
+constexpr bool BF16 = false;
+#include "sm80_gemv_mma.cuh"
