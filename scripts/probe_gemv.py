@@ -23,6 +23,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,10 +35,11 @@ from outblas.cubin import Cubin
 from outblas.errors import OutblasError
 from outblas.launch import LoadedKernel, load
 from outblas.model import rank
+from outblas.neighbours import WARM
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.source import Source, kernel_kind, make_source
-from outblas.space import candidates
+from outblas.space import candidates, why_illegal
 from outblas.suites import LLM_LAYERS
 from outblas.timing import Bench
 
@@ -140,12 +142,14 @@ def _offered(problem: Problem) -> list[KernelConfig]:
 
 
 def _walk_offered(problem: Problem) -> list[KernelConfig]:
-    """The walking kernels, and the model's first of the others of the family; plain and early, with and without hints."""
+    """The walking kernels and the family's others that the model ranks first; plain, early, warm; with hints and without."""
     family = [c for c in candidates(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl]
     still = [c for c in family if not c.persistent]
     chosen = [c for c in family if c.persistent] + [still[int(i)] for i in rank(problem, still)[:STILL]]
     launches = [replace(c, pdl=early, early=early) for c in chosen for early in (False, True)]
-    return [replace(c, l2=l2) for c in launches for l2 in ("plain", "stream_b")]  # type: ignore[arg-type]
+    launches += [replace(c, warm_k=WARM) for c in launches if c.early]
+    found = [replace(c, l2=l2) for c in launches for l2 in ("plain", "stream_b")]  # type: ignore[arg-type]
+    return [c for c in found if why_illegal(problem, c) is None]
 
 
 def _compiled(pairs: Sequence[tuple[Problem, KernelConfig]]) -> dict[Any, Cubin]:
@@ -194,14 +198,17 @@ def _bests(times: dict[str, float]) -> Iterator[tuple[str, str]]:
 
 
 def _walk_bests(times: dict[str, float]) -> Iterator[tuple[str, str]]:
-    for early in (False, True):
-        for walk in (False, True):
-            for hint in (False, True):
-                kind = ((",early=true", early), (",persistent=true", walk), (",l2=stream_b", hint))
-                names = [n for n in times if n.startswith(FAMILY) and all((text in n) == on for text, on in kind)]
-                if names:
-                    label = f"{'early' if early else 'plain'} {'walk' if walk else 'still'}{' l2' if hint else ''}"
-                    yield label, min(names, key=lambda n: times[n])
+    for launch, walk, hint in product(("plain", "early", "warm"), (False, True), (False, True)):
+        kind = {
+            ",early=true": launch != "plain",
+            ",warm_k=": launch == "warm",
+            ",persistent=true": walk,
+            ",l2=stream_b": hint,
+        }
+        names = [n for n in times if n.startswith(FAMILY) and all((text in n) == on for text, on in kind.items())]
+        if names:
+            label = f"{launch} {'walk' if walk else 'still'}{' l2' if hint else ''}"
+            yield label, min(names, key=lambda n: times[n])
 
 
 def _done(path: Path) -> set[str]:

@@ -18,10 +18,10 @@ Cache = Literal["plain", "stream_c", "stream_b"]
 Ring = Literal["registers", "shared"]
 SplitKind = Literal["cluster", "workspace"]
 #: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
-#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but it reads no operand
-#: before that has ended, whatever the predecessor writes. ``weights``: it may read B before, which is only right if B is
-#: written by nothing that is queued on the stream or runs there when the call is made: kernel n may begin while n - 1
-#: still waits for n - 2, so that a promise about the last predecessor would not do.
+#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but it reads no
+#: operand before that has ended, whatever the predecessor writes. ``weights``: it may read B before, which is only right
+#: if B is written by nothing that is queued on the stream or runs there when the call is made: kernel n may begin while
+#: n - 1 still waits for n - 2, so that a promise about the last predecessor would not do.
 Launch = Literal["plain", "pdl", "weights"]
 LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 
@@ -129,10 +129,11 @@ class Sm80GemvConfig:
         l2: what L2 is told: nothing, or (``stream_b``) that B is read once.
         kept_k: with persistent: K up to which a CTA keeps its tokens in shared memory, read once for all tiles; 0: they
             are read through L1 for every tile.
+        warm_k: with early: so much of K behind the ring is on its way into L2 while a CTA waits for its predecessor.
     """
 
     family: ClassVar[str] = "sm80_gemv_mma"
-    later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2", "kept_k")
+    later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2", "kept_k", "warm_k")
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Depth of K that every layout takes in whole steps.
@@ -150,6 +151,7 @@ class Sm80GemvConfig:
     persistent: bool = False
     l2: Cache = "plain"
     kept_k: int = 0
+    warm_k: int = 0
 
 
 @dataclass(frozen=True, order=True)

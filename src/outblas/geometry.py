@@ -25,7 +25,7 @@ SM80_GROUP = 8
 DIRECT_REGISTERS = 60
 #: The same of sm80_gemv_mma that walks over tiles: ptxas is held to what lets :func:`gemv_blocks` CTAs share an SM.
 GEMV_WALK_REGISTERS = {"TN": 40, "NN": 52}
-#: What an SM offers its CTAs: registers, threads, shared memory (bytes, sm_90; each CTA takes CTA_SMEM besides its own).
+#: What an SM of sm_90 offers its CTAs: registers, threads, shared memory (bytes; a CTA takes CTA_SMEM besides its own).
 SM_REGISTERS, SM_THREADS, SM_SMEM, CTA_SMEM = 65536, 2048, 233472, 1024
 #: Largest grid extent along y and z.
 MAX_GRID_YZ = 65535
@@ -127,7 +127,7 @@ def gemv_held(problem: Problem, c: Sm80GemvConfig) -> int:
 
 
 def gemv_blocks(problem: Problem, c: Sm80GemvConfig) -> int:
-    """CTAs of sm80_gemv_mma that share an SM of sm_90 where they walk over tiles: a bound that its registers are held to."""
+    """CTAs of a persistent sm80_gemv_mma that share an SM of sm_90: its registers are held to that."""
     threads = 32 * c.wn * c.wk
     registers = _ceil(gemv_held(problem, c) + GEMV_WALK_REGISTERS[problem.layout], 8) * 8
     by_memory = SM_SMEM // (_gemv_walk_smem(problem, c) + CTA_SMEM)
@@ -273,6 +273,7 @@ def _gemv(problem: Problem, c: Sm80GemvConfig) -> Geometry:
         "PREFETCH": c.prefetch,
         "STREAM_B": c.l2 == "stream_b",
         "PERSISTENT": c.persistent,
+        "WARM_K": c.warm_k,
         "KEPT_STEPS": _gemv_kept_steps(problem, c),
         "MIN_BLOCKS": gemv_blocks(problem, c) if c.persistent else 0,
         "B_K_MAJOR": problem.layout == "TN",

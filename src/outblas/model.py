@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from outblas import model_direct, model_gemv
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
-from outblas.geometry import gemv_blocks, gemv_loads, geometry
+from outblas.geometry import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS, gemv_blocks, gemv_loads, geometry
 from outblas.model_terms import (
     Columns,
     Floats,
@@ -39,8 +39,8 @@ from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets
 
 FORMAT = 1
-#: What an SM of sm_80 to sm_90 offers its CTAs; each CTA also costs 1 KiB of shared memory.
-SM_SMEM, SM_REGISTERS, SM_THREADS, SM_CTAS, CTA_SMEM = 233472, 65536, 2048, 32, 1024
+#: CTAs that an SM holds at most.
+SM_CTAS = 32
 #: Registers that a thread needs besides its accumulators, by family (they bound CTAs per SM).
 OTHER_REGISTERS = {
     Sm90WgmmaConfig.family: 40,

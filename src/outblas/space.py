@@ -45,7 +45,7 @@ MAX_CLUSTER = 16
 MAX_WORKSPACE_SPLIT = 32
 #: Least K for which such kernels are offered beside the catalogue.
 WORKSPACE_K = 4096
-#: Most K of which sm80_gemv_mma keeps the tokens in shared memory.
+#: Most K of which sm80_gemv_mma keeps the tokens in shared memory, or warms L2.
 MAX_KEPT_K = 65536
 #: Most rows of A that sm80_gemv_mma serves.
 GEMV_TOKENS = 16
@@ -177,6 +177,12 @@ def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
         (c.l2 == "stream_c", "stream_c needs TMA stores"),
         (c.kept_k > 0 and not c.persistent, "kept_k needs persistent"),
         (not 0 <= c.kept_k <= MAX_KEPT_K, f"kept_k must be 0 to {MAX_KEPT_K}"),
+        (c.warm_k > 0 and not c.early, "warm_k needs early"),
+        (c.warm_k > 0 and not k_major, "warm_k needs K-major weights (TN)"),
+        (
+            c.warm_k % c.vec != 0 or not 0 <= c.warm_k <= MAX_KEPT_K,
+            f"warm_k must be a multiple of 8 up to {MAX_KEPT_K}",
+        ),
         (0 < c.kept_k < p.k, f"K = {p.k} exceeds the kept_k of the kernel"),
         (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
     )

@@ -1,4 +1,4 @@
-"""Problems on which a kernel whose CTAs walk over tiles has to prove that it does: several tiles each, unevenly shared."""
+"""Problems on which CTAs that walk over tiles have to prove that they do: several each, unevenly shared."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ constexpr int OWNERS = 1;
 constexpr int PREFETCH = 128;
 constexpr bool STREAM_B = false;
 constexpr bool PERSISTENT = false;
+constexpr int WARM_K = 0;
 constexpr int KEPT_STEPS = 0;
 constexpr int MIN_BLOCKS = 0;
 constexpr bool B_K_MAJOR = false;

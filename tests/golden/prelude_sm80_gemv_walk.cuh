@@ -11,6 +11,7 @@ constexpr int OWNERS = 1;
 constexpr int PREFETCH = 256;
 constexpr bool STREAM_B = true;
 constexpr bool PERSISTENT = true;
+constexpr int WARM_K = 0;
 constexpr int KEPT_STEPS = 8;
 constexpr int MIN_BLOCKS = 2;
 constexpr bool B_K_MAJOR = true;

@@ -89,6 +89,18 @@ def test_only_weights_are_read_before_the_wait(name: str, layout: Layout) -> Non
         assert count(start(early), WRITES) == 0
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemv")])
+def test_l2_is_warmed_before_the_wait_and_by_nobody_else(name: str) -> None:
+    early = replace(CONFIGS[name], pdl=True, early=True)
+    assert isinstance(early, Sm80GemvConfig)
+    problem = Problem(early.bm, 1024, 4096)
+    cold, warmed = opcodes(problem, early), opcodes(problem, replace(early, warm_k=2048))
+    assert count(cold, ("UBLKPF",)) == 0
+    assert count(warmed, ("UBLKPF",)) == count(start(warmed), ("UBLKPF",)) == early.bn // early.wn // 8
+    assert count(start(warmed), READS) == count(start(cold), READS)
+    assert "early" in str(why_illegal(problem, replace(CONFIGS[name], warm_k=2048)))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_early_needs_pdl(name: str) -> None:
     problem = Problem(8, 1024, 4096)

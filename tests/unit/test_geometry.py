@@ -10,11 +10,11 @@ import pytest
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.geometry import (
-    gemv_blocks,
     MAX_GRID_YZ,
     SMEM_LIMIT,
     direct_registers,
     divisor_up_to,
+    gemv_blocks,
     geometry,
     grid,
     k_tiles,

@@ -30,6 +30,7 @@ __device__ __forceinline__ void stream_shared(Fragment (&acc)[MT][NT], const Sou
   if constexpr (EARLY_B) {  // these weights are all in the first group, which is waited for first
 #pragma unroll
     for (int s = 0; s < UNROLL; ++s) copy_weights(ring + s * SLOT_BYTES, from, how, k0 + s * stride);
+    warm(from, how, k0 + UNROLL * stride);
     pdl_wait();
   }
 #pragma unroll

@@ -110,6 +110,18 @@ __device__ __forceinline__ void load_tokens(const Source& from, int k0, Tokens& 
   }
 }
 
+// WARM_K: while the CTA waits for its predecessor, so much of K behind the ring is brought into L2, a row a request; by the
+// warps whose steps are the first ones. K-major weights.
+__device__ __forceinline__ void warm(const Source& from, const Reading& how, int k0) {
+  if constexpr (WARM_K > 0) {
+    if (threadIdx.x / 32 % WK != 0 || from.lane_k != 0 || k0 >= how.end) return;
+    const int left = how.end - k0;
+#pragma unroll
+    for (int s = 0; s < Source::STREAMS; ++s)
+      prefetch_into_l2(from.b + from.weight[s] + k0, (left < WARM_K ? left : WARM_K) * ELEM);
+  }
+}
+
 // What a ring in registers begins with; EARLY_B: the weights before the predecessor has ended.
 __device__ __forceinline__ void first_loads(const Source& from, const Reading& how, int k0, int stride,
                                             Weights (&w)[UNROLL], Tokens (&x)[AHEAD]) {
@@ -119,6 +131,7 @@ __device__ __forceinline__ void first_loads(const Source& from, const Reading& h
     if (!EARLY_B && s < AHEAD) load_tokens(from, k0 + s * stride, x[s]);
   }
   if constexpr (EARLY_B) {
+    warm(from, how, k0 + UNROLL * stride);
     pdl_wait();
 #pragma unroll
     for (int s = 0; s < AHEAD; ++s) load_tokens(from, k0 + s * stride, x[s]);

@@ -43,7 +43,10 @@ __device__ __forceinline__ void walk_registers(Source& from, u32 kept, int n, in
   if constexpr (KEPT) {
 #pragma unroll
     for (int s = 0; s < UNROLL; ++s) load_weights(from, how, first + s * STRIDE, w[s]);
-    if (EARLY_B) pdl_wait();
+    if (EARLY_B) {
+      warm(from, how, first + ROUND);
+      pdl_wait();
+    }
     keep_round(kept, from, first);
   } else {
     first_loads(from, how, first, STRIDE, w, x);
@@ -124,6 +127,7 @@ __device__ __forceinline__ void walk_shared(Source& from, u32 ring, u32 kept, in
       copy_weights(ring + s * SLOT_BYTES, from, how, at.k0);
       at.advance(from, how, k, first, steps, lane);
     }
+    warm(from, how, first + UNROLL * STRIDE);
     pdl_wait();
   }
 #pragma unroll

@@ -83,6 +83,12 @@ __device__ __forceinline__ void copy_stream_hint(u32 dst, const void* src, bool 
                  : "memory");
 }
 
+// cp.async.bulk.prefetch.L2 (sm_90): a multiple of 16 bytes from a multiple of 16 on its way into L2, nothing to wait for.
+// PTX ISA: cp.async.bulk.prefetch.
+__device__ __forceinline__ void prefetch_into_l2(const void* src, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
+
 // cp.async.ca: 16 bytes through L1 into shared memory, zeros where `valid` is false.
 __device__ __forceinline__ void copy_shared_by_warps(u32 dst, const void* src, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
