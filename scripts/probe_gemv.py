@@ -142,10 +142,12 @@ def _offered(problem: Problem) -> list[KernelConfig]:
 
 
 def _walk_offered(problem: Problem) -> list[KernelConfig]:
-    """The walking kernels and the family's others that the model ranks first; plain, early, warm; with hints and without."""
+    """The walking kernels, their twins with one tile, the best of the family by the model; plain, early, warm; l2."""
     family = [c for c in candidates(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl]
     still = [c for c in family if not c.persistent]
-    chosen = [c for c in family if c.persistent] + [still[int(i)] for i in rank(problem, still)[:STILL]]
+    walks = [c for c in family if c.persistent]
+    alike = [replace(c, persistent=False, kept_k=0) for c in walks]
+    chosen = dict.fromkeys([*walks, *alike, *(still[int(i)] for i in rank(problem, still)[:STILL])])
     launches = [replace(c, pdl=early, early=early) for c in chosen for early in (False, True)]
     launches += [replace(c, warm_k=WARM) for c in launches if c.early]
     found = [replace(c, l2=l2) for c in launches for l2 in ("plain", "stream_b")]  # type: ignore[arg-type]
