@@ -34,7 +34,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -352,13 +352,21 @@ def settle(work: Work, table: Table) -> None:
     path = work.result(table, "offline")
     lost = set(behind(path))
     named_by(work.load().without(lost), path).save(work.library)
+    for other in TABLES:  # tables share problems, and the library has one row for each
+        if work.result(other, "offline").exists():
+            fall_back(work.result(other, "offline"), lost)
+    print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
+
+
+def fall_back(path: Path, lost: Collection[tuple[Problem, bool]]) -> None:
+    """Let the rows of these (problem, PDL) in a result file count 1; the rest of them stays."""
     result = read_result(path)
     rows = [
         {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), row["pdl"]) in lost else row
         for row in result.rows
     ]
-    write_result(rows, result.meta, path)
-    print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
+    if rows != result.rows:
+        write_result(rows, result.meta, path)
 
 
 def _is_close(choice: Choice | None) -> bool:
