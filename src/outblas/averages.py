@@ -51,7 +51,8 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     """Figures of a set of rows of one mode beyond :func:`figures_of`.
 
     ``by_decade: {"1eD": {n, geomean}}`` of FLOP; ``geomean_torch``, see :func:`torch_ratio` (None without
-    torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50`` and ``p99``, each
+    torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50``, ``p99`` and
+    ``p99_torch`` (over torch.matmul), each
     ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds, and ``geomean_lt_auto``, of the
     median latency of a native call of cuBLASLt with its algorithm chosen over ours. ``demoted: {n, min}``:
     kernels that this very bench demoted, and the worst speed-up among them; absent where there are none.
@@ -62,6 +63,7 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     if rows[0]["mode"] == "server":
         found["p50"] = _latencies(rows, "ours_us", "baseline_us")
         found["p99"] = _latencies(rows, "ours_p99_us", "baseline_p99_us")
+        found["p99_torch"] = _latencies(rows, "ours_p99_us", "torch_p99_us")
         native = [r["lt_auto_us"] / published_us(r) for r in rows if r.get("lt_auto_us") is not None]
         found["geomean_lt_auto"] = _mean(native) if native else None
         return found

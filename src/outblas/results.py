@@ -77,10 +77,10 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", True) for c in ("rounds", "repeats", "operand_sets")},
     **{c: ("double", True) for c in ("sm_clock_mhz", "temperature_c")},
     "lt_auto_detail": ("string", True),
-    **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us")},
+    **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us", "torch_p99_us")},
 }
 #: Columns that older files do not have; they read as null there.
-ADDED = ("lt_auto_detail", "ours_p99_us", "baseline_p99_us")
+ADDED = ("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")
 
 
 @dataclass(frozen=True)

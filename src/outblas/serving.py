@@ -108,6 +108,7 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
             "baseline_detail": details[found.baseline],
             "lt_auto_detail": details[LT_AUTO],
             "baseline_p99_us": percentile(best, 99),
+            "torch_p99_us": percentile(timings["torch"], 99),
             "published": found.ratio,
             "floor_us": floor_us(problem, gpu),
             "regime": regime(problem, gpu),

@@ -93,6 +93,8 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
             over = [f"{r[f]:.3f}× {of}" for f, of in _SERVED_OVER.items() if r.get(f) is not None]
+            if r.get("p99_torch"):
+                over.append(f"99th percentile {r['p99_torch']['geomean']:.3f}× over torch.matmul")
             notes.append(f"- {name}, {r['mode']}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
     return [*notes, ""] if notes else []
 
