@@ -49,9 +49,10 @@ def matmul(
         out: (M, N), contiguous; None: allocated.
         pdl: allow programmatic dependent launch, where the kernel's prologue overlaps its predecessor in the
             stream; safe whatever that writes.
-        weights: the promise that ``b`` is a weight: nothing that is queued on the stream, or runs there, at the time of
-            the call still writes it. Kernels may then read it before their predecessor has ended; implies ``pdl``. A
-            broken promise gives wrong results, and no error.
+        weights: the promise that ``b`` is a weight: nothing that is queued on the stream, or runs there (or on one that
+            it waits for), at the time of the call still writes it; of a captured call, at the time of every replay, the
+            graph's own nodes included. Kernels may then read it before their predecessor has ended; implies ``pdl``.
+            A broken promise gives wrong results, and no error.
             Where both are None the environment says: ``OUTBLAS_WEIGHTS=1`` makes the promise for every such call,
             ``OUTBLAS_PDL=1`` allows PDL; else neither.
 

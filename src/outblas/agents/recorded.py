@@ -44,14 +44,12 @@ class Recorded(Agent):
 
     def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         measured, unknown, failed = self._sorted_out(problem, candidates)
-        fastest = sorted(measured, key=measured.__getitem__)
-        # Early loads are younger than recordings: they go by what the same kernel does without.
-        early = [c for c in candidates if c.early and replace(c, early=False) in measured]
-        early.sort(key=lambda c: measured[replace(c, early=False)])
-        led = set(early)
-        unknown = [c for c in unknown if c not in led]
-        turns = [[c for c in fastest if launch_of(c) == launch] for launch in LAUNCHES[:2]]
-        return in_turns(*turns, early) + self._by_model(problem, unknown) + failed
+        # Early loads are younger than recordings: until measured, they go by what the same kernel does without.
+        guessed = {c: measured[s] for c in unknown if c.early and (s := replace(c, early=False)) in measured}
+        known = {**measured, **guessed}
+        fastest = sorted(known, key=known.__getitem__)
+        turns = [[c for c in fastest if launch_of(c) == launch] for launch in LAUNCHES]
+        return in_turns(*turns) + self._by_model(problem, [c for c in unknown if c not in guessed]) + failed
 
     def _sorted_out(
         self, problem: Problem, candidates: Sequence[KernelConfig]
