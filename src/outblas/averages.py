@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from outblas.config import Launch
 from outblas.problem import Problem
 from outblas.stats import flop_weighted, geomean, losses
 
@@ -22,6 +23,21 @@ SMALL_M = 64
 def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a result row."""
     return Problem.from_json(dict(row))
+
+
+def launch_of_row(row: Mapping[str, Any]) -> Launch:
+    """The launch option that a result row is of."""
+    return "weights" if row["early"] else "pdl" if row["pdl"] else "plain"
+
+
+def launch_columns(launch: Launch) -> Row:
+    """The inverse of :func:`launch_of_row`: what a result row says of its launch option."""
+    return {"pdl": launch != "plain", "early": launch == "weights"}
+
+
+def launch_words(row: Mapping[str, Any]) -> str:
+    """The launch option of a result or summary row as tables have it in their column PDL."""
+    return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 
 def published_us(row: Mapping[str, Any]) -> float:

@@ -18,10 +18,10 @@ Cache = Literal["plain", "stream_c", "stream_b"]
 Ring = Literal["registers", "shared"]
 SplitKind = Literal["cluster", "workspace"]
 #: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
-#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but it reads no
-#: operand before that has ended, whatever the predecessor writes. ``weights``: it may read B before, which is only
-#: right if B is written by nothing that is queued on the stream or runs there when the call is made: kernel n may
-#: begin while n - 1 still waits for n - 2, so that a promise about the last predecessor would not do.
+#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but no operand is
+#: read before that has ended, whatever it writes. ``weights``: B may be read before, which is right only if B is
+#: written by nothing that is queued on the stream, or runs there, when the call is made. (Of the predecessor alone to
+#: promise that would not do: kernel n may begin while n - 1 still waits for n - 2.)
 Launch = Literal["plain", "pdl", "weights"]
 LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 

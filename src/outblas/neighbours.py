@@ -16,8 +16,8 @@ GROUPS = (4, 8, 16, 32)
 
 
 def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
-    """Legal configs that differ from a legal one in one idea (L2 hints, order of tiles, multicast, parts of K,
-    depth), what was most often worth it first; without itself."""
+    """Legal configs that differ from a legal one in one idea (early loads of B, L2 hints, order of tiles,
+    multicast, parts of K, depth), what was most often worth it first; without itself."""
     if isinstance(config, Sm90WgmmaConfig):
         ideas = [_hints(config), _orders(config), _parts(config), _multicast(config), _widths(config), _depths(config)]
     elif isinstance(config, Sm80GemvConfig):
@@ -26,6 +26,8 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
         ideas = [_direct(config)]
     else:
         ideas = [_mma(config)]
+    if config.pdl and not config.early:
+        ideas.insert(0, iter([replace(config, early=True)]))
     # An idea's first suggestion, then the next idea's: a short list then has something of each.
     mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
     return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]

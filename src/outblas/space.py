@@ -226,11 +226,19 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
     return tuple(config_from_name(text) for text in data["candidates"])
 
 
-def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
+def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False) -> list[KernelConfig]:
     """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
     catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
     workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
-    with narrower loads."""
+    with narrower loads. ``early``: then all that have PDL once more, with early loads of B."""
+    legal = _candidates(problem, gpu)
+    if not early:
+        return legal
+    more = (replace(c, early=True) for c in legal if c.pdl)
+    return legal + [c for c in more if why_illegal(problem, c, gpu) is None]
+
+
+def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     offered = (*catalogue(), *_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
     legal = [c for c in dict.fromkeys(offered) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from helpers import ROOT
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.averages import launch_of_row
+from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
 from outblas.library import LEVEL, Library
 from outblas.neighbours import neighbours
@@ -45,7 +46,7 @@ def library() -> Library:
 
 def installed(library: Library) -> list[tuple[Problem, KernelConfig]]:
     """Every (problem, kernel) that the library would launch."""
-    choices = ((row.problem, row.choice(pdl)) for row in library.rows for pdl in (False, True))
+    choices = ((row.problem, row.choice(launch)) for row in library.rows for launch in LAUNCHES)
     return [(problem, choice.config) for problem, choice in choices if choice is not None]
 
 
@@ -116,11 +117,11 @@ def test_the_library_decides_grid1000_with_legal_kernels_that_are_offered(librar
 def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:
     for row in library.rows:
         assert row.baseline, row.problem.key
-        for pdl in (False, True):
-            choice = row.choice(pdl)
+        for launch in LAUNCHES:
+            choice = row.choice(launch)
             if choice is not None:
                 assert LEVEL < choice.low <= choice.speedup <= choice.high, row.problem.key
-                assert pdl or not choice.config.pdl, row.problem.key
+                assert allows(launch, choice.config), row.problem.key
 
 
 def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) -> None:
@@ -165,7 +166,7 @@ def test_the_published_benches_are_of_the_packaged_library(path: Path, library: 
     for row in result.rows:
         found = library.lookup(Problem.from_json(row))
         assert found is not None
-        choice = found.choice(row["pdl"])
+        choice = found.choice(launch_of_row(row))
         assert row["fallback"] == (choice is None)
         if choice is not None:
             assert row["config"] == config_name(choice.config)

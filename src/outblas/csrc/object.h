@@ -62,7 +62,7 @@ int is_plain(const TableObject *self, PyObject *object);
 // Where the table has a tensor's device, which it adds if asked to; -1: nowhere, perhaps with an error.
 int device_of(TableObject *self, PyObject *tensor, int add);
 
-// Fills the key and the addresses from (a, b, out, pdl). 0: this is not a call for the table; no error is left.
+// Fills the key and the addresses from (a, b, out, option). 0: this is not a call for the table; no error is left.
 int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]);
 
 #endif

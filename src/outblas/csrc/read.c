@@ -83,14 +83,21 @@ static int is_watched(TableObject *self, int *grad) {
     return *grad < 0 ? -1 : number >= 0;
 }
 
-// As the Python dispatch reads it: the environment may change between calls.
-static int dependent_by_default(void) {
-    const char *text = getenv("OUTBLAS_PDL");
+// As the Python dispatch reads a switch: the environment may change between calls.
+static int is_on(const char *variable) {
+    const char *text = getenv(variable);
     if (!text) return 0;
     const char *const yes[] = {"1", "true", "yes", "on"};
     for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
         if (strcasecmp(text, yes[i]) == 0) return 1;
     return 0;
+}
+
+// The launch option that a call allows: a number, or None for what the environment says; -1: neither.
+static int option_of(PyObject *option) {
+    if (option == Py_None) return is_on("OUTBLAS_WEIGHTS") ? CONSTANT_WEIGHTS : is_on("OUTBLAS_PDL") ? DEPENDENT : PLAIN;
+    const long number = PyLong_AsLong(option);
+    return number < PLAIN || number > CONSTANT_WEIGHTS ? -1 : (int)number;
 }
 
 int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]) {
@@ -109,9 +116,9 @@ int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint6
         wrong = wrong || read_operand(self, args[i], i, grad, key, &addresses[i]);
     }
     if (!wrong) {
-        const int dependent = args[3] == Py_None ? dependent_by_default() : PyObject_IsTrue(args[3]);
-        key->dependent = (int16_t)dependent;
-        wrong = dependent < 0;
+        const int option = option_of(args[3]);
+        key->option = (int16_t)option;
+        wrong = option < 0;
     }
     if (wrong) PyErr_Clear();  // the Python dispatch, asked next, meets the same error and tells it
     return !wrong;
