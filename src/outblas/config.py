@@ -14,7 +14,9 @@ from outblas.errors import ConfigError
 Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
-Cache = Literal["plain", "stream_c", "stream_b"]
+Cache = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
+#: Those that stream C out, which needs TMA stores.
+STREAMING_C = ("stream_c", "stream_bc", "stream_ac")
 Ring = Literal["registers", "shared"]
 SplitKind = Literal["cluster", "workspace"]
 #: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
@@ -44,7 +46,8 @@ class Sm90WgmmaConfig:
         store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
-        l2: what L2 is told: nothing; that C is not read again; or that B is read once and A again and again.
+        l2: what L2 is told: nothing (``plain``), or what streams through it: C, which is not read again; B or A, which
+            is read once while the other is read again and again; or C with one of them.
         split_kind: how the parts of a split K meet. ``cluster``: its CTAs are one cluster and add up through
             distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
             memory, and the last to arrive adds up.

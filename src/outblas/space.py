@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import resources
 
 from outblas.config import (
+    STREAMING_C,
     KernelConfig,
     Sm80DirectConfig,
     Sm80GemvConfig,
@@ -93,7 +94,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
-        (c.l2 == "stream_c" and c.store != "tma", "stream_c needs TMA stores"),
+        (c.l2 in STREAMING_C and c.store != "tma", f"{c.l2} needs TMA stores"),
         (c.persistent and _tiles(p, c) >= 2**22, "more than 4 million tiles for one CTA to walk over"),
         (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
         (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),

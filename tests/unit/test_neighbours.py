@@ -40,6 +40,14 @@ def test_a_short_list_has_something_of_every_idea() -> None:
     assert any((c.cluster_m, c.cluster_n) != (2, 1) for c in first)  # type: ignore[union-attr]
 
 
+def test_the_larger_operand_is_the_one_that_streams() -> None:
+    for problem, once in ((Problem(4096, 64, 4096), "a"), (Problem(64, 4096, 4096), "b")):
+        hints = [c.l2 for c in neighbours(problem, Sm90WgmmaConfig(64, 64)) if c.l2 != "plain"]  # type: ignore[union-attr]
+        assert hints[0] == f"stream_{once}" and f"stream_{once}c" in hints and "stream_c" in hints
+        direct = neighbours(problem, Sm90WgmmaConfig(64, 64, store="direct"))
+        assert not {c.l2 for c in direct} & {"stream_c", f"stream_{once}c"}  # type: ignore[union-attr]
+
+
 def test_a_split_may_move_to_a_workspace_and_back() -> None:
     problem = Problem(256, 512, 12288)
     there = replace(SPLIT, split_kind="workspace")
