@@ -57,6 +57,7 @@ def _hooks() -> dict[str, Any]:
 
     core, base = torch._C, torch._C.TensorBase
     return {
+        "exchange": getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from torch 2.10 on
         "tensor": torch.Tensor,
         "parameter": torch.nn.Parameter,
         "data_ptr": base.data_ptr,

@@ -5,12 +5,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "exchange.h"
 #include "table.h"
 
 enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
 
 // What a Table is given at its making, by keyword: torch's own functions, called as Python objects.
 #define HOOKS(X)                                                                                       \
+    X(exchange)          /* torch's DLPack exchange, a capsule; anything else: there is none */        \
     X(tensor)            /* torch.Tensor: operands are exactly this */                                 \
     X(parameter)         /* or torch.nn.Parameter */                                                   \
     X(data_ptr)          /* method of tensors */                                                       \
@@ -43,12 +45,18 @@ typedef struct {
 extern Names names;
 
 typedef struct {
+    PyObject *object;  // torch.device
+    long index;
+    int32_t type, id;  // in DLPack, 0 and 0 while they are not known
+} Device;
+
+typedef struct {
     PyObject_HEAD
     Driver driver;
     Table table;
     Hooks hooks;
-    PyObject *devices[MAX_DEVICES];
-    long device_index[MAX_DEVICES];
+    const Exchange *exchange;  // NULL: operands are read by methods
+    Device devices[MAX_DEVICES];
     int device_count;
     unsigned long long launches;
 } TableObject;
@@ -62,7 +70,17 @@ int is_plain(const TableObject *self, PyObject *object);
 // Where the table has a tensor's device, which it adds if asked to; -1: nowhere, perhaps with an error.
 int device_of(TableObject *self, PyObject *tensor, int add);
 
+// The raw current stream of a device, by the exchange if there is one; 0 for success.
+int stream_of(const TableObject *self, const Exchange *exchange, const Device *device, void **stream);
+
+// Gives an object back that the table held.
+void let_go(void *object);
+
 // Fills the key and the addresses from (a, b, out, pdl). 0: this is not a call for the table; no error is left.
-int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]);
+int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
+
+// The same for a call that is to be learned, whose device is added. The exchange is given up, and all that was learned
+// by it, where it does not say of the call what torch's methods say.
+int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
 
 #endif
