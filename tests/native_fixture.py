@@ -133,7 +133,7 @@ def host_fixture() -> Host:
 def table_fixture(
     built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Any]:
-    """A table that reads operands by torch's DLPack exchange, and one that reads them by methods, as with older torch."""
+    """Of two kinds: operands are read by torch's DLPack exchange; by methods, as with an older torch."""
     if request.param == "exchange" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch has no DLPack exchange")
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)

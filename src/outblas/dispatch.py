@@ -23,7 +23,7 @@ from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.library import Library
-from outblas.native import open_table
+from outblas.native import open_table, traced
 from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import operand, why_torchs
@@ -165,7 +165,7 @@ _devices_lock = threading.Lock()
 #: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
 _table: Any = None
 _no_table = ""
-#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces (which never sees the table).
+#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces what must not see the table.
 _known: Callable[..., Any] | None = None
 _is_compiling: Callable[[], bool] = bool
 
@@ -204,7 +204,7 @@ def _open_table() -> None:
 
     _table, _no_table = open_table()
     if _table is not None:
-        _is_compiling, _known = torch.compiler.is_compiling, _table.matmul
+        _is_compiling, _known = traced(torch), _table.matmul
 
 
 def _device(index: int) -> DeviceState:

@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 
+// The name of the capsule torch.Tensor.__dlpack_c_exchange_api__.
+#define EXCHANGE_CAPSULE "dlpack_exchange_api"
+
 enum { DLPACK_MAJOR = 1, DLPACK_CUDA = 2 };
 
 typedef struct {  // DLTensor, with DLDevice and DLDataType in place

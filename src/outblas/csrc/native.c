@@ -13,9 +13,6 @@
 #define OUTBLAS_SOURCE_ID ""
 #endif
 
-// The name of torch.Tensor.__dlpack_c_exchange_api__.
-#define EXCHANGE_CAPSULE "dlpack_exchange_api"
-
 #define KEYWORD(name) #name,
 #define ADDRESS(name) &hooks.name,
 #define OBJECT(name) "O"
@@ -61,8 +58,10 @@ static PyObject *allocate(TableObject *self, PyObject *allocation, long device) 
 
 // Tells autograd that a tensor was written behind its back, as torch's own operators do.
 static int written(TableObject *self, PyObject *tensor) {
-    const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
-    if (inference) return inference < 0 ? -1 : 0;
+    if (self->hooks.is_inference != Py_None) {
+        const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
+        if (inference) return inference < 0 ? -1 : 0;
+    }
     PyObject *tensors = PyTuple_Pack(1, tensor);
     PyObject *done = tensors ? PyObject_CallFunctionObjArgs(self->hooks.increment_version, tensors, NULL) : NULL;
     Py_XDECREF(tensors);
@@ -114,10 +113,7 @@ static PyObject *output_of(TableObject *self, const Entry *entry, PyObject *out,
         return out;
     }
     PyObject *made = allocate(self, entry->allocation, self->devices[entry->key.device].index);
-    PyObject *number = made ? PyObject_CallFunctionObjArgs(self->hooks.data_ptr, made, NULL) : NULL;
-    if (number) *address = PyLong_AsUnsignedLongLong(number);
-    Py_XDECREF(number);
-    if (PyErr_Occurred()) Py_CLEAR(made);
+    if (made && address_of(self, made, address)) Py_CLEAR(made);
     return made;
 }
 
@@ -301,17 +297,15 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *named) 
     Hooks hooks;
     const char *path;
     if (!PyArg_ParseTupleAndKeywords(args, named, "s" HOOKS(OBJECT), keywords, &path, HOOKS(ADDRESS) NULL)) return NULL;
-    if (!PyTuple_Check(hooks.watchers)) {
-        PyErr_SetString(PyExc_TypeError, "watchers is a tuple of callables");
-        return NULL;
-    }
     allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     TableObject *self = (TableObject *)make(type, 0);
     if (!self) return NULL;
     HOOKS(HOLD)
     self->hooks = hooks;
-    if (PyCapsule_IsValid(hooks.exchange, EXCHANGE_CAPSULE))
-        self->exchange = exchange_of(PyCapsule_GetPointer(hooks.exchange, EXCHANGE_CAPSULE));
+    if (prepare_reading(self)) {
+        Py_DECREF(self);
+        return NULL;
+    }
     const char *missing = driver_open(&self->driver, path);
     if (missing) {
         PyErr_Format(PyExc_OSError, "%s cannot be loaded from %s", missing, path);

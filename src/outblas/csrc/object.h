@@ -17,11 +17,13 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(parameter)         /* or torch.nn.Parameter */                                                   \
     X(data_ptr)          /* method of tensors */                                                       \
     X(is_neg)            /* method of tensors */                                                       \
-    X(is_inference)      /* method of tensors */                                                       \
+    X(is_inference)      /* method of tensors; None: increment_version asks it itself */               \
     X(stride)            /* method of tensors */                                                       \
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
+    X(compiling)         /* dict of torch.compiler, with its flag; None: whoever calls asks torch */   \
     X(grad_enabled)      /* () -> bool */                                                              \
-    X(forward_ad)        /* module; a level >= 0 in its _current_level: forward-mode differentiation */ \
+    X(requires_grad)     /* attribute of tensors: its descriptor */                                    \
+    X(forward_ad)        /* dict of a module; a level >= 0 in its _current_level: forward-mode differentiation */ \
     X(current_device)    /* () -> int */                                                               \
     X(current_stream)    /* (device) -> raw stream */                                                  \
     X(empty)             /* (shape, strides, dtype) -> tensor on the current device */                 \
@@ -29,7 +31,7 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(product)           /* torch.matmul */                                                            \
     X(refused)           /* (call of the driver or of cuBLASLt, status) -> never returns: raises */
 
-#define NAMES(X) X(shape) X(dtype) X(device) X(index) X(requires_grad) X(_current_level)
+#define NAMES(X) X(shape) X(dtype) X(device) X(index) X(_current_level) X(_is_compiling_flag)
 
 #define FIELD(name) PyObject *name;
 
@@ -55,6 +57,7 @@ typedef struct {
     Driver driver;
     Table table;
     Hooks hooks;
+    descrgetfunc get_requires_grad;
     const Exchange *exchange;  // NULL: operands are read by methods
     Device devices[MAX_DEVICES];
     int device_count;
@@ -63,6 +66,9 @@ typedef struct {
 
 // The truth of a new reference, -1 for an error; gives the reference back.
 int truth(PyObject *object);
+
+// Takes from the hooks what is used by every call; -1 with an error.
+int prepare_reading(TableObject *self);
 
 // Whether an object is exactly a tensor or a parameter.
 int is_plain(const TableObject *self, PyObject *object);
@@ -75,6 +81,9 @@ int stream_of(const TableObject *self, const Exchange *exchange, const Device *d
 
 // Gives an object back that the table held.
 void let_go(void *object);
+
+// The address of a tensor; -1: it has none, perhaps with an error.
+int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
 
 // Fills the key and the addresses from (a, b, out, pdl). 0: this is not a call for the table; no error is left.
 int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);

@@ -58,16 +58,29 @@ int is_plain(const TableObject *self, PyObject *object) {
     return type == self->hooks.tensor || type == self->hooks.parameter;
 }
 
+// Wrapped, functional and zero tensors have no address: torch raises, or says 0.
+static int address_by_method(const TableObject *self, PyObject *tensor, uint64_t *address) {
+    PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.data_ptr, tensor, NULL);
+    if (!number) return -1;
+    *address = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return *address && !PyErr_Occurred() ? 0 : -1;
+}
+
+int address_of(const TableObject *self, PyObject *tensor, uint64_t *address) {
+    DlTensor t;
+    const Exchange *exchange = self->exchange;
+    if (!exchange) return address_by_method(self, tensor, address);
+    if (exchange->tensor_from_object(tensor, &t)) return -1;
+    *address = (uint64_t)(uintptr_t)t.data + t.byte_offset;
+    return 0;
+}
+
 // -1: it is not a plain strided matrix in memory of its own, or is where no call was learned.
 static int read_by_methods(TableObject *self, PyObject *tensor, Matrix *matrix) {
     matrix->device = device_of(self, tensor, 0);
     if (matrix->device < 0) return -1;
-    // Wrapped, functional and zero tensors have no address: torch raises, or says 0.
-    PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.data_ptr, tensor, NULL);
-    if (!number) return -1;
-    matrix->address = PyLong_AsUnsignedLongLong(number);
-    Py_DECREF(number);
-    if (!matrix->address || PyErr_Occurred()) return -1;
+    if (address_by_method(self, tensor, &matrix->address)) return -1;
     if (pair_of(PyObject_GetAttr(tensor, names.shape), matrix->shape)) return -1;
     if (pair_of(PyObject_CallFunctionObjArgs(self->hooks.stride, tensor, NULL), matrix->strides)) return -1;
     PyObject *dtype = PyObject_GetAttr(tensor, names.dtype);
@@ -96,22 +109,35 @@ static int read_by_exchange(const TableObject *self, const Exchange *exchange, P
 // Whether torch must see an operand, lazily negated or with a gradient to be kept; -1 for an error.
 static int is_torchs(const TableObject *self, PyObject *tensor, int grad) {
     const int negated = truth(PyObject_CallFunctionObjArgs(self->hooks.is_neg, tensor, NULL));
-    return negated || !grad ? negated : truth(PyObject_GetAttr(tensor, names.requires_grad));
+    return negated || !grad ? negated : truth(self->get_requires_grad(self->hooks.requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
+}
+
+int prepare_reading(TableObject *self) {
+    const Hooks *hooks = &self->hooks;
+    self->get_requires_grad = (descrgetfunc)PyType_GetSlot(Py_TYPE(hooks->requires_grad), Py_tp_descr_get);
+    if (!PyTuple_Check(hooks->watchers) || !PyDict_Check(hooks->forward_ad) || !self->get_requires_grad ||
+        (hooks->compiling != Py_None && !PyDict_Check(hooks->compiling))) {
+        PyErr_SetString(PyExc_TypeError, "watchers is a tuple, forward_ad and compiling are dicts, requires_grad a descriptor");
+        return -1;
+    }
+    if (PyCapsule_IsValid(hooks->exchange, EXCHANGE_CAPSULE))
+        self->exchange = exchange_of(PyCapsule_GetPointer(hooks->exchange, EXCHANGE_CAPSULE));
+    return 0;
 }
 
 // Whether torch must see a call whatever its operands; -1 for an error.
 static int is_watched(const TableObject *self, int *grad) {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(self->hooks.watchers); i++) {
-        const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(self->hooks.watchers, i)));
+    const Hooks *hooks = &self->hooks;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(hooks->watchers); i++) {
+        const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(hooks->watchers, i)));
         if (found) return found;
     }
-    PyObject *level = PyObject_GetAttr(self->hooks.forward_ad, names._current_level);
-    if (!level) return -1;
-    const long number = PyLong_AsLong(level);
-    Py_DECREF(level);
-    if (PyErr_Occurred()) return -1;
-    *grad = truth(PyObject_CallNoArgs(self->hooks.grad_enabled));
-    return *grad < 0 ? -1 : number >= 0;
+    if (hooks->compiling != Py_None && PyDict_GetItemWithError(hooks->compiling, names._is_compiling_flag) != Py_False)
+        return 1;
+    PyObject *level = PyDict_GetItemWithError(hooks->forward_ad, names._current_level);
+    if (!level || PyLong_AsLong(level) >= 0 || PyErr_Occurred()) return 1;
+    *grad = truth(PyObject_CallNoArgs(hooks->grad_enabled));
+    return *grad < 0 ? -1 : 0;
 }
 
 // As the Python dispatch reads it: the environment may change between calls.
