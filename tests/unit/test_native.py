@@ -28,6 +28,7 @@ from native_fixture import (  # noqa: F401
     torch,
 )
 from outblas import dispatch, native
+from outblas.config import LAUNCHES
 from outblas.errors import DeviceError, TensorError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -223,6 +224,26 @@ def test_what_is_no_call_for_the_table_is_not_learned(table: Any) -> None:
     assert table.counts()["remembered"] == 0
 
 
+def test_constant_weights_are_part_of_the_key_and_follow_the_environment(
+    table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, out = operands()
+    for option in range(3):
+        assert table.matmul(a, b, out, option) is None
+        learn(table, a, b, out, prepared(MAPPED + 2 * option, dependent=option > 0), option)
+    for value, unset in (("1", 2), ("0", 1)):
+        monkeypatch.setenv("OUTBLAS_PDL", "1")
+        monkeypatch.setenv("OUTBLAS_WEIGHTS", value)
+        for option, expected in ((None, unset), (False, 0), (True, 1), (2, 2)):
+            table.matmul(a, b, out, option)
+            assert cuda[-1].function == MAPPED + 2 * expected, (value, option)
+    assert (
+        table.matmul(a, b, out, 3) is None
+        and table.matmul(a, b, out, -1) is None
+        and table.matmul(a, b, out, "") is None
+    )
+
+
 def test_pdl_is_part_of_the_key_and_follows_the_environment(
     table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +258,7 @@ def test_pdl_is_part_of_the_key_and_follows_the_environment(
             monkeypatch.setenv("OUTBLAS_PDL", value)
         for pdl in (None, False, True):
             table.matmul(a, b, out, pdl)
-            assert cuda[-1].function == (MAPPED + 2 if dispatch._pdl_allowed(pdl) else MAPPED), (value, pdl)
+            assert cuda[-1].function == MAPPED + 2 * LAUNCHES.index(dispatch._launch(pdl)), (value, pdl)
 
 
 def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:

@@ -229,7 +229,7 @@ def random_config(rng: random.Random) -> KernelConfig:
         "Store": ["tma", "direct"],
         "Raster": ["m", "n"],
         "Ring": ["registers", "shared"],
-        "Cache": ("plain", "stream_c", "stream_b"),
+        "Cache": ("plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"),
         "SplitKind": ["cluster", "workspace"],
     }
     for field in rng.sample(fields(config), rng.randint(0, 3)):

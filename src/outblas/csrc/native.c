@@ -1,4 +1,4 @@
-// outblas._native: `matmul(a, b, out, pdl)` for products that the Python dispatch has answered before.
+// outblas._native: `matmul(a, b, out, option)` for products that the Python dispatch has answered before.
 //
 // A call reads of its operands what the Python dispatch reads, looks that up, and launches: no allocation besides the
 // output, no synchronisation, no Python code. It returns None for everything that it does not know, or that may be
@@ -148,7 +148,7 @@ done:
 static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     TableObject *self = (TableObject *)object;
     if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "matmul(a, b, out, pdl) takes 4 arguments");
+        PyErr_SetString(PyExc_TypeError, "matmul(a, b, out, option) takes 4 arguments");
         return NULL;
     }
     Key key;
@@ -332,9 +332,9 @@ static void table_dealloc(PyObject *object) {
 
 static PyMethodDef table_methods[] = {
     {"matmul", (PyCFunction)(void (*)(void))table_matmul, METH_FASTCALL,
-     "matmul(a, b, out, pdl): the product of a call that was learned, None for any other."},
+     "matmul(a, b, out, option): the product of a call that was learned, None for any other."},
     {"learn", table_learn, METH_VARARGS,
-     "learn(a, b, out, pdl, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
+     "learn(a, b, out, option, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
      "cuBLASLt, both None: by torch. Whether it could be."},
     {"lend", table_lend_method, METH_VARARGS,
      "lend(tensor, stream, address, bytes, owner): the workspace of a stream of the tensor's device, in place of the one "

@@ -140,14 +140,21 @@ static int is_watched(const TableObject *self, int *grad) {
     return *grad < 0 ? -1 : 0;
 }
 
-// As the Python dispatch reads it: the environment may change between calls.
-static int dependent_by_default(void) {
-    const char *text = getenv("OUTBLAS_PDL");
+// As the Python dispatch reads a switch: the environment may change between calls.
+static int is_on(const char *variable) {
+    const char *text = getenv(variable);
     if (!text) return 0;
     const char *const yes[] = {"1", "true", "yes", "on"};
     for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
         if (strcasecmp(text, yes[i]) == 0) return 1;
     return 0;
+}
+
+// The launch option that a call allows: a number, or None for what the environment says; -1: neither.
+static int option_of(PyObject *option) {
+    if (option == Py_None) return is_on("OUTBLAS_WEIGHTS") ? CONSTANT_WEIGHTS : is_on("OUTBLAS_PDL") ? DEPENDENT : PLAIN;
+    const long number = PyLong_AsLong(option);
+    return number < PLAIN || number > CONSTANT_WEIGHTS ? -1 : (int)number;
 }
 
 // Reads a call by the exchange, or by methods where that is NULL. 0: it is not for the table; an error may be left.
@@ -171,9 +178,9 @@ static int read_by(TableObject *self, const Exchange *exchange, PyObject *const 
         key->dtype[i] = matrix.dtype;
         key->device = (int16_t)matrix.device;
     }
-    const int dependent = args[3] == Py_None ? dependent_by_default() : PyObject_IsTrue(args[3]);
-    key->dependent = (int16_t)dependent;
-    return dependent >= 0;
+    const int option = option_of(args[3]);
+    key->option = (int16_t)option;
+    return option >= 0;
 }
 
 int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
