@@ -171,11 +171,13 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
 def status() -> dict[str, dict[str, Any]]:
     """Per device used so far (``cuda:0``): its library's rows, kernels loaded, algorithms of cuBLASLt found, calls
     bound, seconds spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated
-    calls: ``native`` (with the calls remembered and the products launched so, of all devices together), or ``python``
-    and why."""
+    calls: ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
+    together), or ``python`` and why."""
     path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
     if _table is not None:
-        path = "native: {remembered} calls remembered, {launches} launched".format(**_table.counts())
+        path = "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(
+            **_table.counts()
+        )
     return {f"cuda:{i}": {**device.status(), "host_path": path} for i, device in sorted(_devices.items())}
 
 

@@ -61,7 +61,8 @@ def traced(torch: Any) -> Callable[[], bool]:
 def _compiling(torch: Any) -> dict[str, Any] | None:
     """Where a table finds what ``torch.compiler.is_compiling`` looks at outside dynamo; None: it looks elsewhere."""
     asked, found = torch.compiler.is_compiling, vars(torch.compiler)
-    reads = {*asked.__code__.co_names} - {"torch", "jit", "is_scripting"}  # is_scripting: False wherever Python runs
+    code = getattr(asked, "__code__", None)
+    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False wherever Python runs
     return found if reads == {"_is_compiling_flag"} and asked.__globals__ is found else None
 
 
