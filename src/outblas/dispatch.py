@@ -23,7 +23,7 @@ from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.library import Library
-from outblas.native import open_table
+from outblas.native import open_table, traced
 from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import operand, why_torchs
@@ -171,11 +171,13 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
 def status() -> dict[str, dict[str, Any]]:
     """Per device used so far (``cuda:0``): its library's rows, kernels loaded, algorithms of cuBLASLt found, calls
     bound, seconds spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated
-    calls: ``native`` (with the calls remembered and the products launched so, of all devices together), or ``python``
-    and why."""
+    calls: ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
+    together), or ``python`` and why."""
     path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
     if _table is not None:
-        path = "native: {remembered} calls remembered, {launches} launched".format(**_table.counts())
+        path = "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(
+            **_table.counts()
+        )
     return {f"cuda:{i}": {**device.status(), "host_path": path} for i, device in sorted(_devices.items())}
 
 
@@ -196,7 +198,7 @@ _devices_lock = threading.Lock()
 #: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
 _table: Any = None
 _no_table = ""
-#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces (which never sees the table).
+#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces what must not see the table.
 _known: Callable[..., Any] | None = None
 _is_compiling: Callable[[], bool] = bool
 
@@ -235,7 +237,7 @@ def _open_table() -> None:
 
     _table, _no_table = open_table()
     if _table is not None:
-        _is_compiling, _known = torch.compiler.is_compiling, _table.matmul
+        _is_compiling, _known = traced(torch), _table.matmul
 
 
 def _device(index: int) -> DeviceState:

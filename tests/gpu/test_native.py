@@ -141,6 +141,19 @@ def test_graphs_hold_and_replay_it(problem: Problem, with_out: bool, table: Any)
         assert torch.equal(c, dispatch._decided(x, y, None, False))
 
 
+def test_operands_and_streams_are_read_by_torchs_exchange(table: Any) -> None:
+    """Where torch has one: what it says was compared with torch's methods when the call was learned."""
+    a, b, _ = operands(TUNED[0][0])
+    expected, stream = outblas.matmul(a, b), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        c = outblas.matmul(a, b)
+    stream.synchronize()
+    exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert table.counts()["reads_by"] == ("exchange" if exchange else "methods")
+    assert launches(table) == 1 and torch.equal(c, expected)
+
+
 def test_threads_with_streams_of_their_own(table: Any) -> None:
     problem = TUNED[0][0]
     sets = [operands(problem, seed) for seed in range(8)]

@@ -27,7 +27,7 @@ from native_fixture import (  # noqa: F401
     table_fixture,
     torch,
 )
-from outblas import dispatch
+from outblas import dispatch, native
 from outblas.config import LAUNCHES
 from outblas.errors import DeviceError, TensorError
 
@@ -42,7 +42,7 @@ def test_a_call_is_answered_once_it_was_learned(table: Any, cuda: FakeCuda) -> N
     assert table.matmul(a, b, out, False) is None
     assert learn(table, a, b, out, prepared())
     assert table.matmul(a, b, out, False) is out and len(cuda) == 1
-    assert table.counts() == {"remembered": 1, "launches": 1}
+    assert (table.counts()["remembered"], table.counts()["launches"]) == (1, 1)
 
 
 def test_the_launch_is_the_one_that_was_prepared(table: Any, cuda: FakeCuda, host: Host) -> None:
@@ -139,6 +139,24 @@ def test_the_output_is_known_to_be_written(table: Any) -> None:
     with torch.inference_mode():
         frozen = torch.zeros_like(out)
     assert table.matmul(a, b, frozen, False) is frozen  # has no version to count
+
+
+def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda, host: Host) -> None:
+    """Where the increment of versions raises for tensors of inference mode."""
+
+    def increment(tensors: Any) -> None:
+        if any(t.is_inference() for t in tensors):
+            raise RuntimeError("Inference tensors do not track version counter.")
+        torch._C._increment_version(tensors)
+
+    hooks = {"is_inference": torch._C.TensorBase.is_inference, "increment_version": increment}
+    own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
+    assert own is not None, reason
+    a, b, out = operands()
+    learn(own, a, b, out, prepared())
+    with torch.inference_mode():
+        frozen = torch.zeros_like(out)
+    assert own.matmul(a, b, frozen, False) is frozen and own.matmul(a, b, out, False) is out and out._version == 1
 
 
 def test_parameters_are_operands(table: Any, cuda: FakeCuda) -> None:
@@ -306,6 +324,15 @@ def test_what_torch_must_see_is_not_answered(table: Any, cuda: FakeCuda) -> None
     torch.jit.trace(look, a, check_trace=False)
     assert seen and seen == [None] * len(seen) and len(cuda) == 0
     assert table.matmul(a, b, out, False) is out
+
+
+def test_what_torch_compiles_is_not_answered(table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, out = operands()
+    learn(table, a, b, out, prepared())
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling() and table.matmul(a, b, out, False) is None
+    monkeypatch.undo()
+    assert table.matmul(a, b, out, False) is out and len(cuda) == 1
 
 
 def test_gradients_matter_only_where_they_are_recorded(table: Any, cuda: FakeCuda) -> None:
