@@ -34,7 +34,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -42,9 +42,10 @@ from time import monotonic
 from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
+from outblas.averages import launch_of_row
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
-from outblas.config import KernelConfig, config_name
+from outblas.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
@@ -56,7 +57,7 @@ from outblas.record import run_record
 from outblas.recording import CODE, Recording
 from outblas.results import MODES, read_result, write_result
 from outblas.roofline import Gpu
-from outblas.second_search import InOrder, Untried, near_the_best, tried_by_problem
+from outblas.second_search import InOrder, Untried, near_the_best, tried_by_problem, worth_trying
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
@@ -67,7 +68,7 @@ from outblas.tune import PROBLEMS_AT_ONCE, tune
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of one whose sister
 #: has another dtype only, of suite llm, most of whose problems have no sister at first; of the first table where
 #: these kernels were not recorded.
-RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 4, 10, 6, 12, 16
+RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 12, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
 HOPELESS = 1.06
@@ -165,7 +166,10 @@ def tune_table(work: Work, table: Table) -> None:
     gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
     agent, budget = searcher(work, table, library, gpu)
     options = tuning(work, table, "tune")
-    with LiveEvaluator(work.gpu_index, options) as evaluator, Store(work.store(table)) as store:
+    with (
+        LiveEvaluator(work.gpu_index, options, offered=lambda p: worth_trying(p, gpu)) as evaluator,
+        Store(work.store(table)) as store,
+    ):
         # The library is saved after every group, so that a killed run asks for no baseline twice.
         for start in range(0, len(todo), PROBLEMS_AT_ONCE):
             group = todo[start : start + PROBLEMS_AT_ONCE]
@@ -173,7 +177,7 @@ def tune_table(work: Work, table: Table) -> None:
             measured = {**found.provenance, **collect(f"scripts/regenerate.py tune {table}", work.gpu_index)}
             library = with_rows(library, found.rows, table, measured)
             library.save(work.library)
-            progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean(pdl=True):.3f}x")
+            progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean('pdl'):.3f}x")
         print(f"tune {table}: {failures(store.evaluations('tune'))}", flush=True)
 
 
@@ -193,7 +197,7 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
         agent: Agent = Recorded(0, gpu, recordings[0])
         agent.name = "recorded"
         return agent, RECORDED_BUDGET
-    winners = {row.problem: [c.config for c in (row.plain, row.pdl) if c] for row in library.rows}
+    winners = {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in library.rows}
     agent = Transfer(0, gpu, recordings or None, winners)
     agent.name = "transfer"
     if table == TABLES[0]:
@@ -206,10 +210,11 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
 
 def again(work: Work, table: Table) -> None:
     """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
-    weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, (row.plain, row.pdl)))]
+    weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))]
     tried = {p: {e.config for e in known} for p, known in searched(work, table).items()}
-    agent = Untried(0, gpu_of_device(work.gpu_index), tried)
-    second_search(work, table, "again", weak, agent, AGAIN_BUDGET)
+    gpu = gpu_of_device(work.gpu_index)
+    agent = Untried(0, gpu, tried)
+    second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: worth_trying(p, gpu))
 
 
 def refine(work: Work, table: Table) -> None:
@@ -300,8 +305,8 @@ def confirm(work: Work, table: Table) -> None:
     if "confirmed" in part.provenance:
         print(f"confirm {table}: done before", flush=True)
         return
-    doubtful = [row.problem for row in part.rows if any(_is_close(row.choice(pdl)) for pdl in (False, True))]
-    lost: list[tuple[Problem, bool]] = []
+    doubtful = [row.problem for row in part.rows if any(map(_is_close, map(row.choice, LAUNCHES)))]
+    lost: list[tuple[Problem, Launch]] = []
     if doubtful:
         path = work.path / f"{table.stem}_confirm.parquet"
         run_bench(
@@ -352,13 +357,21 @@ def settle(work: Work, table: Table) -> None:
     path = work.result(table, "offline")
     lost = set(behind(path))
     named_by(work.load().without(lost), path).save(work.library)
+    for other in TABLES:  # tables share problems, and the library has one row for each
+        if work.result(other, "offline").exists():
+            fall_back(work.result(other, "offline"), lost)
+    print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
+
+
+def fall_back(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
+    """Let the rows of these (problem, launch option) in a result file count 1; the rest of them stays."""
     result = read_result(path)
     rows = [
-        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), row["pdl"]) in lost else row
+        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), launch_of_row(row)) in lost else row
         for row in result.rows
     ]
-    write_result(rows, result.meta, path)
-    print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
+    if rows != result.rows:
+        write_result(rows, result.meta, path)
 
 
 def _is_close(choice: Choice | None) -> bool:

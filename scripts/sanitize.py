@@ -103,6 +103,18 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
         Sm80GemvConfig(8, 16, 1, 8, 4, "shared", persistent=True, kept_k=4096),
     ),
     ("gemv-walk-shared", (WALK_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 8, 2, "shared", persistent=True)),
+    ("wgmma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=3, pdl=True, early=True)),
+    (
+        "wgmma-early-multicast", (RAGGED,), "NN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, stages=8, cluster_m=2, persistent=True, pdl=True, early=True),
+    ),
+    ("mma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, pdl=True, early=True)),
+    ("direct-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80DirectConfig(16, 16, wk=3, pdl=True, early=True)),
+    ("gemv-early", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 32, 1, 4, 2, pdl=True, early=True)),
+    (
+        "gemv-early-shared", (FEW_NN,), "NN", "fp16", "fp32",
+        Sm80GemvConfig(16, 64, 1, 4, 2, "shared", pdl=True, early=True),
+    ),
     ("mma-scalar", (ODD,), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 32, 3, 2, 2, vec=1)),
 ]  # fmt: skip
 

@@ -53,6 +53,7 @@ def make_row(problem: Problem, pdl: bool, rng: random.Random) -> dict[str, Any]:
         **problem.to_json(),
         "mode": "offline",
         "pdl": pdl,
+        "early": False,
         "config": "" if fallback else config_name(config),
         "status": "left_out" if fallback else "passed",
         "fallback": fallback,

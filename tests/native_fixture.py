@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +129,21 @@ def host_fixture() -> Host:
     return Host()
 
 
-@pytest.fixture(name="table")
-def table_fixture(built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(name="table", params=["exchange", "methods"])
+def table_fixture(
+    built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Any]:
+    """Of two kinds: operands are read by torch's DLPack exchange; by methods, as with an older torch."""
+    if request.param == "exchange" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no DLPack exchange")
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
     monkeypatch.setattr(native, "_extension", lambda: built[0])
-    found, reason = native.open_table(cuda.path, **host.hooks())
+    without = {} if request.param == "exchange" else {"exchange": None}
+    found, reason = native.open_table(cuda.path, **host.hooks(), **without)
     assert found is not None, reason
-    return found
+    yield found
+    assert found.counts()["reads_by"] == request.param
 
 
 def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> tuple[Any, Any, Any]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from outblas.config import Launch
 from outblas.problem import Problem
 from outblas.stats import flop_weighted, geomean, losses
 
@@ -22,6 +23,21 @@ SMALL_M = 64
 def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem of a result row."""
     return Problem.from_json(dict(row))
+
+
+def launch_of_row(row: Mapping[str, Any]) -> Launch:
+    """The launch option that a result row is of."""
+    return "weights" if row["early"] else "pdl" if row["pdl"] else "plain"
+
+
+def launch_columns(launch: Launch) -> Row:
+    """The inverse of :func:`launch_of_row`: what a result row says of its launch option."""
+    return {"pdl": launch != "plain", "early": launch == "weights"}
+
+
+def launch_words(row: Mapping[str, Any]) -> str:
+    """The launch option of a result or summary row as tables have it in their column PDL."""
+    return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 
 def published_us(row: Mapping[str, Any]) -> float:
@@ -51,7 +67,8 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     """Figures of a set of rows of one mode beyond :func:`figures_of`.
 
     ``by_decade: {"1eD": {n, geomean}}`` of FLOP; ``geomean_torch``, see :func:`torch_ratio` (None without
-    torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50`` and ``p99``, each
+    torch); for suite llm ``by_m: {"<=64", ">64"}``; for server rows ``p50``, ``p99`` and
+    ``p99_torch`` (over torch.matmul), each
     ``{geomean, ours_us, baseline_us}``, the last two geometric means in microseconds, and ``geomean_lt_auto``, of the
     median latency of a native call of cuBLASLt with its algorithm chosen over ours. ``demoted: {n, min}``:
     kernels that this very bench demoted, and the worst speed-up among them; absent where there are none.
@@ -62,6 +79,7 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     if rows[0]["mode"] == "server":
         found["p50"] = _latencies(rows, "ours_us", "baseline_us")
         found["p99"] = _latencies(rows, "ours_p99_us", "baseline_p99_us")
+        found["p99_torch"] = _latencies(rows, "ours_p99_us", "torch_p99_us")
         native = [r["lt_auto_us"] / published_us(r) for r in rows if r.get("lt_auto_us") is not None]
         found["geomean_lt_auto"] = _mean(native) if native else None
         return found

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from outblas.averages import launch_columns
 from outblas.baselines import LT_AUTO, NAMES, RIVALS, fastest
-from outblas.config import config_name
+from outblas.config import Launch, config_name
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
@@ -158,25 +159,27 @@ class _Station:
             self._evaluator.expect(problems)
 
     def rows(self, problem: Problem) -> list[Row]:
-        """The two rows of one problem."""
+        """The rows of one problem: one per launch option in which the library has choices of its own."""
         if self._mode == "server":
             from outblas.serving import server_rows
 
             return server_rows(problem, self._library, self._index, self._gpu, self._qps)
         row = self._library.lookup(problem)
-        picks = {pdl: row.choice(pdl) if row else None for pdl in (False, True)}
+        picks = {launch: row.choice(launch) if row else None for launch in self._library.launches}
         configs = list(dict.fromkeys(choice.config for choice in picks.values() if choice))
         found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
         report = self._evaluator.baseline_report(problem)
         state = gpu_state(self._index)
         out = []
-        for pdl, choice in picks.items():
+        for launch, choice in picks.items():
             evaluation = found[choice.config] if choice else None
-            out.append({**_row(problem, pdl, self._mode, evaluation, report, self._gpu), **state})
+            out.append({**_row(problem, launch, self._mode, evaluation, report, self._gpu), **state})
         return out
 
 
-def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu) -> Row:
+def _row(
+    problem: Problem, launch: Launch, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu
+) -> Row:
     times = {name: timing.median_us for name, timing in report.timings.items()}
     if not any(name in times for name in RIVALS):
         raise report.none_timed(problem)
@@ -185,7 +188,7 @@ def _row(problem: Problem, pdl: bool, mode: str, evaluation: Evaluation | None, 
     row: Row = {
         **problem.to_json(),
         "mode": mode,
-        "pdl": pdl,
+        **launch_columns(launch),
         "floor_us": floor_us(problem, gpu),
         "regime": regime(problem, gpu),
         "rounds": len(timing.samples_us),

@@ -14,14 +14,16 @@ from outblas.errors import ConfigError
 Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
-Cache = Literal["plain", "stream_c", "stream_b"]
+Cache = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
+#: Those that stream C out, which needs TMA stores.
+STREAMING_C = ("stream_c", "stream_bc", "stream_ac")
 Ring = Literal["registers", "shared"]
 SplitKind = Literal["cluster", "workspace"]
 #: What a caller allows of a launch, each more than the one before. ``plain``: it begins when its predecessor in the
-#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but it reads no
-#: operand before that has ended, whatever the predecessor writes. ``weights``: it may read B before, which is only
-#: right if B is written by nothing that is queued on the stream or runs there when the call is made: kernel n may begin
-#: while n - 1 still waits for n - 2, so that a promise about the last predecessor would not do.
+#: stream has ended. ``pdl``: programmatic dependent launch: its prologue overlaps the predecessor, but no operand is
+#: read before that has ended, whatever it writes. ``weights``: B may be read before, which is right only if B is
+#: written by nothing that is queued on the stream, or runs there, when the call is made. (Of the predecessor alone to
+#: promise that would not do: kernel n may begin while n - 1 still waits for n - 2.)
 Launch = Literal["plain", "pdl", "weights"]
 LAUNCHES: tuple[Launch, ...] = get_args(Launch)
 
@@ -44,7 +46,8 @@ class Sm90WgmmaConfig:
         store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
-        l2: what L2 is told: nothing; that C is not read again; or that B is read once and A again and again.
+        l2: what L2 is told: nothing (``plain``), or what streams through it: C, which is not read again; B or A, which
+            is read once while the other is read again and again; or C with one of them.
         split_kind: how the parts of a split K meet. ``cluster``: its CTAs are one cluster and add up through
             distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
             memory, and the last to arrive adds up.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Launch, Sm90WgmmaConfig, config_name
 from outblas.errors import ProblemError
 from outblas.library import Library, Row
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
@@ -42,12 +42,12 @@ class Decision:
 
 
 def decide(
-    a: Operand, b: Operand, out: Operand | None, *, gpu: Gpu | None, library: Library, pdl: bool = False
+    a: Operand, b: Operand, out: Operand | None, *, gpu: Gpu | None, library: Library, launch: Launch = "plain"
 ) -> Decision:
     """What to do with a product: a pure function of what is known of its operands.
 
     Args:
-        gpu: the operands' device, None: not supported. library: of that GPU. pdl: PDL allowed.
+        gpu: the operands' device, None: not supported. library: of that GPU. launch: what is allowed.
     """
     wrong = _why_not_gemm(a, b, out)
     if wrong:
@@ -63,7 +63,7 @@ def decide(
             problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
         except ProblemError as error:
             return Decision(None, None, error.wrong)
-        found = _from_library(problem, (a, b, out), gpu, library, pdl)
+        found = _from_library(problem, (a, b, out), gpu, library, launch)
         if found.config is not None:
             return found
         kept = kept if kept.algorithm else found
@@ -89,12 +89,12 @@ def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
 
 
 def _from_library(
-    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, pdl: bool
+    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch
 ) -> Decision:
     row = library.lookup(problem)
     if row is None:
         return Decision(None, None, f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)")
-    choice = row.choice(pdl)
+    choice = row.choice(launch)
     if choice is None:
         return _fallback(row, operands)
     illegal = why_illegal(problem, choice.config, gpu)

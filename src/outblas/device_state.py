@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outblas.config import KernelConfig, config_name
+from outblas.config import KernelConfig, Launch, config_name
 from outblas.decide import Decision, Operand, decide
 from outblas.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.geometry import workspace_bytes
@@ -56,13 +56,13 @@ class DeviceState:
         self._lock = threading.Lock()
         self._threads = threading.local()
 
-    def decide(self, a: Operand, b: Operand, out: Operand | None, pdl: bool) -> Decision:
+    def decide(self, a: Operand, b: Operand, out: Operand | None, launch: Launch) -> Decision:
         """:func:`decide`, remembered."""
-        key = (a, b, out, pdl)
+        key = (a, b, out, launch)
         with self._lock:
             found = self._decisions.get(key)
             if found is None:
-                found = decide(a, b, out, gpu=self.gpu, library=self.library, pdl=pdl)
+                found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch)
                 _keep(self._decisions, key, found, KEPT_DECISIONS)
             else:
                 self._decisions.move_to_end(key)

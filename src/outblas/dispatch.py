@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outblas.config import config_name
+from outblas.config import LAUNCHES, Launch, config_name
 from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.library import Library
-from outblas.native import open_table
+from outblas.native import open_table, traced
 from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import operand, why_torchs
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, pdl: bool | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    pdl: bool | None = None,
+    weights: bool | None = None,
 ) -> torch.Tensor:
     """``a @ b`` as :func:`torch.matmul` computes it, by a tuned kernel where the library has one, or by the algorithm
     of cuBLASLt that it names where none is faster.
@@ -43,7 +48,13 @@ def matmul(
             fp16 or bf16, accumulated in fp32; on one CUDA device.
         out: (M, N), contiguous; None: allocated.
         pdl: allow programmatic dependent launch, where the kernel's prologue overlaps its predecessor in the
-            stream; None: the environment's ``OUTBLAS_PDL=1``, else not.
+            stream; safe whatever that writes.
+        weights: the promise that ``b`` is a weight: nothing that is queued on the stream, or runs there (or on one that
+            it waits for), at the time of the call still writes it; of a captured call, at the time of every replay, the
+            graph's own nodes included. Kernels may then read it before their predecessor has ended; implies ``pdl``.
+            A broken promise gives wrong results, and no error.
+            Where both are None the environment says: ``OUTBLAS_WEIGHTS=1`` makes the promise for every such call,
+            ``OUTBLAS_PDL=1`` allows PDL; else neither.
 
     Every other input (shape, dtype, strides, alignment, device, a gradient or a trace to be kept) is handed
     to torch.matmul unchanged, and so are its errors; :func:`explain` says which way a product goes. It is
@@ -54,16 +65,28 @@ def matmul(
     Raises:
         TensorError: tensors on different devices, or ``out`` shares memory with an input.
         DeviceError: the driver refused a launch, or cuBLASLt a call like one that it served before.
+        UsageError: ``weights`` where ``pdl`` is False.
         ToolchainMissing: torch is not installed.
     """
+    option = pdl if weights is None else _option(pdl, weights)
     if _known is not None and not _is_compiling():
-        result = _known(a, b, out, pdl)
+        result = _known(a, b, out, option)
         if result is not None:
             return result
-    return _decided(a, b, out, pdl)
+    return _decided(a, b, out, option)
 
 
-def _decided(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, pdl: bool | None) -> torch.Tensor:
+def _option(pdl: bool | None, weights: bool) -> int:
+    """Place in :data:`outblas.config.LAUNCHES` of what the arguments allow (False and True are the first two)."""
+    if weights and pdl is not None and not pdl:
+        raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
+    if weights:
+        return LAUNCHES.index("weights")
+    # Without the promise, whatever the environment says: what it allows besides.
+    return _launch(None) != "plain" if pdl is None else pdl
+
+
+def _decided(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor:
     """:func:`matmul` by the whole decision, which the native table then remembers."""
     try:
         import torch
@@ -75,19 +98,27 @@ def _decided(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, pdl: bo
     check_places(a, b, out)
     if a.device.type != "cuda":
         return torch.matmul(a, b, out=out)
-    device, allowed = _device(a.device.index), _pdl_allowed(pdl)
-    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), allowed)
+    device, launch = _device(a.device.index), _launch(option)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
     result = None if decision.problem is None else device.run(decision, a, b, out)
-    _remember(device, decision, (a, b, out, allowed), result)
+    _remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result)
     return torch.matmul(a, b, out=out) if result is None else result
 
 
-def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, pdl: bool | None = None) -> str:
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    pdl: bool | None = None,
+    weights: bool | None = None,
+) -> str:
     """One line: what :func:`matmul` would use and why, or why it would be torch. Compiles nothing.
 
     Raises:
-        TensorError: as :func:`matmul`.
+        TensorError, UsageError: as :func:`matmul`.
     """
+    launch = _launch(pdl if weights is None else _option(pdl, weights))
     try:
         import torch
     except ImportError as error:
@@ -100,7 +131,7 @@ def explain(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
     if a.device.type != "cuda":
         return f"torch.matmul: the tensors are on {a.device}"
     device = _device(a.device.index)
-    found = device.decide(operand(a), operand(b), None if out is None else operand(out), _pdl_allowed(pdl))
+    found = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
     if found.problem is None:
         return f"torch.matmul: {found.reason}"
     failed = device.why_not(found, a.device.index)
@@ -140,11 +171,13 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
 def status() -> dict[str, dict[str, Any]]:
     """Per device used so far (``cuda:0``): its library's rows, kernels loaded, algorithms of cuBLASLt found, calls
     bound, seconds spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated
-    calls: ``native`` (with the calls remembered and the products launched so, of all devices together), or ``python``
-    and why."""
+    calls: ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
+    together), or ``python`` and why."""
     path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
     if _table is not None:
-        path = "native: {remembered} calls remembered, {launches} launched".format(**_table.counts())
+        path = "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(
+            **_table.counts()
+        )
     return {f"cuda:{i}": {**device.status(), "host_path": path} for i, device in sorted(_devices.items())}
 
 
@@ -165,7 +198,7 @@ _devices_lock = threading.Lock()
 #: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
 _table: Any = None
 _no_table = ""
-#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces (which never sees the table).
+#: What :func:`matmul` asks first: the table's own, and torch's word whether it traces what must not see the table.
 _known: Callable[..., Any] | None = None
 _is_compiling: Callable[[], bool] = bool
 
@@ -174,13 +207,13 @@ def _remember(device: DeviceState, decision: Decision, call: tuple[Any, ...], re
     """Let the native table answer such calls from now on; ``result`` is the output, None: torch's product."""
     if result is None and not device.unavailable(decision):
         return  # what could not be loaded yet, or not be used, under capture
-    a, b, out, allowed = call
+    a, b, out, option = call
     with _devices_lock:
         _open_table()
         # Nothing of a device whose library has been replaced meanwhile.
         if _table is not None and _devices.get(a.device.index) is device:
             answer = (None, None) if result is None else device.prepared(decision, result)
-            _table.learn(a, b, out, allowed, a.element_size(), *answer)
+            _table.learn(a, b, out, option, a.element_size(), *answer)
             if result is not None and device.workspace_bytes(decision):
                 _lend(device, a)
 
@@ -204,7 +237,7 @@ def _open_table() -> None:
 
     _table, _no_table = open_table()
     if _table is not None:
-        _is_compiling, _known = torch.compiler.is_compiling, _table.matmul
+        _is_compiling, _known = traced(torch), _table.matmul
 
 
 def _device(index: int) -> DeviceState:
@@ -229,5 +262,12 @@ def _new_device(index: int) -> DeviceState:
     return DeviceState(gpu, library, load_kernel)
 
 
-def _pdl_allowed(pdl: bool | None) -> bool:
-    return os.environ.get("OUTBLAS_PDL", "").lower() in ("1", "true", "yes", "on") if pdl is None else pdl
+def _launch(option: int | None) -> Launch:
+    """The launch option of a call; None: what the environment says."""
+    if option is not None:
+        return LAUNCHES[int(option)]
+    return "weights" if _environment("OUTBLAS_WEIGHTS") else "pdl" if _environment("OUTBLAS_PDL") else "plain"
+
+
+def _environment(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")

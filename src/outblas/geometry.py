@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import STREAMING_C, KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import ELEMENT_BYTES, Layout, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
@@ -199,8 +199,9 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "PERSISTENT": c.persistent,
         "RASTER_M": c.raster == "m",
         "GROUP": c.group,
-        "STREAM_C": c.l2 == "stream_c",
-        "STREAM_B": c.l2 == "stream_b",
+        "STREAM_C": c.l2 in STREAMING_C,
+        "STREAM_B": c.l2 in ("stream_b", "stream_bc"),
+        "STREAM_A": c.l2 in ("stream_a", "stream_ac"),
         "STORE_TMA": store_tma,
         "EPI_W": epi_w,
         "EPI_BUFS": epi_bufs,

@@ -3,7 +3,8 @@
 Rule of install: a kernel is worth it if the lower bound of its speed-up over the fastest baseline is above
 :data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL` and the kernel is faster than torch.matmul by that margin. Where
 none is, the row says so and names the baseline, whose algorithm a call then runs (:attr:`Row.fallback`). A row has two
-winners, one without programmatic dependent launch and one where it is allowed (which may be the same kernel).
+winners, one without programmatic dependent launch and one where it is allowed (which may be the same kernel), and
+sometimes a third, for a B that is promised to be constant.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outblas.baselines import LT_AUTO, LT_HEURISTIC
-from outblas.config import KernelConfig, config_from_name, config_name
-from outblas.errors import OutblasError, RecordError, ToolchainMissing
+from outblas.config import LAUNCHES, KernelConfig, Launch, allows, config_from_name, config_name
+from outblas.errors import ConfigError, OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_atomic
 from outblas.problem import Problem
@@ -61,6 +62,10 @@ class Row:
         pdl: winner where PDL is allowed, None: use the baseline.
         lt_auto_detail: as baseline_detail, of autotuned cuBLASLt where another baseline was the fastest, but not by
             more than 1%; else "".
+        weights: winner where B is promised to be constant, too (:data:`outblas.config.Launch`); None: as ``pdl``.
+
+    Raises:
+        ConfigError: a kernel that needs constant weights in the place of one that must not.
     """
 
     problem: Problem
@@ -70,10 +75,22 @@ class Row:
     plain: Choice | None = None
     pdl: Choice | None = None
     lt_auto_detail: str = ""
+    weights: Choice | None = None
 
-    def choice(self, pdl: bool) -> Choice | None:
-        """The winner with or without PDL allowed, None: use the baseline."""
-        return self.pdl if pdl else self.plain
+    def __post_init__(self) -> None:
+        for choice in (self.plain, self.pdl):
+            if choice is not None and choice.config.early:
+                raise ConfigError(
+                    f"{self.problem.key} has {config_name(choice.config)} for operands that may still be written",
+                    "a kernel without early loads of B",
+                    "install it for constant weights only",
+                )
+
+    def choice(self, launch: Launch) -> Choice | None:
+        """The winner where ``launch`` is allowed, None: use the baseline."""
+        if launch == "weights" and self.weights is not None:
+            return self.weights
+        return self.plain if launch == "plain" else self.pdl
 
     @property
     def algorithm(self) -> str:
@@ -97,11 +114,12 @@ def nearly(auto_us: float | None, fastest_us: float | None) -> bool:
     return auto_us is not None and fastest_us is not None and auto_us <= NEARLY * fastest_us
 
 
-def choose(evaluations: Iterable[Evaluation], pdl: bool) -> Choice | None:
-    """The kernel to install: of the proven ones that are worth it (see the module's text) the highest lower bound."""
+def choose(evaluations: Iterable[Evaluation], launch: Launch) -> Choice | None:
+    """The kernel to install where ``launch`` is allowed: of the proven ones that are worth it (see the module's text)
+    the highest lower bound."""
     best: Choice | None = None
     for e in evaluations:
-        if e.status is not Status.PASSED or e.speedup is None or (e.config.pdl and not pdl):
+        if e.status is not Status.PASSED or e.speedup is None or not allows(launch, e.config):
             continue
         found = Choice(e.config, e.speedup.ratio, e.speedup.low, e.speedup.high)
         worth = found.low > INSTALL_ABOVE or (found.low > LEVEL and _over_torch(e) > INSTALL_ABOVE)
@@ -136,28 +154,34 @@ class Library:
         """The row of a problem, None if it was not tuned."""
         return self._by_problem.get(problem)
 
-    def geomean(self, pdl: bool) -> float:
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The launch options in which rows differ: the third only if some row has a kernel for constant weights."""
+        return LAUNCHES if any(row.weights is not None for row in self.rows) else LAUNCHES[:2]
+
+    def geomean(self, launch: Launch) -> float:
         """Geometric mean of the speed-ups, where a row that uses the baseline counts as 1."""
         if not self.rows:
             return 1.0
-        choices = (row.choice(pdl) for row in self.rows)
+        choices = (row.choice(launch) for row in self.rows)
         return math.exp(sum(math.log(c.speedup) for c in choices if c) / len(self.rows))
 
-    def fallbacks(self, pdl: bool) -> int:
+    def fallbacks(self, launch: Launch) -> int:
         """How many rows use the baseline."""
-        return sum(row.choice(pdl) is None for row in self.rows)
+        return sum(row.choice(launch) is None for row in self.rows)
 
     def of(self, problems: Iterable[Problem]) -> Library:
         """The rows of some problems, those that there are."""
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
-    def without(self, kernels: Iterable[tuple[Problem, bool]]) -> Library:
-        """The library less the kernels of these (problem, PDL allowed): there the baseline is used."""
+    def without(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
+        """The library less the kernels of these (problem, launch option): there the baseline is used, or, instead of a
+        kernel for constant weights, the row's for PDL."""
         lost = set(kernels)
 
         def rest(row: Row) -> Row:
-            plain = None if (row.problem, False) in lost else row.plain
-            return replace(row, plain=plain, pdl=None if (row.problem, True) in lost else row.pdl)
+            left: dict[str, Any] = {n: None for n in LAUNCHES if (row.problem, n) in lost}
+            return replace(row, **left)
 
         return replace(self, rows=tuple(map(rest, self.rows)))
 
@@ -218,7 +242,8 @@ class Library:
 
 def _row_to_json(row: Row) -> dict[str, Any]:
     data: dict[str, Any] = {"problem": row.problem.key}
-    for suffix, choice in (("", row.plain), ("_pdl", row.pdl)):
+    choices = {"": row.plain, "_pdl": row.pdl, **({} if row.weights is None else {"_weights": row.weights})}
+    for suffix, choice in choices.items():
         data[f"config{suffix}"] = None if choice is None else config_name(choice.config)
         for figure in ("speedup", "low", "high"):
             data[f"{figure}{suffix}"] = None if choice is None else getattr(choice, figure)
@@ -272,7 +297,9 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
         return Choice(configs[name], *figures)
 
     named = row.baseline, row.baseline_detail, row.source
-    return Row(Problem.from_key(row.problem), *named, choice(""), choice("_pdl"), row.lt_auto_detail)
+    return Row(
+        Problem.from_key(row.problem), *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights")
+    )
 
 
 @lru_cache(maxsize=1)
@@ -294,6 +321,10 @@ def _file_model() -> type[BaseModel]:
         baseline_detail: str
         source: str
         lt_auto_detail: str = ""
+        config_weights: str | None = None
+        speedup_weights: PositiveFloat | None = None
+        low_weights: PositiveFloat | None = None
+        high_weights: PositiveFloat | None = None
 
     class LibraryFile(BaseModel):
         format: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,24 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
         return None, f"outblas._native cannot be used here: {error}"
 
 
+def traced(torch: Any) -> Callable[[], bool]:
+    """What to ask torch before a table is asked: whether it traces, which must not see the table.
+
+    A table sees all ways of torch to trace but dynamo's, which runs nothing; to ask only for that one costs less.
+    """
+    everything: Callable[[], bool] = torch.compiler.is_compiling
+    dynamo: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", everything)
+    return everything if _compiling(torch) is None else dynamo
+
+
+def _compiling(torch: Any) -> dict[str, Any] | None:
+    """Where a table finds what ``torch.compiler.is_compiling`` looks at outside dynamo; None: it looks elsewhere."""
+    asked, found = torch.compiler.is_compiling, vars(torch.compiler)
+    code = getattr(asked, "__code__", None)
+    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False wherever Python runs
+    return found if reads == {"_is_compiling_flag"} and asked.__globals__ is found else None
+
+
 def _extension() -> ModuleType:
     return importlib.import_module("outblas._native")
 
@@ -57,11 +76,12 @@ def _hooks() -> dict[str, Any]:
 
     core, base = torch._C, torch._C.TensorBase
     return {
+        "exchange": getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from torch 2.10 on
         "tensor": torch.Tensor,
         "parameter": torch.nn.Parameter,
         "data_ptr": base.data_ptr,
         "is_neg": base.is_neg,
-        "is_inference": base.is_inference,
+        "is_inference": None if _spares_inference(torch) else base.is_inference,
         "stride": base.stride,
         "watchers": (
             core._len_torch_function_stack,
@@ -69,8 +89,10 @@ def _hooks() -> dict[str, Any]:
             core._is_any_autocast_enabled,
             core._is_tracing,
         ),
+        "compiling": _compiling(torch),
         "grad_enabled": torch.is_grad_enabled,
-        "forward_ad": torch.autograd.forward_ad,
+        "requires_grad": base.requires_grad,
+        "forward_ad": vars(torch.autograd.forward_ad),
         # What a CPU build lacks is never called there: a table of it remembers no kernel.
         "current_device": getattr(core, "_cuda_getDevice", None),
         "current_stream": getattr(core, "_cuda_getCurrentRawStream", None),
@@ -106,6 +128,17 @@ def _increment_version(torch: Any) -> Any:
     except TypeError:
         return one_by_one
     return core
+
+
+def _spares_inference(torch: Any) -> bool:
+    """Whether torch's own increment of versions leaves out tensors of inference mode, which have none."""
+    with torch.inference_mode():
+        tensor = torch.empty(0, device="cpu")
+    try:
+        torch._C._increment_version((tensor,))
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _refused(call: str, status: int) -> None:

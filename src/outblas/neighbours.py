@@ -20,23 +20,34 @@ WARM = 2048
 
 
 def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
-    """Legal configs that differ from a legal one in one idea (L2 hints, order of tiles, multicast, parts of K,
-    depth), what was most often worth it first; without itself."""
+    """Legal configs that differ from a legal one in one idea (early loads of B, L2 hints, order of tiles,
+    multicast, parts of K, depth), what was most often worth it first; without itself."""
     if isinstance(config, Sm90WgmmaConfig):
-        ideas = [_hints(config), _orders(config), _parts(config), _multicast(config), _widths(config), _depths(config)]
+        ideas = [
+            _hints(problem, config),
+            _orders(config),
+            _parts(config),
+            _multicast(config),
+            _widths(config),
+            _depths(config),
+        ]
     elif isinstance(config, Sm80GemvConfig):
         ideas = [_gemv(config)]
     elif isinstance(config, Sm80DirectConfig):
         ideas = [_direct(config)]
     else:
         ideas = [_mma(config)]
+    if config.pdl and not config.early:
+        ideas.insert(0, iter([replace(config, early=True)]))
     # An idea's first suggestion, then the next idea's: a short list then has something of each.
     mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
     return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]
 
 
-def _hints(c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
-    for l2 in ("stream_b", "stream_c", "plain"):
+def _hints(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
+    # The larger operand is the one that is read once.
+    once, again = ("b", "a") if problem.n >= problem.m else ("a", "b")
+    for l2 in (f"stream_{once}", f"stream_{once}c", "stream_c", f"stream_{again}", "plain"):
         yield replace(c, l2=l2)  # type: ignore[arg-type]
 
 

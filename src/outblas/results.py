@@ -1,6 +1,6 @@
 """Bench result files, and the summary that every published figure is a row of.
 
-A result file is Parquet: one row per (problem, PDL on or off), with the run's provenance in the
+A result file is Parquet: one row per (problem, launch option), with the run's provenance in the
 schema metadata. ``summary.json`` is computed from such files alone, deterministically.
 """
 
@@ -49,14 +49,14 @@ FORMAT = 1
 KIND = "bench"
 MODES = ("offline", "offline_cold", "server")
 #: What tells the tables of a suite apart: rows that agree in these may be averaged together.
-KEY = ("layout", "dtype", "acc", "mode", "pdl")
+KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
 PROVENANCE = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times in microseconds, ``published`` is ``speedup`` or, where
 #: the library falls back to the baseline, 1.0. A row that falls back and has a speed-up was demoted by this very
 #: bench: its kernel was not surely ahead, its figures are kept, and the library does not have it any more.
 #: ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whichever baseline was the fastest; the 99th
-#: percentiles are of server mode.
+#: percentiles are of server mode. ``pdl``: PDL was allowed; ``early``: early loads of a constant B, too.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -77,10 +77,14 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", True) for c in ("rounds", "repeats", "operand_sets")},
     **{c: ("double", True) for c in ("sm_clock_mhz", "temperature_c")},
     "lt_auto_detail": ("string", True),
-    **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us")},
+    **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us", "torch_p99_us")},
+    "early": ("bool", False),
 }
-#: Columns that older files do not have; they read as null there.
-ADDED = ("lt_auto_detail", "ours_p99_us", "baseline_p99_us")
+#: Columns that older files do not have, and what they read as there; rows to be written may leave them out, too.
+ADDED: dict[str, Any] = {
+    **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
+    "early": False,
+}
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
     full = {**meta, "format": FORMAT, "kind": KIND}
     _check_meta(full, f"result for {path}")
     for row in rows:
-        absent = [c for c, (_, nullable) in COLUMNS.items() if c not in row and not nullable]
+        absent = [c for c, (_, nullable) in COLUMNS.items() if c not in row and c not in ADDED and not nullable]
         odd = [c for c in row if c not in COLUMNS]
         if absent or odd:
             raise RecordError(
@@ -146,7 +150,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
                 "the columns of a bench result",
                 "correct the row",
             )
-    dense = [{c: row.get(c) for c in COLUMNS} for row in rows]
+    dense = [{c: row.get(c, ADDED.get(c)) for c in COLUMNS} for row in rows]
     _check_rows(dense, f"result for {path}")
     schema = _schema().with_metadata({b"outblas": json.dumps(full, sort_keys=True).encode()})
     try:
@@ -161,7 +165,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
 
 
 def summarise(path: str | os.PathLike[str]) -> list[Row]:
-    """Summary rows of one result file: one per (layout, dtype, acc, mode, pdl), in that order.
+    """Summary rows of one result file: one per :data:`KEY`, in that order.
 
     Raises:
         RecordError: as :func:`read_result`.
@@ -176,7 +180,7 @@ def summarise_result(result: Result) -> list[Row]:
 
 
 def best_rows(results: Iterable[Result]) -> list[Row]:
-    """Summary rows of layout ``best``: for every suite, types, mode and PDL measured in TN and in NN.
+    """Summary rows of layout ``best``: for every suite, types, mode and launch option measured in TN and in NN.
 
     Not of server mode, where latencies are the host's. Of several files of one kind the one with most rows counts.
     """
@@ -187,18 +191,18 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
             if layout not in known or len(rows) > len(known[layout][1]):
                 known[layout] = (result, rows)
     found = []
-    for (_, dtype, acc, mode, pdl), layouts in sorted(tables.items()):
-        if layouts.keys() >= {"TN", "NN"} and mode != "server":
+    for (_, *kind), layouts in sorted(tables.items()):
+        if layouts.keys() >= {"TN", "NN"} and "server" not in kind:
             (tn, tn_rows), (nn, nn_rows) = layouts["TN"], layouts["NN"]
             rows = best_of_layouts(tn_rows, nn_rows)
             if rows:
                 sources = [tn] if tn.path == nn.path else [tn, nn]
-                found.append(_summary_row(sources, ("best", dtype, acc, mode, pdl), rows))
+                found.append(_summary_row(sources, ("best", *kind), rows))
     return found
 
 
 def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
-    """(layout, dtype, acc, mode, pdl) -> rows: those that may be averaged together."""
+    """:data:`KEY` -> rows: those that may be averaged together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in result.rows:
         groups.setdefault(tuple(row[c] for c in KEY), []).append(row)
@@ -320,7 +324,7 @@ def _read_rows(path: Path) -> list[Row]:
         raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
     try:
         for name in (c for c in ADDED if c not in table.column_names):
-            table = table.append_column(name, pa.nulls(table.num_rows))
+            table = table.append_column(name, pa.array([ADDED[name]] * table.num_rows))
         known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
         return list(known.to_pylist())
     except (pa.ArrowException, ValueError) as error:
@@ -349,14 +353,14 @@ def _check_meta(meta: Mapping[str, Any], what: str) -> None:
 
 
 def _check_rows(rows: Iterable[Row], what: str) -> None:
-    """Every row must be a problem, once per (mode, pdl), with figures that agree with each other."""
+    """Every row must be a problem, once per (mode, launch option), with figures that agree with each other."""
     seen: set[tuple[Any, ...]] = set()
     for index, row in enumerate(rows):
         try:
-            key = (problem_of(row), row["mode"], row["pdl"])
+            key = (problem_of(row), row["mode"], row["pdl"], row["early"])
         except (OutblasError, TypeError) as error:
             raise RecordError(f"{what}, row {index}: {_first_line(error)}", "a valid problem", _AGAIN) from error
-        wrong = "a second row of the same problem, mode and pdl" if key in seen else _contradiction(row)
+        wrong = "a second row of the same problem, mode and launch option" if key in seen else _contradiction(row)
         if wrong:
             raise RecordError(f"{what}, row {index} ({key[0].key}): {wrong}", "rows that agree with themselves", _AGAIN)
         seen.add(key)
@@ -366,6 +370,8 @@ def _check_rows(rows: Iterable[Row], what: str) -> None:
 
 def _contradiction(row: Row) -> str | None:
     """What in a row cannot be true, or None. A row without a figure of ours must be a fall-back."""
+    if row["early"] and not row["pdl"]:
+        return "early loads without PDL"
     if row["mode"] not in MODES:
         return f"mode {row['mode']!r}"
     for name in ("published", "baseline_us", "floor_us"):

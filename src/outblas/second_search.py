@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from outblas.agents.base import Agent, in_turns, unexplored
-from outblas.config import KernelConfig
+from outblas.config import KernelConfig, Launch, launch_of
 from outblas.evaluation import Evaluation, Status
 from outblas.model import rank
 from outblas.neighbours import neighbours
 from outblas.problem import Problem
-from outblas.roofline import Gpu, floor_us
+from outblas.roofline import Gpu, floor_us, regime
+from outblas.space import candidates
 
 #: Above this floor a launch is nothing, and nor is PDL.
 PDL_IS_NOTHING_US = 25.0
+#: The same of early loads of B, which are worth one or two microseconds to whatever streams it.
+EARLY_IS_NOTHING_US = 100.0
 
 
 class Untried(Agent):
@@ -32,7 +35,7 @@ class Untried(Agent):
         if not left:
             return []
         ranked = [left[i] for i in rank(problem, left, self.gpu)]
-        turns = [[c for c in ranked if c.pdl is pdl] for pdl in launch_options(problem, self.gpu)]
+        turns = [[c for c in ranked if launch_of(c) == launch] for launch in launch_options(problem, self.gpu)]
         return unexplored(in_turns(*turns), history)[:n]
 
 
@@ -47,9 +50,21 @@ class InOrder(Agent):
         return unexplored(candidates, history)[:n]
 
 
-def launch_options(problem: Problem, gpu: Gpu) -> tuple[bool, ...]:
-    """PDL off and, where a launch is anything, on."""
-    return (False,) if floor_us(problem, gpu) > PDL_IS_NOTHING_US else (False, True)
+def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
+    """Those in which kernels may differ: PDL where a launch is anything; early loads of B where, besides, memory or the
+    launch binds."""
+    found: list[Launch] = ["plain"]
+    floor = floor_us(problem, gpu)
+    if floor <= PDL_IS_NOTHING_US:
+        found.append("pdl")
+    if floor <= EARLY_IS_NOTHING_US and not regime(problem, gpu).startswith("compute"):
+        found.append("weights")
+    return tuple(found)
+
+
+def worth_trying(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """The candidates of a first search: early loads of B among them where they may matter."""
+    return candidates(problem, gpu, early="weights" in launch_options(problem, gpu))
 
 
 def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Evaluation]]:
@@ -62,11 +77,13 @@ def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Ev
 
 def near_the_best(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
     """Neighbours of the fastest proven candidate of each launch option that were not tried, options in turns."""
-    known = {e.config for e in tried}
+    known, options = {e.config for e in tried}, launch_options(problem, gpu)
     turns = []
-    for pdl in launch_options(problem, gpu):
-        passed = [e for e in tried if e.status is Status.PASSED and e.timing and e.speedup and e.config.pdl is pdl]
+    for launch in options:
+        passed = [e for e in tried if e.status is Status.PASSED and e.timing and e.speedup]
+        passed = [e for e in passed if launch_of(e.config) == launch]
         if passed:
             best = max(passed, key=lambda e: e.speedup.ratio if e.speedup else 0.0).config
-            turns.append([c for c in neighbours(problem, best, gpu) if c not in known])
-    return in_turns(*turns)
+            near = neighbours(problem, best, gpu)
+            turns.append([c for c in near if c not in known and launch_of(c) in options])
+    return list(dict.fromkeys(in_turns(*turns)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outblas.averages import launch_columns
 from outblas.baselines import LT_AUTO, Call, make_baselines, on_current_stream
 from outblas.config import config_name
 from outblas.evaluation import Speedup, Status, Timing
@@ -87,13 +88,13 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     """
     timings, found, details = serve(problem, gpu_index, target_qps, library=library)
     row = library.lookup(problem)
-    choice = row.choice(False) if row else None
+    choice = row.choice("plain") if row else None
     ours, best = timings["ours"], timings[found.baseline]
     return [
         {
             **problem.to_json(),
             "mode": "server",
-            "pdl": False,
+            **launch_columns("plain"),
             "config": "" if choice is None else config_name(choice.config),
             "status": (Status.LEFT_OUT if choice is None else Status.PASSED).value,
             "fallback": choice is None,
@@ -108,6 +109,7 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
             "baseline_detail": details[found.baseline],
             "lt_auto_detail": details[LT_AUTO],
             "baseline_p99_us": percentile(best, 99),
+            "torch_p99_us": percentile(timings["torch"], 99),
             "published": found.ratio,
             "floor_us": floor_us(problem, gpu),
             "regime": regime(problem, gpu),

@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import resources
 
 from outblas.config import (
+    STREAMING_C,
     KernelConfig,
     Sm80DirectConfig,
     Sm80GemvConfig,
@@ -96,7 +97,7 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
         (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
         (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
-        (c.l2 == "stream_c" and c.store != "tma", "stream_c needs TMA stores"),
+        (c.l2 in STREAMING_C and c.store != "tma", f"{c.l2} needs TMA stores"),
         (c.persistent and _tiles(p, c) >= 2**22, "more than 4 million tiles for one CTA to walk over"),
         (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
         (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
@@ -174,7 +175,7 @@ def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
         (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
         (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
         (c.split_k > 1 and c.persistent, "split_k is not persistent"),
-        (c.l2 == "stream_c", "stream_c needs TMA stores"),
+        (c.l2 not in ("plain", "stream_b"), f"{c.l2} is not for this family: plain or stream_b"),
         (c.kept_k > 0 and not c.persistent, "kept_k needs persistent"),
         (not 0 <= c.kept_k <= MAX_KEPT_K, f"kept_k must be 0 to {MAX_KEPT_K}"),
         (c.warm_k > 0 and not c.early, "warm_k needs early"),
@@ -238,11 +239,19 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
     return tuple(config_from_name(text) for text in data["candidates"])
 
 
-def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
+def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False) -> list[KernelConfig]:
     """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
     catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
     workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
-    with narrower loads."""
+    with narrower loads. ``early``: then all that have PDL once more, with early loads of B."""
+    legal = _candidates(problem, gpu)
+    if not early:
+        return legal
+    more = (replace(c, early=True) for c in legal if c.pdl)
+    return legal + [c for c in more if why_illegal(problem, c, gpu) is None]
+
+
+def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     offered = (*catalogue(), *_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
     legal = [c for c in dict.fromkeys(offered) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:

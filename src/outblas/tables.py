@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.config import config_name
+from outblas.averages import launch_of_row
+from outblas.config import LAUNCHES, Launch, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Status
-from outblas.library import LEVEL, Library, nearly
+from outblas.library import LEVEL, Choice, Library, nearly
 from outblas.library import Row as LibraryRow
 from outblas.problem import Problem
 from outblas.results import read_result
@@ -37,15 +38,16 @@ def of_table(library: Library, table: Table) -> Library:
     return replace(part, provenance=library.provenance["tables"][str(table)])
 
 
-def behind(path: Path) -> list[tuple[Problem, bool]]:
-    """(problem, PDL) of the kernels that a bench found neither surely ahead nor level and faster than torch."""
+def behind(path: Path) -> list[tuple[Problem, Launch]]:
+    """(problem, launch option) of kernels that a bench found neither surely ahead nor level and faster than torch."""
 
     def kept(row: dict[str, Any]) -> bool:
         if row["low"] > 1.0:
             return True
         return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
 
-    return [(Problem.from_json(r), r["pdl"]) for r in read_result(path).rows if not r["fallback"] and not kept(r)]
+    rows = (r for r in read_result(path).rows if not r["fallback"])
+    return [(Problem.from_json(r), launch_of_row(r)) for r in rows if not kept(r)]
 
 
 def named_by(library: Library, path: Path) -> Library:
@@ -69,7 +71,7 @@ def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
         return False
     for row in rows:
         found = library.lookup(Problem.from_json(row))
-        choice = found.choice(row["pdl"]) if found is not None else None
+        choice = found.choice(launch_of_row(row)) if found is not None else None
         # A kernel that failed in the bench leaves no name there, but its status.
         failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
         if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):
@@ -79,8 +81,12 @@ def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
 
 def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
-    picks = {}
-    for name in ("plain", "pdl"):
-        a, b = getattr(old, name), getattr(new, name)
-        picks[name] = b if a is None or (b is not None and b.low > a.low) else a
-    return old if picks == {"plain": old.plain, "pdl": old.pdl} else replace(new, **picks)
+    picks: dict[str, Choice | None] = {}
+    for launch in LAUNCHES:
+        a, b = old.choice(launch), new.choice(launch)
+        picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
+    if picks["weights"] == picks["pdl"]:
+        picks["weights"] = None
+    if all(getattr(old, launch) == pick for launch, pick in picks.items()):
+        return old
+    return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])

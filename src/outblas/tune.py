@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from outblas.agents.base import Agent
 from outblas.baselines import LT_AUTO, fastest
-from outblas.config import KernelConfig, config_name
+from outblas.config import LAUNCHES, KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.evaluator import Evaluator
@@ -169,8 +169,8 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
     """The decision, from the baselines timed in the run itself where there are any."""
     baselines = next((e.baselines_us for e in search.history if e.baselines_us), None)
     times = evaluator.baselines(search.problem) if baselines is None else baselines
-    plain, pdl = choose(search.history, pdl=False), choose(search.history, pdl=True)
-    winner = next((e for c in (plain, pdl) if c for e in search.history if e.config == c.config), None)
+    plain, pdl, weights = (choose(search.history, launch) for launch in LAUNCHES)
+    winner = next((e for c in (plain, pdl, weights) if c for e in search.history if e.config == c.config), None)
     if winner is not None and winner.speedup is not None:
         name = winner.speedup.baseline
     else:
@@ -178,4 +178,4 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
     detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
     if name == LT_AUTO or not nearly(times.get(LT_AUTO), times.get(name)):
         auto = ""
-    return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto)
+    return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from outblas.config import config_name
+from outblas.averages import launch_columns
+from outblas.config import Launch, config_name
 from outblas.errors import RecordError
 from outblas.evaluation import Evaluation, Status
 from outblas.evaluator import Evaluator
@@ -28,21 +29,21 @@ def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluato
         known = store.recorded(run_id, row.problem)
         recorded = next((e.baselines_us for e in known.values() if e.baselines_us), None)
         baselines = evaluator.baselines(row.problem) if recorded is None else recorded
-        for pdl in (False, True):
-            choice = row.choice(pdl)
+        for launch in library.launches:
+            choice = row.choice(launch)
             yield (
-                _fallback_row(row, pdl, known.values(), baselines, evaluator)
+                _fallback_row(row, launch, known.values(), baselines, evaluator)
                 if choice is None
-                else _winner_row(row, pdl, choice, known.get(choice.config), evaluator)
+                else _winner_row(row, launch, choice, known.get(choice.config), evaluator)
             )
 
 
-def _winner_row(row: LibraryRow, pdl: bool, choice: Choice, e: Evaluation | None, evaluator: Evaluator) -> Row:
+def _winner_row(row: LibraryRow, launch: Launch, choice: Choice, e: Evaluation | None, evaluator: Evaluator) -> Row:
     if e is None or e.timing is None or e.speedup is None:
         raise RecordError(f"the winner of {row.problem.key} has no evaluation", "one in the store", "tune again")
     name = e.speedup.baseline
     return {
-        **_common(row, pdl, name, e.baselines_us, evaluator),
+        **_common(row, launch, name, e.baselines_us, evaluator),
         "config": config_name(e.config),
         "status": e.status.value,
         "fallback": False,
@@ -61,13 +62,13 @@ def _winner_row(row: LibraryRow, pdl: bool, choice: Choice, e: Evaluation | None
 
 
 def _fallback_row(
-    row: LibraryRow, pdl: bool, tried: Iterable[Evaluation], baselines: Mapping[str, float], evaluator: Evaluator
+    row: LibraryRow, launch: Launch, tried: Iterable[Evaluation], baselines: Mapping[str, float], evaluator: Evaluator
 ) -> Row:
     """``status`` is the furthest that any candidate came: ``passed`` when ours was right but not surely faster."""
     order = list(Status)
     reached = max((e.status for e in tried), key=order.index, default=Status.LEFT_OUT)
     return {
-        **_common(row, pdl, row.baseline, baselines, evaluator),
+        **_common(row, launch, row.baseline, baselines, evaluator),
         "config": "",
         "status": reached.value,
         "fallback": True,
@@ -75,14 +76,14 @@ def _fallback_row(
     }
 
 
-def _common(row: LibraryRow, pdl: bool, name: str, baselines: Mapping[str, float], evaluator: Evaluator) -> Row:
+def _common(row: LibraryRow, launch: Launch, name: str, baselines: Mapping[str, float], evaluator: Evaluator) -> Row:
     problem = row.problem
     if name not in baselines:
         raise RecordError(f"no baseline was timed for {problem.key}", "at least one", "time the baselines in the run")
     return {
         **problem.to_json(),
         "mode": "offline",
-        "pdl": pdl,
+        **launch_columns(launch),
         "baseline": name,
         "baseline_us": baselines[name],
         "baseline_detail": evaluator.baseline_detail(problem, name) or None,

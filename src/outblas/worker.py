@@ -12,7 +12,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from outblas.baselines import NAMES, RIVALS, Bindable
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import (
+    KernelConfig,
+    Sm80DirectConfig,
+    Sm80GemvConfig,
+    Sm80MmaConfig,
+    Sm90WgmmaConfig,
+    config_name,
+    launch_of,
+)
 from outblas.errors import CompileError, DeviceError, OutblasError, ProblemError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.problem import Problem
@@ -288,7 +296,7 @@ class Handler:
         options = self._options
         graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
         try:
-            kinds = {str(index): str(candidate.config.pdl) for index, candidate in waiting}
+            kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
             prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
             timings = desk.measure({**desk.graphs, **graphs}, options, prune)
             baselines = desk.report(timings)

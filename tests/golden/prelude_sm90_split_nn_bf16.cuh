@@ -16,6 +16,7 @@ constexpr bool RASTER_M = true;
 constexpr int GROUP = 8;
 constexpr bool STREAM_C = false;
 constexpr bool STREAM_B = false;
+constexpr bool STREAM_A = false;
 constexpr bool STORE_TMA = false;
 constexpr int EPI_W = 32;
 constexpr int EPI_BUFS = 1;

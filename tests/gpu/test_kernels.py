@@ -70,6 +70,8 @@ CONFIGS: dict[str, KernelConfig] = {
     "wgmma_multicast_deep_workspace": Sm90WgmmaConfig(
         64, 32, stages=8, cluster_n=2, split_k=2, raster="n", store="direct", split_kind="workspace"
     ),
+    "wgmma_multicast_hints": Sm90WgmmaConfig(128, 64, stages=4, consumers=2, cluster_m=2, l2="stream_ac"),
+    "wgmma_hints": Sm90WgmmaConfig(64, 128, stages=4, l2="stream_bc"),
     "mma_tile": Sm80MmaConfig(64, 64),
     "mma_pdl": Sm80MmaConfig(32, 32, 64, 6, 2, 2, 2, pdl=True),
     "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),

@@ -85,7 +85,7 @@ def launches(table: Any) -> int:
 @pytest.mark.parametrize("problem", [p for p, _, _ in TUNED], ids=KEYS)
 def test_the_result_is_that_of_the_python_path(problem: Problem, pdl: bool, with_out: bool, table: Any) -> None:
     a, b, stored = operands(problem)
-    served = dispatch._devices[0].library.lookup(problem).choice(pdl) is not None  # type: ignore[union-attr]
+    served = dispatch._devices[0].library.lookup(problem).choice("pdl" if pdl else "plain") is not None  # type: ignore[union-attr]
     expected = dispatch._decided(a, b, None, pdl)
     for seed in (0, 0, 1):  # other addresses, and other data at them
         x, y, w = operands(problem, seed)
@@ -139,6 +139,19 @@ def test_graphs_hold_and_replay_it(problem: Problem, with_out: bool, table: Any)
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(c, dispatch._decided(x, y, None, False))
+
+
+def test_operands_and_streams_are_read_by_torchs_exchange(table: Any) -> None:
+    """Where torch has one: what it says was compared with torch's methods when the call was learned."""
+    a, b, _ = operands(TUNED[0][0])
+    expected, stream = outblas.matmul(a, b), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        c = outblas.matmul(a, b)
+    stream.synchronize()
+    exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert table.counts()["reads_by"] == ("exchange" if exchange else "methods")
+    assert launches(table) == 1 and torch.equal(c, expected)
 
 
 def test_threads_with_streams_of_their_own(table: Any) -> None:

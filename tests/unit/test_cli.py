@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from helpers import ROOT, synthetic_recording
 from outblas import __version__, device
+from outblas.averages import launch_of_row
 from outblas.cli import app
 from outblas.errors import RecordError
 from outblas.library import Library
@@ -321,7 +322,7 @@ def test_tune_writes_everything_it_says(recording: str, tmp_path: Path) -> None:
     rows = read_result(run / "result.parquet").rows
     assert [(r["m"], r["pdl"]) for r in rows] == [(64, False), (64, True), (128, False), (128, True)]
     for row in rows:
-        choice = library.lookup(Problem.from_json(row)).choice(row["pdl"])  # type: ignore[union-attr]
+        choice = library.lookup(Problem.from_json(row)).choice(launch_of_row(row))  # type: ignore[union-attr]
         assert row["fallback"] == (choice is None)
         assert row["published"] == pytest.approx(1.0 if choice is None else choice.speedup)
         if choice is not None:

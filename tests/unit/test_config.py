@@ -30,7 +30,7 @@ WORDS = {
     "Store": ["tma", "direct"],
     "Raster": ["m", "n"],
     "Ring": ["registers", "shared"],
-    "Cache": ("plain", "stream_c", "stream_b"),
+    "Cache": ("plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"),
     "SplitKind": ["cluster", "workspace"],
 }
 VALUES = {"int": st.integers(-(10**17), 10**17), "bool": st.booleans()} | {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outblas import device_state, dispatch
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, Operand, decide
 from outblas.dispatch import DeviceState, explain, matmul
 from outblas.errors import CompileError, DeviceError, TensorError, UsageError
@@ -47,9 +47,9 @@ A, WEIGHT = rows(64, 256), transposed(rows(128, 256))
 
 
 def choose(
-    a: Operand = A, b: Operand = WEIGHT, out: Operand | None = None, gpu: Gpu | None = H200, pdl: bool = False
+    a: Operand = A, b: Operand = WEIGHT, out: Operand | None = None, gpu: Gpu | None = H200, launch: Launch = "plain"
 ) -> Decision:
-    return decide(a, b, out, gpu=gpu, library=LIBRARY, pdl=pdl)
+    return decide(a, b, out, gpu=gpu, library=LIBRARY, launch=launch)
 
 
 def test_a_tuned_problem_takes_its_kernel_and_says_why() -> None:
@@ -59,8 +59,8 @@ def test_a_tuned_problem_takes_its_kernel_and_says_why() -> None:
 
 
 def test_pdl_only_when_opted_in() -> None:
-    assert choose(pdl=False).config == PLAIN
-    assert choose(pdl=True).config == DEPENDENT
+    assert choose(launch="plain").config == PLAIN
+    assert choose(launch="pdl").config == DEPENDENT
 
 
 def test_the_layout_is_read_off_the_strides() -> None:
@@ -348,11 +348,25 @@ def test_traces_hold_torchs_own_product(torch: Any) -> None:
     assert torch.equal(compiled(a, b), a @ b)
 
 
-def test_pdl_is_opted_into_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OUTBLAS_PDL", raising=False)
-    assert [dispatch._pdl_allowed(x) for x in (None, True, False)] == [False, True, False]
-    monkeypatch.setenv("OUTBLAS_PDL", "1")
-    assert [dispatch._pdl_allowed(x) for x in (None, True, False)] == [True, True, False]
+def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed(pdl: bool | None, weights: bool | None) -> Launch:
+        return dispatch._launch(pdl if weights is None else dispatch._option(pdl, weights))
+
+    asked = [(None, None), (True, None), (False, None), (None, True), (True, True), (None, False), (True, False)]
+    named: dict[str, list[Launch]] = {
+        "": ["plain", "pdl", "plain", "weights", "weights", "plain", "pdl"],
+        "OUTBLAS_PDL": ["pdl", "pdl", "plain", "weights", "weights", "pdl", "pdl"],
+        # An explicit pdl stays safe for any predecessor, and an explicit no to the promise is a no.
+        "OUTBLAS_WEIGHTS": ["weights", "pdl", "plain", "weights", "weights", "pdl", "pdl"],
+    }
+    for variable, expected in named.items():
+        for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS"):
+            monkeypatch.delenv(name, raising=False)
+        if variable:
+            monkeypatch.setenv(variable, "1")
+        assert [allowed(*each) for each in asked] == expected, variable
+    with pytest.raises(UsageError, match="weights=True with pdl=False"):
+        dispatch._option(False, True)
 
 
 def test_status_is_empty_before_the_first_gpu() -> None:
@@ -367,7 +381,7 @@ def test_another_library_can_be_used(monkeypatch, tmp_path):
     mine = Library("h200", (Row(problem, plain=Choice(config, 1.1, 1.05, 1.2)),))
     mine.save(tmp_path / "mine.json")
     dispatch.use_library(tmp_path / "mine.json")
-    assert dispatch._device(0).library.lookup(problem).choice(False).config == config
+    assert dispatch._device(0).library.lookup(problem).choice("plain").config == config
     dispatch.use_library(None)
     assert len(dispatch._device(0).library.rows) == len(Library.packaged("h200", missing_ok=True).rows)
     with pytest.raises(UsageError, match="a library of other"):

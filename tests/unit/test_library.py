@@ -42,8 +42,8 @@ def test_the_file_says_use_the_baseline_with_null(tmp_path: Path) -> None:
 
 def test_lookup() -> None:
     row = LIBRARY.lookup(PROBLEMS[1])
-    assert row is not None and row.choice(pdl=False) is None
-    chosen = row.choice(pdl=True)
+    assert row is not None and row.choice("plain") is None
+    chosen = row.choice("pdl")
     assert chosen is not None and chosen.config == PDL
     assert LIBRARY.lookup(PROBLEMS[5]) is None
 
@@ -51,7 +51,7 @@ def test_lookup() -> None:
 def test_some_problems_and_less_some_kernels() -> None:
     part = LIBRARY.of([PROBLEMS[2], PROBLEMS[5], PROBLEMS[0]])
     assert [row.problem for row in part.rows] == [PROBLEMS[2], PROBLEMS[0]] and part.gpu == "h200"
-    left = LIBRARY.without([(PROBLEMS[0], False), (PROBLEMS[1], True), (PROBLEMS[5], True)])
+    left = LIBRARY.without([(PROBLEMS[0], "plain"), (PROBLEMS[1], "pdl"), (PROBLEMS[5], "pdl")])
     assert [row.problem for row in left.rows] == [row.problem for row in LIBRARY.rows]
     assert left.rows[0] == Row(PROBLEMS[0], "torch", "", "replay:h200", None, LIBRARY.rows[0].pdl)
     assert left.rows[1].pdl is None and left.rows[1].baseline_detail == "algo 7" and left.rows[2] == LIBRARY.rows[2]
@@ -67,18 +67,18 @@ def test_the_autotuned_algorithm_is_named_whichever_baseline_was_the_fastest(tmp
 
 
 def test_fallback_rows_count_as_one() -> None:
-    assert LIBRARY.geomean(pdl=False) == pytest.approx(1.2 ** (1 / 3))
-    assert LIBRARY.geomean(pdl=True) == pytest.approx((1.5 * 1.05) ** (1 / 3))
-    assert (LIBRARY.fallbacks(pdl=False), LIBRARY.fallbacks(pdl=True)) == (2, 1)
+    assert LIBRARY.geomean("plain") == pytest.approx(1.2 ** (1 / 3))
+    assert LIBRARY.geomean("pdl") == pytest.approx((1.5 * 1.05) ** (1 / 3))
+    assert (LIBRARY.fallbacks("plain"), LIBRARY.fallbacks("pdl")) == (2, 1)
 
 
 def test_only_a_lower_bound_above_one_is_installed() -> None:
     sure = passed_evaluation(PROBLEMS[0], PLAIN, low=1.02, ratio=1.1)
     lucky = passed_evaluation(PROBLEMS[0], CONFIGS[2], low=1.0, ratio=1.9)
     wrong = failed_evaluation(PROBLEMS[0], CONFIGS[3])
-    chosen = choose([lucky, wrong, sure], pdl=False)
+    chosen = choose([lucky, wrong, sure], "plain")
     assert chosen is not None and chosen.config == PLAIN
-    assert choose([lucky, wrong], pdl=False) is None
+    assert choose([lucky, wrong], "plain") is None
 
 
 def test_a_level_kernel_is_installed_where_torch_is_behind() -> None:
@@ -88,19 +88,19 @@ def test_a_level_kernel_is_installed_where_torch_is_behind() -> None:
     mine = level.timing.median_us
     behind = replace(level, baselines_us={"lt_auto": mine, "torch": 1.05 * mine})
     close = replace(level, baselines_us={"lt_auto": mine, "torch": 1.005 * mine})
-    chosen = choose([behind], pdl=False)
+    chosen = choose([behind], "plain")
     assert chosen is not None and chosen.config == PLAIN
-    assert choose([close], pdl=False) is None
+    assert choose([close], "plain") is None
     lost = replace(behind, speedup=replace(behind.speedup, low=0.98))  # type: ignore[type-var]
-    assert choose([lost], pdl=False) is None
+    assert choose([lost], "plain") is None
 
 
 def test_pdl_is_chosen_only_where_it_is_allowed() -> None:
     both = [passed_evaluation(PROBLEMS[0], PLAIN, low=1.1), passed_evaluation(PROBLEMS[0], PDL, low=1.15)]
-    plain, allowed = choose(both, pdl=False), choose(both, pdl=True)
+    plain, allowed = choose(both, "plain"), choose(both, "pdl")
     assert plain is not None and plain.config == PLAIN
     assert allowed is not None and allowed.config == PDL
-    only_plain = choose(both[:1], pdl=True)
+    only_plain = choose(both[:1], "pdl")
     assert only_plain is not None and only_plain.config == PLAIN
 
 

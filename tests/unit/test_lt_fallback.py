@@ -9,7 +9,7 @@ import pytest
 
 from outblas import lt_call
 from outblas.baselines import AUTO_REQUEST
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cublas import WORKSPACE_BYTES
 from outblas.decide import Decision, Operand, decide
 from outblas.device_state import DeviceState
@@ -53,10 +53,10 @@ def transposed(o: Operand) -> Operand:
     return o._replace(shape=o.shape[::-1], strides=o.strides[::-1])
 
 
-def choose(row: Row, *operands: Operand | None, pdl: bool = False, more: tuple[Row, ...] = ()) -> Decision:
+def choose(row: Row, *operands: Operand | None, launch: Launch = "plain", more: tuple[Row, ...] = ()) -> Decision:
     a, b, out = operands or (rows(64, 256), transposed(rows(128, 256)), None)
     assert a is not None and b is not None
-    return decide(a, b, out, gpu=H200, library=Library("h200", (row, *more)), pdl=pdl)
+    return decide(a, b, out, gpu=H200, library=Library("h200", (row, *more)), launch=launch)
 
 
 def test_the_named_algorithm_is_decided_for_where_no_kernel_may_be_used() -> None:
@@ -64,7 +64,7 @@ def test_the_named_algorithm_is_decided_for_where_no_kernel_may_be_used() -> Non
     found = choose(row)
     assert (found.config, found.problem, found.algorithm) == (None, PROBLEM, FIRST)
     assert "no kernel was proven faster than lt_auto" in found.reason
-    assert choose(row, pdl=True).config == WON.config and choose(row, pdl=True).algorithm == ""
+    assert choose(row, launch="pdl").config == WON.config and choose(row, launch="pdl").algorithm == ""
     by_torch = choose(Row(PROBLEM, "torch", "torch 2"))
     assert (by_torch.problem, by_torch.algorithm) == (None, "")
 

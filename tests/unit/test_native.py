@@ -27,7 +27,8 @@ from native_fixture import (  # noqa: F401
     table_fixture,
     torch,
 )
-from outblas import dispatch
+from outblas import dispatch, native
+from outblas.config import LAUNCHES
 from outblas.errors import DeviceError, TensorError
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -41,7 +42,7 @@ def test_a_call_is_answered_once_it_was_learned(table: Any, cuda: FakeCuda) -> N
     assert table.matmul(a, b, out, False) is None
     assert learn(table, a, b, out, prepared())
     assert table.matmul(a, b, out, False) is out and len(cuda) == 1
-    assert table.counts() == {"remembered": 1, "launches": 1}
+    assert (table.counts()["remembered"], table.counts()["launches"]) == (1, 1)
 
 
 def test_the_launch_is_the_one_that_was_prepared(table: Any, cuda: FakeCuda, host: Host) -> None:
@@ -140,6 +141,24 @@ def test_the_output_is_known_to_be_written(table: Any) -> None:
     assert table.matmul(a, b, frozen, False) is frozen  # has no version to count
 
 
+def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda, host: Host) -> None:
+    """Where the increment of versions raises for tensors of inference mode."""
+
+    def increment(tensors: Any) -> None:
+        if any(t.is_inference() for t in tensors):
+            raise RuntimeError("Inference tensors do not track version counter.")
+        torch._C._increment_version(tensors)
+
+    hooks = {"is_inference": torch._C.TensorBase.is_inference, "increment_version": increment}
+    own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
+    assert own is not None, reason
+    a, b, out = operands()
+    learn(own, a, b, out, prepared())
+    with torch.inference_mode():
+        frozen = torch.zeros_like(out)
+    assert own.matmul(a, b, frozen, False) is frozen and own.matmul(a, b, out, False) is out and out._version == 1
+
+
 def test_parameters_are_operands(table: Any, cuda: FakeCuda) -> None:
     a, b, out = operands()
     learn(table, a, b, out, prepared())
@@ -205,6 +224,26 @@ def test_what_is_no_call_for_the_table_is_not_learned(table: Any) -> None:
     assert table.counts()["remembered"] == 0
 
 
+def test_constant_weights_are_part_of_the_key_and_follow_the_environment(
+    table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, out = operands()
+    for option in range(3):
+        assert table.matmul(a, b, out, option) is None
+        learn(table, a, b, out, prepared(MAPPED + 2 * option, dependent=option > 0), option)
+    for value, unset in (("1", 2), ("0", 1)):
+        monkeypatch.setenv("OUTBLAS_PDL", "1")
+        monkeypatch.setenv("OUTBLAS_WEIGHTS", value)
+        for option, expected in ((None, unset), (False, 0), (True, 1), (2, 2)):
+            table.matmul(a, b, out, option)
+            assert cuda[-1].function == MAPPED + 2 * expected, (value, option)
+    assert (
+        table.matmul(a, b, out, 3) is None
+        and table.matmul(a, b, out, -1) is None
+        and table.matmul(a, b, out, "") is None
+    )
+
+
 def test_pdl_is_part_of_the_key_and_follows_the_environment(
     table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +258,7 @@ def test_pdl_is_part_of_the_key_and_follows_the_environment(
             monkeypatch.setenv("OUTBLAS_PDL", value)
         for pdl in (None, False, True):
             table.matmul(a, b, out, pdl)
-            assert cuda[-1].function == (MAPPED + 2 if dispatch._pdl_allowed(pdl) else MAPPED), (value, pdl)
+            assert cuda[-1].function == MAPPED + 2 * LAUNCHES.index(dispatch._launch(pdl)), (value, pdl)
 
 
 def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:
@@ -285,6 +324,15 @@ def test_what_torch_must_see_is_not_answered(table: Any, cuda: FakeCuda) -> None
     torch.jit.trace(look, a, check_trace=False)
     assert seen and seen == [None] * len(seen) and len(cuda) == 0
     assert table.matmul(a, b, out, False) is out
+
+
+def test_what_torch_compiles_is_not_answered(table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, out = operands()
+    learn(table, a, b, out, prepared())
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling() and table.matmul(a, b, out, False) is None
+    monkeypatch.undo()
+    assert table.matmul(a, b, out, False) is out and len(cuda) == 1
 
 
 def test_gradients_matter_only_where_they_are_recorded(table: Any, cuda: FakeCuda) -> None:

@@ -162,7 +162,8 @@ def test_another_library_empties_the_table(
 
 def test_status_says_what_serves(table: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_devices", {0: device})
-    assert dispatch.status()["cuda:0"]["host_path"] == "native: 0 calls remembered, 0 launched"
+    way = table.counts()["reads_by"]
+    assert dispatch.status()["cuda:0"]["host_path"] == f"native: 0 calls remembered, read by {way}, 0 launched"
     monkeypatch.setattr(dispatch, "_table", None)
     assert "no product was asked for" in dispatch.status()["cuda:0"]["host_path"]
     monkeypatch.setattr(dispatch, "_no_table", "not built")
@@ -221,10 +222,50 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatc
     assert seen.maps[0][9] == kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and seen.maps[0][11] == made.maps[0][5]
 
 
-def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_known", table.matmul)
-    monkeypatch.setattr(dispatch, "_is_compiling", torch.compiler.is_compiling)
+@pytest.mark.parametrize("asked", ["traced", "is_compiling"])
+def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    question = native.traced(torch) if asked == "traced" else torch.compiler.is_compiling
+    calls: list[Any] = []
+
+    class Counted:
+        @staticmethod
+        def matmul(*call: Any) -> Any:
+            calls.append(call)
+            return table.matmul(*call)
+
+    monkeypatch.setattr(dispatch, "_known", Counted.matmul)
+    monkeypatch.setattr(dispatch, "_is_compiling", question)
     a, b = torch.randn(3, 4), torch.randn(4, 2)
     learn(table, a, b, None)
     compiled = torch.compile(lambda x, y: dispatch.matmul(x, y), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(a, b), a @ b) and torch.equal(dispatch.matmul(a, b), a @ b)
+    assert torch.equal(compiled(a, b), a @ b) and not calls
+    assert torch.equal(dispatch.matmul(a, b), a @ b) and len(calls) == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_are_torchs(
+    table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    class Product(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, y: Any) -> Any:
+            return dispatch.matmul(x, y)
+
+    monkeypatch.setattr(dispatch, "_known", table.matmul)
+    monkeypatch.setattr(dispatch, "_is_compiling", native.traced(torch))
+    a, b, _ = operands()
+    learn(table, a, b, None, prepared())
+    program = torch.export.export(Product(), (a, b), strict=strict)
+    assert "matmul" in str(program.graph) and torch.equal(program.module()(a, b), a @ b)
+    assert len(cuda) == 0
+
+
+def test_another_torchs_way_to_say_that_it_compiles_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.traced(torch) is torch.compiler.is_dynamo_compiling
+    assert native._hooks()["compiling"] is vars(torch.compiler)
+
+    def is_compiling() -> bool:
+        return bool(torch.compiler._is_compiling_flag or torch.jit.is_tracing())
+
+    for another in (is_compiling, len):
+        monkeypatch.setattr(torch.compiler, "is_compiling", another)
+        assert native.traced(torch) is another and native._hooks()["compiling"] is None

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import LAUNCHES, KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.neighbours import neighbours
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.second_search import launch_options, near_the_best
-from outblas.space import catalogue, why_illegal
+from outblas.second_search import launch_options, near_the_best, worth_trying
+from outblas.space import candidates, catalogue, why_illegal
 
 TILE = Sm90WgmmaConfig(128, 128, stages=5, consumers=2, cluster_m=2)
 SPLIT = Sm90WgmmaConfig(64, 64, 128, 4, split_k=3, store="direct")
@@ -27,6 +27,10 @@ def test_all_are_legal_and_none_is_the_config_itself(config: KernelConfig, layou
     found = neighbours(problem, config)
     assert config not in found and len(set(found)) == len(found)
     assert all(why_illegal(problem, c) is None and c.pdl is config.pdl for c in found)
+    dependent = replace(config, pdl=True)
+    first, *others = neighbours(problem, dependent)
+    assert first == replace(dependent, early=True) and not any(c.early for c in others)
+    assert all(c.early for c in neighbours(problem, first))
 
 
 def test_a_short_list_has_something_of_every_idea() -> None:
@@ -34,6 +38,14 @@ def test_a_short_list_has_something_of_every_idea() -> None:
     assert {c.l2 for c in first} >= {"stream_b"}  # type: ignore[union-attr]
     assert any(c.raster != TILE.raster for c in first)  # type: ignore[union-attr]
     assert any((c.cluster_m, c.cluster_n) != (2, 1) for c in first)  # type: ignore[union-attr]
+
+
+def test_the_larger_operand_is_the_one_that_streams() -> None:
+    for problem, once in ((Problem(4096, 64, 4096), "a"), (Problem(64, 4096, 4096), "b")):
+        hints = [c.l2 for c in neighbours(problem, Sm90WgmmaConfig(64, 64)) if c.l2 != "plain"]  # type: ignore[union-attr]
+        assert hints[0] == f"stream_{once}" and f"stream_{once}c" in hints and "stream_c" in hints
+        direct = neighbours(problem, Sm90WgmmaConfig(64, 64, store="direct"))
+        assert not {c.l2 for c in direct} & {"stream_c", f"stream_{once}c"}  # type: ignore[union-attr]
 
 
 def test_a_split_may_move_to_a_workspace_and_back() -> None:
@@ -81,6 +93,18 @@ def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
     assert near_the_best(problem, [], H200) == []
 
 
-def test_pdl_is_left_where_a_launch_is_nothing() -> None:
-    assert launch_options(Problem(64, 64, 64), H200) == (False, True)
-    assert launch_options(Problem(16384, 16384, 16384), H200) == (False,)
+def test_launch_options_are_left_where_they_are_nothing() -> None:
+    assert launch_options(Problem(64, 64, 64), H200) == LAUNCHES
+    assert launch_options(Problem(16384, 16384, 16384), H200) == ("plain",)
+    assert launch_options(Problem(1024, 1024, 4096), H200) == ("plain", "pdl"), "compute-bound"
+    assert launch_options(Problem(8, 28672, 8192), H200) == ("plain",), "the floor is 112 us"
+    assert launch_options(Problem(8, 10240, 8192), H200) == ("plain", "weights")
+
+
+def test_early_loads_are_offered_where_they_may_matter() -> None:
+    for problem in (Problem(1024, 1024, 4096), Problem(8, 4096, 4096)):
+        found, plain = worth_trying(problem, H200), candidates(problem)
+        assert found[: len(plain)] == plain and not any(c.early for c in plain)
+        early = [c for c in found if c.early]
+        assert set(found) == {*plain, *early} and bool(early) == (problem.m == 8)
+        assert all(why_illegal(problem, c) is None and replace(c, early=False) in plain for c in early)

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from helpers import ROOT
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.averages import launch_of_row
+from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
 from outblas.library import LEVEL, Library
+from outblas.neighbours import neighbours
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.report import check_published
@@ -44,7 +46,7 @@ def library() -> Library:
 
 def installed(library: Library) -> list[tuple[Problem, KernelConfig]]:
     """Every (problem, kernel) that the library would launch."""
-    choices = ((row.problem, row.choice(pdl)) for row in library.rows for pdl in (False, True))
+    choices = ((row.problem, row.choice(launch)) for row in library.rows for launch in LAUNCHES)
     return [(problem, choice.config) for problem, choice in choices if choice is not None]
 
 
@@ -100,22 +102,26 @@ def test_every_problem_has_its_baselines(recording: Recording) -> None:
 
 
 def test_the_library_decides_grid1000_with_legal_kernels_that_are_offered(library: Library) -> None:
+    """Offered by the catalogue, beside it (few tokens, long K), or next to what is offered."""
     assert {row.problem for row in library.rows} >= set(suite("grid1000"))
     shipped = set(catalogue("h200"))
-    for problem, config in installed(library):
-        if config not in shipped:  # few tokens, odd rows: offered beside the catalogue
-            assert config in candidates(problem), f"{problem.key}: {config_name(config)} is not offered"
+    others = [(problem, config) for problem, config in installed(library) if config not in shipped]
+    for problem, config in others:
         assert why_illegal(problem, config) is None, problem.key
+    for problem, config in random.Random(0).sample(others, min(len(others), SAMPLE)):
+        offered = candidates(problem)
+        near = config in offered or any(config in neighbours(problem, c) for c in offered)
+        assert near, f"{problem.key}: {config_name(config)} is not offered, nor next to what is"
 
 
 def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:
     for row in library.rows:
         assert row.baseline, row.problem.key
-        for pdl in (False, True):
-            choice = row.choice(pdl)
+        for launch in LAUNCHES:
+            choice = row.choice(launch)
             if choice is not None:
                 assert LEVEL < choice.low <= choice.speedup <= choice.high, row.problem.key
-                assert pdl or not choice.config.pdl, row.problem.key
+                assert allows(launch, choice.config), row.problem.key
 
 
 def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) -> None:
@@ -160,7 +166,7 @@ def test_the_published_benches_are_of_the_packaged_library(path: Path, library: 
     for row in result.rows:
         found = library.lookup(Problem.from_json(row))
         assert found is not None
-        choice = found.choice(row["pdl"])
+        choice = found.choice(launch_of_row(row))
         assert row["fallback"] == (choice is None)
         if choice is not None:
             assert row["config"] == config_name(choice.config)

@@ -17,6 +17,8 @@ import fake_gpu
 from fake_gpu import FakeGpu, install
 from outblas import bench, record
 from outblas.agents import Agent
+from outblas.averages import launch_of_row
+from outblas.config import launch_of
 from outblas.errors import UsageError
 from outblas.evaluation import Status
 from outblas.library import Library
@@ -176,7 +178,7 @@ def test_a_kernel_that_does_not_win_again_is_not_kept(script: Any, work: Any, mo
     monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 4.1)  # behind the baseline from now on
     run(script, work, "confirm")
     library = Library.load(work.library)
-    assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(SHAPES)
+    assert library.fallbacks("plain") == library.fallbacks("pdl") == len(SHAPES)
     about = library.provenance["tables"][str(script.TABLES[0])]
     assert (about["confirmed"], about["not_confirmed"]) == (4, 8)
 
@@ -262,7 +264,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     table = script.TABLES[0]
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
-    before.without([(weak, False), (weak, True)]).save(work.library)
+    before.without([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
     monkeypatch.setattr(script, "AGAIN_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)
@@ -291,8 +293,8 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     run(script, work, "refine")
     after = Library.load(work.library)
     for row in after.rows:
-        assert row.choice(fast[row.problem].pdl).config == fast[row.problem]
-        assert row.choice(not fast[row.problem].pdl) is not None
+        assert row.choice(launch_of(fast[row.problem])).config == fast[row.problem]
+        assert row.choice("plain" if fast[row.problem].pdl else "pdl") is not None
     assert len(after.rows) == len(before.rows)
     assert after.provenance["tables"][str(table)]["refined"] == len(after.rows)
     asked = len(script.fake.asked)
@@ -302,7 +304,7 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
 
 def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
     problem = script.TABLES[0].problems()[0]
-    for config in candidates(problem):
+    for config in candidates(problem, early=True):
         script.fake.statuses[problem, config] = Status.WRONG
     run(script, work, "tune")
     assert f"{script.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out
@@ -341,7 +343,7 @@ def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(
     for old, new in zip(before, after, strict=True):
         assert new == {**old, "fallback": True, "published": 1.0}
     library = Library.load(work.library)
-    assert library.fallbacks(pdl=False) == library.fallbacks(pdl=True) == len(library.rows)
+    assert library.fallbacks("plain") == library.fallbacks("pdl") == len(library.rows)
 
 
 @pytest.mark.parametrize(("auto_us", "named"), [(5.04, "index=0/9 algo"), (5.06, "")])
@@ -371,4 +373,4 @@ def test_a_kernel_that_is_level_is_kept_while_torch_is_behind(
         monkeypatch.setattr("outblas.tables.read_result", lambda path, changed=changed: SimpleNamespace(rows=[changed]))
         assert (script.behind(path) == []) is kept
     monkeypatch.setattr("outblas.tables.read_result", lambda path: SimpleNamespace(rows=[{**level, "published": 0.98}]))
-    assert script.behind(path) == [(Problem.from_json(row), row["pdl"])]
+    assert script.behind(path) == [(Problem.from_json(row), launch_of_row(row))]

@@ -26,7 +26,21 @@ from outblas.results import (
 from outblas.stats import flop_weighted, geomean
 
 SUMMARY_FIELDS = [
-    *("suite", "layout", "dtype", "acc", "mode", "pdl", "n", "geomean", "flop_weighted", "losses", "fallbacks", "min"),
+    *(
+        "suite",
+        "layout",
+        "dtype",
+        "acc",
+        "mode",
+        "pdl",
+        "early",
+        "n",
+        "geomean",
+        "flop_weighted",
+        "losses",
+        "fallbacks",
+        "min",
+    ),
     *("by_regime", "file", "gpu", "driver", "toolchain", "date", "commit"),
     *("by_decade", "geomean_torch"),
 ]
@@ -46,7 +60,7 @@ def test_a_file_reads_back_as_it_was_written(bench):
     path, rows = bench
     result = read_result(path)
     assert result.suite == "grid1000" and result.provenance == META["provenance"]
-    assert result.rows == [{c: row.get(c) for c in COLUMNS} for row in rows]
+    assert result.rows == [{c: row.get(c, ADDED.get(c)) for c in COLUMNS} for row in rows]
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99])
@@ -256,7 +270,7 @@ def test_parquet_of_other_kinds_is_passed_over_and_an_empty_directory_refused(be
 def test_a_file_of_before_without_the_added_columns_is_read(bench):
     path, rows = bench
     rewrite(path, drop=ADDED)
-    assert read_result(path).rows == [{c: None if c in ADDED else row.get(c) for c in COLUMNS} for row in rows]
+    assert read_result(path).rows == [{c: ADDED[c] if c in ADDED else row.get(c) for c in COLUMNS} for row in rows]
 
 
 def test_server_rows_have_their_percentiles(tmp_path):

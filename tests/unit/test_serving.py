@@ -65,7 +65,7 @@ def test_a_row_of_a_tuned_problem(served: list[tuple[Any, ...]]) -> None:
     assert {name: row[f"{name}_us"] for name in serving.SERVER_BASELINES} == {n: US[n] for n in US if n != "ours"}
     assert row["baseline_detail"] == f"cublas of {TUNED.key}" and row["rounds"] == 40
     assert row["lt_auto_detail"] == f"lt_auto of {TUNED.key}"
-    assert (row["ours_p99_us"], row["baseline_p99_us"]) == (8.0, 10.0)
+    assert (row["ours_p99_us"], row["baseline_p99_us"], row["torch_p99_us"]) == (8.0, 10.0, US["torch"])
 
 
 @pytest.mark.parametrize("problem", [OTHER, Problem(8, 8, 8)])

@@ -129,7 +129,7 @@ RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
     (D, replace(G, bn=32, wk=16, ring="shared", unroll=4), H200, "bytes of shared memory exceed"),
     (replace(D, k=64), replace(G, split_k=2), H200, "split_k 2 exceeds the 1 K tiles"),
     (D, replace(G, split_k=2, persistent=True), H200, "split_k is not persistent"),
-    (D, replace(G, l2="stream_c"), H200, "stream_c needs TMA stores"),
+    (D, replace(G, l2="stream_c"), H200, "stream_c is not for this family"),
     (D, replace(G, kept_k=4096), H200, "kept_k needs persistent"),
     (D, replace(G, warm_k=4096), H200, "warm_k needs early"),
     (D, replace(G, pdl=True, early=True, warm_k=12), H200, "warm_k must be a multiple of 8"),
@@ -240,7 +240,7 @@ def random_config(rng: random.Random) -> KernelConfig:
         "Store": ["tma", "direct"],
         "Raster": ["m", "n"],
         "Ring": ["registers", "shared"],
-        "Cache": ("plain", "stream_c", "stream_b"),
+        "Cache": ("plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"),
         "SplitKind": ["cluster", "workspace"],
     }
     for field in rng.sample(fields(config), rng.randint(0, 3)):

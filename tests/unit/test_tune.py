@@ -9,7 +9,7 @@ import pytest
 from helpers import synthetic_recording
 from outblas import tune as module
 from outblas.agents import Agent, make_agent
-from outblas.config import KernelConfig
+from outblas.config import LAUNCHES, KernelConfig
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.library import Library
@@ -56,8 +56,8 @@ def test_exhaustive_search_finds_the_recorded_best(tmp_path: Path) -> None:
         name, baseline_us = RECORDING.best_baseline(row.problem)
         assert (row.baseline, row.source) == (name, "replay:h200")
         assert row.baseline_detail.startswith("algo ")
-        for pdl in (False, True):
-            best, chosen = RECORDING.best(row.problem, pdl), row.choice(pdl)
+        for launch in LAUNCHES[:2]:
+            best, chosen = RECORDING.best(row.problem, launch != "plain"), row.choice(launch)
             assert best is not None
             if chosen is not None:  # all spreads are equal, so the best lower bound is the best median
                 assert chosen.config == best[0] and chosen.speedup == baseline_us / best[1]
@@ -150,7 +150,7 @@ def test_progress_counts_every_measurement(tmp_path: Path) -> None:
     assert [(done, total) for done, total, _ in calls] == [(i + 1, 36) for i in range(36)]
     geomeans = [g for _, _, g in calls]
     assert geomeans == sorted(geomeans) and geomeans[0] >= 1
-    assert math.isclose(geomeans[-1], library.geomean(pdl=True))
+    assert math.isclose(geomeans[-1], library.geomean("pdl"))
 
 
 def test_a_run_is_not_mixed_with_another_agent_or_seed(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_problem_that_always_fails_uses_the_baseline(tmp_path: Path) -> None:
 
     library = run(tmp_path / "s.sqlite", Failing())
     assert all(row.plain is None and row.pdl is None and row.baseline == "lt_auto" for row in library.rows)
-    assert library.geomean(pdl=True) == 1.0
+    assert library.geomean("pdl") == 1.0
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def rows_of(store: Store, evaluations: list[Evaluation], baseline: str = "torch") -> list[dict[str, object]]:
     store.extend("run", evaluations)
-    row = Row(PROBLEM, baseline, "", "replay:h200", choose(evaluations, pdl=False), choose(evaluations, pdl=True))
+    row = Row(PROBLEM, baseline, "", "replay:h200", choose(evaluations, "plain"), choose(evaluations, "pdl"))
     return list(result_rows(Library("h200", (row,)), store, "run", EVALUATOR))
 
 

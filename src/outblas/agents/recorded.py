@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import zip_longest
+from dataclasses import replace
 
-from outblas.agents.base import Agent, unexplored
-from outblas.config import KernelConfig
+from outblas.agents.base import Agent, in_turns, unexplored
+from outblas.config import LAUNCHES, KernelConfig, launch_of
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
@@ -19,9 +19,10 @@ RECORDING_VARIABLE = "OUTBLAS_RECORDING"
 
 
 class Recorded(Agent):
-    """Fastest recorded first, the best without PDL and the best with PDL in turn.
+    """Fastest recorded first, the best without PDL and the best with PDL in turn (and this with early loads of B, where
+    they are offered).
 
-    A library row has a winner of either kind, so a budget of 8 looks at the best four of both. Candidates
+    A library row has a winner of each kind, so a budget of 8 looks at the best four of both. Candidates
     that the recording has not measured come after all that it has, in the ranking model's order, and those
     that failed in it come last. A problem that was not recorded goes by the model alone. It is meant for
     tuning on a live GPU: on a replay of its own recording it knows the answers beforehand.
@@ -43,11 +44,12 @@ class Recorded(Agent):
 
     def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         measured, unknown, failed = self._sorted_out(problem, candidates)
-        turns: list[list[KernelConfig]] = [[], []]
-        for config in sorted(measured, key=measured.__getitem__):
-            turns[config.pdl].append(config)
-        alternating = [config for pair in zip_longest(*turns) for config in pair if config is not None]
-        return alternating + self._by_model(problem, unknown) + failed
+        # Early loads are younger than recordings: until measured, they go by what the same kernel does without.
+        guessed = {c: measured[s] for c in unknown if c.early and (s := replace(c, early=False)) in measured}
+        known = {**measured, **guessed}
+        fastest = sorted(known, key=known.__getitem__)
+        turns = [[c for c in fastest if launch_of(c) == launch] for launch in LAUNCHES]
+        return in_turns(*turns) + self._by_model(problem, [c for c in unknown if c not in guessed]) + failed
 
     def _sorted_out(
         self, problem: Problem, candidates: Sequence[KernelConfig]

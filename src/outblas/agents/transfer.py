@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.agents.base import Agent, in_turns, unexplored
 from outblas.agents.recorded import RECORDING_VARIABLE
-from outblas.config import KernelConfig
+from outblas.config import LAUNCHES, KernelConfig, launch_of
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
@@ -64,7 +64,8 @@ class Transfer(Agent):
         ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
         measured = self._measured(problem, candidates)
         turns = [
-            _mixed([c for c in measured if c.pdl is pdl], [c for c in ranked if c.pdl is pdl]) for pdl in (False, True)
+            _mixed([c for c in measured if launch_of(c) == launch], [c for c in ranked if launch_of(c) == launch])
+            for launch in LAUNCHES
         ]
         return in_turns(*turns)
 
@@ -77,8 +78,12 @@ class Transfer(Agent):
         found: dict[KernelConfig, None] = {}
         for config in self._known(problem):
             here = config if config in offered else translate(config, by_core)
-            if here is not None:
-                found.setdefault(here)
+            if here is None:
+                continue
+            found.setdefault(here)
+            early = replace(here, early=True)  # what is good with PDL is worth a look with early loads, too
+            if here.pdl and early in offered:
+                found.setdefault(early)
         return list(found)
 
     def _known(self, problem: Problem) -> Iterator[KernelConfig]:

@@ -15,6 +15,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Summary rows (see ``outblas.results.summarise``) as a table."""
     from rich.table import Table
 
+    from outblas.averages import launch_words
+
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for heading in ("suite", "layout, types", "mode", "PDL"):
         table.add_column(heading, no_wrap=True)
@@ -24,8 +26,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
         kind = f"{row['layout']} {row['dtype']}/{row['acc']}"
         figures = [number(row[key], 3) for key in ("geomean", "flop_weighted", "min")]
         counts = [str(row["losses"]), str(row["fallbacks"])]
-        pdl = "on" if row["pdl"] else "off"
-        table.add_row(str(row["suite"]), kind, str(row["mode"]), pdl, str(row["n"]), *figures, *counts)
+        table.add_row(str(row["suite"]), kind, str(row["mode"]), launch_words(row), str(row["n"]), *figures, *counts)
     return table
 
 

@@ -58,8 +58,8 @@ def tune(
             progress(done, total, note)
 
         library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), first)
-    for pdl in (False, True):
-        title = "PDL allowed" if pdl else "without PDL"
-        fallbacks = f"{library.fallbacks(pdl)} of {len(library.rows)} fall back to the baseline"
-        out.print(f"{title:<12} geometric mean {library.geomean(pdl):.3f}x, {fallbacks}", markup=False)
+    for launch in library.launches:
+        title = {"plain": "without PDL", "pdl": "PDL allowed", "weights": "constant weights"}[launch]
+        fallbacks = f"{library.fallbacks(launch)} of {len(library.rows)} fall back to the baseline"
+        out.print(f"{title:<16} geometric mean {library.geomean(launch):.3f}x, {fallbacks}", markup=False)
     out.print(f"library: {files.library}\nresult:  {files.result}\nreport:  {files.report}", markup=False)

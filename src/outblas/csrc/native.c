@@ -1,4 +1,4 @@
-// outblas._native: `matmul(a, b, out, pdl)` for products that the Python dispatch has answered before.
+// outblas._native: `matmul(a, b, out, option)` for products that the Python dispatch has answered before.
 //
 // A call reads of its operands what the Python dispatch reads, looks that up, and launches: no allocation besides the
 // output, no synchronisation, no Python code. It returns None for everything that it does not know, or that may be
@@ -21,7 +21,7 @@
 
 Names names;
 
-static void release(void *object) { Py_DECREF((PyObject *)object); }
+void let_go(void *object) { Py_DECREF((PyObject *)object); }
 
 // -- doing -----------------------------------------------------------------------------------------------------------
 
@@ -34,9 +34,9 @@ static PyObject *torch_product(TableObject *self, PyObject *const *args) {
     return result;
 }
 
-// The raw current stream of a device, 0 for success.
-static int stream_of(TableObject *self, long device, void **stream) {
-    PyObject *index = PyLong_FromLong(device);
+int stream_of(const TableObject *self, const Exchange *exchange, const Device *device, void **stream) {
+    if (exchange && device->type == DLPACK_CUDA) return exchange->current_stream(device->type, device->id, stream);
+    PyObject *index = PyLong_FromLong(device->index);
     if (!index) return -1;
     PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.current_stream, index, NULL);
     Py_DECREF(index);
@@ -58,8 +58,10 @@ static PyObject *allocate(TableObject *self, PyObject *allocation, long device) 
 
 // Tells autograd that a tensor was written behind its back, as torch's own operators do.
 static int written(TableObject *self, PyObject *tensor) {
-    const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
-    if (inference) return inference < 0 ? -1 : 0;
+    if (self->hooks.is_inference != Py_None) {
+        const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
+        if (inference) return inference < 0 ? -1 : 0;
+    }
     PyObject *tensors = PyTuple_Pack(1, tensor);
     PyObject *done = tensors ? PyObject_CallFunctionObjArgs(self->hooks.increment_version, tensors, NULL) : NULL;
     Py_XDECREF(tensors);
@@ -110,11 +112,8 @@ static PyObject *output_of(TableObject *self, const Entry *entry, PyObject *out,
         Py_INCREF(out);
         return out;
     }
-    PyObject *made = allocate(self, entry->allocation, self->device_index[entry->key.device]);
-    PyObject *number = made ? PyObject_CallFunctionObjArgs(self->hooks.data_ptr, made, NULL) : NULL;
-    if (number) *address = PyLong_AsUnsignedLongLong(number);
-    Py_XDECREF(number);
-    if (PyErr_Occurred()) Py_CLEAR(made);
+    PyObject *made = allocate(self, entry->allocation, self->devices[entry->key.device].index);
+    if (made && address_of(self, made, address)) Py_CLEAR(made);
     return made;
 }
 
@@ -129,7 +128,7 @@ static PyObject *answer(TableObject *self, const Entry *entry, PyObject *out, ui
     void *stream = NULL;
     Py_XINCREF((PyObject *)copied.allocation);
     Py_XINCREF((PyObject *)copied.keep);
-    if (stream_of(self, self->device_index[copied.key.device], &stream)) goto done;
+    if (stream_of(self, self->exchange, &self->devices[copied.key.device], &stream)) goto done;
     if (copied.workspace_bytes && !(workspace = borrow(self, &copied, stream, &owner))) goto done;
     result = output_of(self, &copied, out, &addresses[2]);
     if (!result) goto done;
@@ -149,12 +148,12 @@ done:
 static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     TableObject *self = (TableObject *)object;
     if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "matmul(a, b, out, pdl) takes 4 arguments");
+        PyErr_SetString(PyExc_TypeError, "matmul(a, b, out, option) takes 4 arguments");
         return NULL;
     }
     Key key;
     uint64_t addresses[3];
-    if (self->table.count && read_call(self, args, 0, &key, addresses)) {
+    if (self->table.count && read_call(self, args, &key, addresses)) {
         PyObject *out = args[2] == Py_None ? NULL : args[2];
         const Entry *entry = table_find(&self->table, &key);
         if (!entry || (out && entry_overlap(entry, addresses))) Py_RETURN_NONE;
@@ -247,11 +246,11 @@ static PyObject *table_learn(PyObject *object, PyObject *args) {
     Key key;
     uint64_t addresses[3];
     if (parse_answer(launch, product, &made)) return NULL;
-    if (!read_call(self, call, 1, &key, addresses)) Py_RETURN_FALSE;
+    if (!read_new_call(self, call, &key, addresses)) Py_RETURN_FALSE;
     // Spans are compared in elements of one size.
     if (key.dtype[0] != key.dtype[1] || (call[2] != Py_None && key.dtype[2] != key.dtype[0])) Py_RETURN_FALSE;
     if (table_find(&self->table, &key)) Py_RETURN_TRUE;  // another thread was first
-    if (self->table.count == TABLE_LIMIT) table_clear(&self->table, release);  // rare, and learned again call by call
+    if (self->table.count == TABLE_LIMIT) table_clear(&self->table, let_go);  // rare, and learned again call by call
     if (table_find(&self->table, &key)) Py_RETURN_TRUE;  // letting go of objects may have run other code
     made.element_bytes = element_bytes;
     if (!table_add(&self->table, &key, &made)) return PyErr_NoMemory();
@@ -280,14 +279,15 @@ static PyObject *table_lend_method(PyObject *object, PyObject *args) {
 
 static PyObject *table_forget(PyObject *object, PyObject *unused) {
     (void)unused;
-    table_clear(&((TableObject *)object)->table, release);
+    table_clear(&((TableObject *)object)->table, let_go);
     Py_RETURN_NONE;
 }
 
 static PyObject *table_counts(PyObject *object, PyObject *unused) {
     (void)unused;
     const TableObject *self = (TableObject *)object;
-    return Py_BuildValue("{sIsK}", "remembered", self->table.count, "launches", self->launches);
+    return Py_BuildValue("{sIsKss}", "remembered", self->table.count, "launches", self->launches, "reads_by",
+                         self->exchange ? "exchange" : "methods");
 }
 
 // -- the type --------------------------------------------------------------------------------------------------------
@@ -297,15 +297,15 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *named) 
     Hooks hooks;
     const char *path;
     if (!PyArg_ParseTupleAndKeywords(args, named, "s" HOOKS(OBJECT), keywords, &path, HOOKS(ADDRESS) NULL)) return NULL;
-    if (!PyTuple_Check(hooks.watchers)) {
-        PyErr_SetString(PyExc_TypeError, "watchers is a tuple of callables");
-        return NULL;
-    }
     allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     TableObject *self = (TableObject *)make(type, 0);
     if (!self) return NULL;
     HOOKS(HOLD)
     self->hooks = hooks;
+    if (prepare_reading(self)) {
+        Py_DECREF(self);
+        return NULL;
+    }
     const char *missing = driver_open(&self->driver, path);
     if (missing) {
         PyErr_Format(PyExc_OSError, "%s cannot be loaded from %s", missing, path);
@@ -321,9 +321,9 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *named) 
 static void table_dealloc(PyObject *object) {
     TableObject *self = (TableObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    table_close(&self->table, release);
+    table_close(&self->table, let_go);
     driver_close(&self->driver);
-    for (int i = 0; i < self->device_count; i++) Py_DECREF(self->devices[i]);
+    for (int i = 0; i < self->device_count; i++) Py_DECREF(self->devices[i].object);
     HOOKS(DROP)
     freefunc give_back = (freefunc)PyType_GetSlot(type, Py_tp_free);
     give_back(object);
@@ -332,15 +332,15 @@ static void table_dealloc(PyObject *object) {
 
 static PyMethodDef table_methods[] = {
     {"matmul", (PyCFunction)(void (*)(void))table_matmul, METH_FASTCALL,
-     "matmul(a, b, out, pdl): the product of a call that was learned, None for any other."},
+     "matmul(a, b, out, option): the product of a call that was learned, None for any other."},
     {"learn", table_learn, METH_VARARGS,
-     "learn(a, b, out, pdl, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
+     "learn(a, b, out, option, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
      "cuBLASLt, both None: by torch. Whether it could be."},
     {"lend", table_lend_method, METH_VARARGS,
      "lend(tensor, stream, address, bytes, owner): the workspace of a stream of the tensor's device, in place of the one "
      "it had; the owner is held."},
     {"forget", table_forget, METH_NOARGS, "forget(): all that was learned and lent."},
-    {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched."},
+    {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched, how operands are read."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,21 +5,25 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "exchange.h"
 #include "table.h"
 
 enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
 
 // What a Table is given at its making, by keyword: torch's own functions, called as Python objects.
 #define HOOKS(X)                                                                                       \
+    X(exchange)          /* torch's DLPack exchange, a capsule; anything else: there is none */        \
     X(tensor)            /* torch.Tensor: operands are exactly this */                                 \
     X(parameter)         /* or torch.nn.Parameter */                                                   \
     X(data_ptr)          /* method of tensors */                                                       \
     X(is_neg)            /* method of tensors */                                                       \
-    X(is_inference)      /* method of tensors */                                                       \
+    X(is_inference)      /* method of tensors; None: increment_version asks it itself */               \
     X(stride)            /* method of tensors */                                                       \
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
+    X(compiling)         /* dict of torch.compiler, with its flag; None: whoever calls asks torch */   \
     X(grad_enabled)      /* () -> bool */                                                              \
-    X(forward_ad)        /* module; a level >= 0 in its _current_level: forward-mode differentiation */ \
+    X(requires_grad)     /* attribute of tensors: its descriptor */                                    \
+    X(forward_ad)        /* dict of a module; a level >= 0 in its _current_level: forward-mode differentiation */ \
     X(current_device)    /* () -> int */                                                               \
     X(current_stream)    /* (device) -> raw stream */                                                  \
     X(empty)             /* (shape, strides, dtype) -> tensor on the current device */                 \
@@ -27,7 +31,7 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(product)           /* torch.matmul */                                                            \
     X(refused)           /* (call of the driver or of cuBLASLt, status) -> never returns: raises */
 
-#define NAMES(X) X(shape) X(dtype) X(device) X(index) X(requires_grad) X(_current_level)
+#define NAMES(X) X(shape) X(dtype) X(device) X(index) X(_current_level) X(_is_compiling_flag)
 
 #define FIELD(name) PyObject *name;
 
@@ -43,12 +47,19 @@ typedef struct {
 extern Names names;
 
 typedef struct {
+    PyObject *object;  // torch.device
+    long index;
+    int32_t type, id;  // in DLPack, 0 and 0 while they are not known
+} Device;
+
+typedef struct {
     PyObject_HEAD
     Driver driver;
     Table table;
     Hooks hooks;
-    PyObject *devices[MAX_DEVICES];
-    long device_index[MAX_DEVICES];
+    descrgetfunc get_requires_grad;
+    const Exchange *exchange;  // NULL: operands are read by methods
+    Device devices[MAX_DEVICES];
     int device_count;
     unsigned long long launches;
 } TableObject;
@@ -56,13 +67,29 @@ typedef struct {
 // The truth of a new reference, -1 for an error; gives the reference back.
 int truth(PyObject *object);
 
+// Takes from the hooks what is used by every call; -1 with an error.
+int prepare_reading(TableObject *self);
+
 // Whether an object is exactly a tensor or a parameter.
 int is_plain(const TableObject *self, PyObject *object);
 
 // Where the table has a tensor's device, which it adds if asked to; -1: nowhere, perhaps with an error.
 int device_of(TableObject *self, PyObject *tensor, int add);
 
-// Fills the key and the addresses from (a, b, out, pdl). 0: this is not a call for the table; no error is left.
-int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]);
+// The raw current stream of a device, by the exchange if there is one; 0 for success.
+int stream_of(const TableObject *self, const Exchange *exchange, const Device *device, void **stream);
+
+// Gives an object back that the table held.
+void let_go(void *object);
+
+// The address of a tensor; -1: it has none, perhaps with an error.
+int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
+
+// Fills the key and the addresses from (a, b, out, option). 0: this is not a call for the table; no error is left.
+int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
+
+// The same for a call that is to be learned, whose device is added. The exchange is given up, and all that was learned
+// by it, where it does not say of the call what torch's methods say.
+int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
 
 #endif

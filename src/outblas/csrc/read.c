@@ -1,9 +1,19 @@
 // What of a call decides the answer: the Python dispatch reads the same (tensors.py, decide.py).
+//
+// An operand is read by torch's DLPack exchange where this torch has one, else by methods of tensors, which cost several
+// times as much. The methods have the last word: nothing is learned of operands of which the exchange says otherwise.
 #include "object.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+// A matrix as torch tells it. `dtype`: see Key.
+typedef struct {
+    uint64_t address, dtype;
+    int64_t shape[2], strides[2];
+    int device;
+} Matrix;
 
 static int pair_of(PyObject *tuple, int64_t into[2]) {
     if (!tuple) return -1;
@@ -29,13 +39,12 @@ int device_of(TableObject *self, PyObject *tensor, int add) {
     if (!device) return -1;
     int found = -1;
     for (int i = 0; i < self->device_count && found < 0; i++)
-        if (PyObject_RichCompareBool(device, self->devices[i], Py_EQ) == 1) found = i;
+        if (PyObject_RichCompareBool(device, self->devices[i].object, Py_EQ) == 1) found = i;
     if (found < 0 && add && self->device_count < MAX_DEVICES) {
         PyObject *index = PyObject_GetAttr(device, names.index);
         if (index) {
             found = self->device_count++;
-            self->device_index[found] = index == Py_None ? 0 : PyLong_AsLong(index);
-            self->devices[found] = device;
+            self->devices[found] = (Device){device, index == Py_None ? 0 : PyLong_AsLong(index), 0, 0};
             Py_DECREF(index);
             return found;
         }
@@ -49,43 +58,91 @@ int is_plain(const TableObject *self, PyObject *object) {
     return type == self->hooks.tensor || type == self->hooks.parameter;
 }
 
-// One operand into its place of the key. -1: it is not a plain strided matrix in memory of its own.
-static int read_operand(TableObject *self, PyObject *tensor, int which, int grad, Key *key, uint64_t *address) {
-    // Wrapped, functional and zero tensors have no address: torch raises, or says 0.
+// Wrapped, functional and zero tensors have no address: torch raises, or says 0.
+static int address_by_method(const TableObject *self, PyObject *tensor, uint64_t *address) {
     PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.data_ptr, tensor, NULL);
     if (!number) return -1;
     *address = PyLong_AsUnsignedLongLong(number);
     Py_DECREF(number);
-    if (!*address || PyErr_Occurred()) return -1;
-    key->offset[which] = (int32_t)(*address % ROW_ALIGN_BYTES);
-    if (pair_of(PyObject_GetAttr(tensor, names.shape), key->shape[which])) return -1;
-    if (pair_of(PyObject_CallFunctionObjArgs(self->hooks.stride, tensor, NULL), key->strides[which])) return -1;
+    return *address && !PyErr_Occurred() ? 0 : -1;
+}
+
+int address_of(const TableObject *self, PyObject *tensor, uint64_t *address) {
+    DlTensor t;
+    const Exchange *exchange = self->exchange;
+    if (!exchange) return address_by_method(self, tensor, address);
+    if (exchange->tensor_from_object(tensor, &t)) return -1;
+    *address = (uint64_t)(uintptr_t)t.data + t.byte_offset;
+    return 0;
+}
+
+// -1: it is not a plain strided matrix in memory of its own, or is where no call was learned.
+static int read_by_methods(TableObject *self, PyObject *tensor, Matrix *matrix) {
+    matrix->device = device_of(self, tensor, 0);
+    if (matrix->device < 0) return -1;
+    if (address_by_method(self, tensor, &matrix->address)) return -1;
+    if (pair_of(PyObject_GetAttr(tensor, names.shape), matrix->shape)) return -1;
+    if (pair_of(PyObject_CallFunctionObjArgs(self->hooks.stride, tensor, NULL), matrix->strides)) return -1;
     PyObject *dtype = PyObject_GetAttr(tensor, names.dtype);
     if (!dtype) return -1;
-    key->dtype[which] = (uint64_t)(uintptr_t)dtype;  // torch has one object per dtype, for as long as it lives
+    matrix->dtype = (uint64_t)(uintptr_t)dtype;  // torch has one object per dtype, for as long as it lives
     Py_DECREF(dtype);
-    if (truth(PyObject_CallFunctionObjArgs(self->hooks.is_neg, tensor, NULL))) return -1;
-    return grad && truth(PyObject_GetAttr(tensor, names.requires_grad)) ? -1 : 0;
+    return 0;
+}
+
+// The same by one call. Like the methods it raises for what has no address, or gives none.
+static int read_by_exchange(const TableObject *self, const Exchange *exchange, PyObject *tensor, Matrix *matrix) {
+    DlTensor t;
+    if (exchange->tensor_from_object(tensor, &t) || t.ndim != 2 || !t.shape || !t.strides || !t.data) return -1;
+    matrix->device = 0;
+    while (matrix->device < self->device_count && (self->devices[matrix->device].type != t.device_type ||
+                                                   self->devices[matrix->device].id != t.device_id))
+        matrix->device++;
+    if (matrix->device == self->device_count) return -1;
+    matrix->address = (uint64_t)(uintptr_t)t.data + t.byte_offset;
+    memcpy(matrix->shape, t.shape, sizeof matrix->shape);
+    memcpy(matrix->strides, t.strides, sizeof matrix->strides);
+    matrix->dtype = t.type_code | (uint64_t)t.type_bits << 8 | (uint64_t)t.type_lanes << 16;
+    return 0;
+}
+
+// Whether torch must see an operand, lazily negated or with a gradient to be kept; -1 for an error.
+static int is_torchs(const TableObject *self, PyObject *tensor, int grad) {
+    const int negated = truth(PyObject_CallFunctionObjArgs(self->hooks.is_neg, tensor, NULL));
+    return negated || !grad ? negated : truth(self->get_requires_grad(self->hooks.requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
+}
+
+int prepare_reading(TableObject *self) {
+    const Hooks *hooks = &self->hooks;
+    self->get_requires_grad = (descrgetfunc)PyType_GetSlot(Py_TYPE(hooks->requires_grad), Py_tp_descr_get);
+    if (!PyTuple_Check(hooks->watchers) || !PyDict_Check(hooks->forward_ad) || !self->get_requires_grad ||
+        (hooks->compiling != Py_None && !PyDict_Check(hooks->compiling))) {
+        PyErr_SetString(PyExc_TypeError, "watchers is a tuple, forward_ad and compiling are dicts, requires_grad a descriptor");
+        return -1;
+    }
+    if (PyCapsule_IsValid(hooks->exchange, EXCHANGE_CAPSULE))
+        self->exchange = exchange_of(PyCapsule_GetPointer(hooks->exchange, EXCHANGE_CAPSULE));
+    return 0;
 }
 
 // Whether torch must see a call whatever its operands; -1 for an error.
-static int is_watched(TableObject *self, int *grad) {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(self->hooks.watchers); i++) {
-        const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(self->hooks.watchers, i)));
+static int is_watched(const TableObject *self, int *grad) {
+    const Hooks *hooks = &self->hooks;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(hooks->watchers); i++) {
+        const int found = truth(PyObject_CallNoArgs(PyTuple_GetItem(hooks->watchers, i)));
         if (found) return found;
     }
-    PyObject *level = PyObject_GetAttr(self->hooks.forward_ad, names._current_level);
-    if (!level) return -1;
-    const long number = PyLong_AsLong(level);
-    Py_DECREF(level);
-    if (PyErr_Occurred()) return -1;
-    *grad = truth(PyObject_CallNoArgs(self->hooks.grad_enabled));
-    return *grad < 0 ? -1 : number >= 0;
+    if (hooks->compiling != Py_None && PyDict_GetItemWithError(hooks->compiling, names._is_compiling_flag) != Py_False)
+        return 1;
+    PyObject *level = PyDict_GetItemWithError(hooks->forward_ad, names._current_level);
+    if (!level || PyLong_AsLong(level) >= 0 || PyErr_Occurred()) return 1;
+    *grad = truth(PyObject_CallNoArgs(hooks->grad_enabled));
+    return *grad < 0 ? -1 : 0;
 }
 
-// As the Python dispatch reads it: the environment may change between calls.
-static int dependent_by_default(void) {
-    const char *text = getenv("OUTBLAS_PDL");
+// As the Python dispatch reads a switch: the environment may change between calls.
+static int is_on(const char *variable) {
+    const char *text = getenv(variable);
     if (!text) return 0;
     const char *const yes[] = {"1", "true", "yes", "on"};
     for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
@@ -93,26 +150,81 @@ static int dependent_by_default(void) {
     return 0;
 }
 
-int read_call(TableObject *self, PyObject *const *args, int add, Key *key, uint64_t addresses[3]) {
-    PyObject *out = args[2];
-    const int operands = out == Py_None ? 2 : 3;
+// The launch option that a call allows: a number, or None for what the environment says; -1: neither.
+static int option_of(PyObject *option) {
+    if (option == Py_None) return is_on("OUTBLAS_WEIGHTS") ? CONSTANT_WEIGHTS : is_on("OUTBLAS_PDL") ? DEPENDENT : PLAIN;
+    const long number = PyLong_AsLong(option);
+    return number < PLAIN || number > CONSTANT_WEIGHTS ? -1 : (int)number;
+}
+
+// Reads a call by the exchange, or by methods where that is NULL. 0: it is not for the table; an error may be left.
+static int read_by(TableObject *self, const Exchange *exchange, PyObject *const *args, Key *key, uint64_t addresses[3]) {
+    const int operands = args[2] == Py_None ? 2 : 3;
     int grad = 0;
     for (int i = 0; i < operands; i++)
         if (!is_plain(self, args[i])) return 0;
+    if (is_watched(self, &grad)) return 0;
     memset(key, 0, sizeof *key);
     addresses[2] = 0;
-    int wrong = is_watched(self, &grad);
-    for (int i = 0; i < operands && !wrong; i++) {
-        const int device = device_of(self, args[i], add && i == 0);
-        wrong = device < 0 || (i > 0 && device != key->device);
-        key->device = (int16_t)device;
-        wrong = wrong || read_operand(self, args[i], i, grad, key, &addresses[i]);
+    for (int i = 0; i < operands; i++) {
+        Matrix matrix;
+        if (exchange ? read_by_exchange(self, exchange, args[i], &matrix) : read_by_methods(self, args[i], &matrix))
+            return 0;
+        if ((i > 0 && matrix.device != key->device) || is_torchs(self, args[i], grad)) return 0;
+        addresses[i] = matrix.address;
+        key->offset[i] = (int32_t)(matrix.address % ROW_ALIGN_BYTES);
+        memcpy(key->shape[i], matrix.shape, sizeof matrix.shape);
+        memcpy(key->strides[i], matrix.strides, sizeof matrix.strides);
+        key->dtype[i] = matrix.dtype;
+        key->device = (int16_t)matrix.device;
     }
-    if (!wrong) {
-        const int dependent = args[3] == Py_None ? dependent_by_default() : PyObject_IsTrue(args[3]);
-        key->dependent = (int16_t)dependent;
-        wrong = dependent < 0;
+    const int option = option_of(args[3]);
+    key->option = (int16_t)option;
+    return option >= 0;
+}
+
+int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
+    const int read = read_by(self, self->exchange, args, key, addresses);
+    if (!read) PyErr_Clear();  // the Python dispatch, asked next, meets the same error and tells it
+    return read;
+}
+
+// The number that the exchange has for a device goes to those of the table; 0: it is that of another one.
+static int match_device(TableObject *self, const Exchange *exchange, PyObject *tensor, int device) {
+    DlTensor t;
+    if (exchange->tensor_from_object(tensor, &t) || t.device_type <= 0) return 0;
+    for (int i = 0; i < self->device_count; i++)
+        if (i != device && self->devices[i].type == t.device_type && self->devices[i].id == t.device_id) return 0;
+    Device *known = &self->devices[device];
+    if (known->type && (known->type != t.device_type || known->id != t.device_id)) return 0;
+    known->type = t.device_type;
+    known->id = t.device_id;
+    if (t.device_type != DLPACK_CUDA) return 1;
+    void *ours, *theirs;
+    return !stream_of(self, NULL, known, &theirs) && !stream_of(self, exchange, known, &ours) && ours == theirs;
+}
+
+// Whether the exchange says of a call what methods said; its own key takes the place of theirs.
+static int exchange_agrees(TableObject *self, const Exchange *exchange, PyObject *const *args, Key *key,
+                           const uint64_t addresses[3]) {
+    Key other;
+    uint64_t others[3];
+    if (!match_device(self, exchange, args[0], key->device) || !read_by(self, exchange, args, &other, others)) return 0;
+    uint64_t dtype[3];
+    memcpy(dtype, other.dtype, sizeof dtype);
+    memcpy(other.dtype, key->dtype, sizeof dtype);
+    if (memcmp(&other, key, sizeof other) || memcmp(others, addresses, sizeof others)) return 0;
+    memcpy(key->dtype, dtype, sizeof dtype);
+    return 1;
+}
+
+int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
+    const Exchange *exchange = self->exchange;
+    int read = is_plain(self, args[0]) && device_of(self, args[0], 1) >= 0 && read_by(self, NULL, args, key, addresses);
+    if (read && exchange && !exchange_agrees(self, exchange, args, key, addresses)) {
+        self->exchange = NULL;  // a torch whose exchange we do not understand; keys of the two ways never meet
+        table_clear(&self->table, let_go);
     }
-    if (wrong) PyErr_Clear();  // the Python dispatch, asked next, meets the same error and tells it
-    return !wrong;
+    PyErr_Clear();
+    return read;
 }

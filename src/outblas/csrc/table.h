@@ -8,12 +8,15 @@
 
 enum { TABLE_LIMIT = 4096, MAP_SLOTS = 1024, LENT_LIMIT = 256 };
 
+// What a caller allows of a launch, in the order of outblas.config.LAUNCHES: Python's False and True are the first two.
+enum { PLAIN, DEPENDENT, CONSTANT_WEIGHTS };
+
 // Operands are A, B and C; C is all zero where the caller has none to write to. Compared byte by byte: no padding.
 typedef struct {
     int64_t shape[3][2], strides[3][2];  // elements
-    uint64_t dtype[3];                   // addresses of torch's dtype objects
+    uint64_t dtype[3];                   // addresses of torch's dtype objects, or what DLPack calls them, all of one kind
     int32_t offset[3];                   // address modulo 16 bytes
-    int16_t device, dependent;           // index into the devices seen; dependent launch allowed
+    int16_t device, option;              // index into the devices seen; what a launch may do
 } Key;
 
 // Who computes a product.

@@ -27,6 +27,7 @@
 constexpr int MULTICAST = CLUSTER_M * CLUSTER_N;
 constexpr int CLUSTER_SPLIT = SPLIT_WORKSPACE ? 1 : SPLIT;
 constexpr int CLUSTER = MULTICAST * CLUSTER_SPLIT;
+constexpr bool HINTED = STREAM_A || STREAM_B;  // loads say how L2 is to keep what they read
 constexpr int WG_ROWS = PINGPONG ? BM : BM / CONSUMERS;
 constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a warpgroup
 constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
@@ -117,14 +118,14 @@ struct Ring {
   }
 };
 
-// A TMA load that goes to this CTA alone or to the CTAs of `mask`; `policy` says how L2 is to keep it (STREAM_B).
+// A TMA load that goes to this CTA alone or to the CTAs of `mask`; `policy` says how L2 is to keep it (HINTED).
 template <bool SHARED>
 __device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask, u64 policy) {
-  if constexpr (SHARED && STREAM_B)
+  if constexpr (SHARED && HINTED)
     tma_load_multicast_hint(dst, map, bar, x, y, mask, policy);
   else if constexpr (SHARED)
     tma_load_multicast(dst, map, bar, x, y, mask);
-  else if constexpr (STREAM_B)
+  else if constexpr (HINTED)
     tma_load_hint(dst, map, bar, x, y, policy);
   else
     tma_load(dst, map, bar, x, y);
@@ -132,30 +133,30 @@ __device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int
 
 // One stage of A: the CLUSTER_N CTAs of a row each fetch a slice of its rows for all of them.
 __device__ __forceinline__ void load_a(const Work& w, const TensorMap* map_a, u32 stage_smem, u32 bar, TileCoord at,
-                                       int k0, u16 mask_a, u64 keep) {
+                                       int k0, u16 mask_a, u64 policy) {
   constexpr int A_SLICE = BM / CLUSTER_N;
 #pragma unroll
   for (int kb = 0; kb < K_BLOCKS; ++kb)
     load<(CLUSTER_N > 1)>(stage_smem + kb * BM * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
-                          at.m + w.rank_n * A_SLICE, mask_a, keep);
+                          at.m + w.rank_n * A_SLICE, mask_a, policy);
 }
 
 // One stage of B: the CLUSTER_M CTAs of a column each fetch a slice.
 __device__ __forceinline__ void load_b(const Work& w, const TensorMap* map_b, u32 stage_smem, u32 bar, TileCoord at,
-                                       int k0, u16 mask_b, u64 stream) {
+                                       int k0, u16 mask_b, u64 policy) {
   const u32 smem_b = stage_smem + A_BYTES;
   if constexpr (B_K_MAJOR) {
     constexpr int B_SLICE = BN / CLUSTER_M;
 #pragma unroll
     for (int kb = 0; kb < K_BLOCKS; ++kb)
       load<(CLUSTER_M > 1)>(smem_b + kb * BN * 128 + w.rank_m * B_SLICE * 128, map_b, bar, k0 + kb * 64,
-                            at.n + w.rank_m * B_SLICE, mask_b, stream);
+                            at.n + w.rank_m * B_SLICE, mask_b, policy);
   } else {
     constexpr int K_SLICE = BK / CLUSTER_M;
 #pragma unroll
     for (int nb = 0; nb < BN / B_WIDTH; ++nb)
       load<(CLUSTER_M > 1)>(smem_b + (nb * BK + w.rank_m * K_SLICE) * B_WIDTH * ELEM, map_b, bar, at.n + nb * B_WIDTH,
-                            k0 + w.rank_m * K_SLICE, mask_b, stream);
+                            k0 + w.rank_m * K_SLICE, mask_b, policy);
   }
 }
 
@@ -165,7 +166,9 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   const int base = w.rank_split * MULTICAST;
   for (int i = 0; i < CLUSTER_N; ++i) mask_a |= 1 << (base + i * CLUSTER_M + w.rank_m);
   for (int i = 0; i < CLUSTER_M; ++i) mask_b |= 1 << (base + w.rank_n * CLUSTER_M + i);
-  const u64 keep = STREAM_B ? evict_last_policy() : 0, stream = STREAM_B ? evict_first_policy() : 0;
+  // One operand is read once and streams through L2; the other is read again and again, and stays.
+  const u64 policy_a = STREAM_A ? evict_first_policy() : STREAM_B ? evict_last_policy() : 0;
+  const u64 policy_b = STREAM_B ? evict_first_policy() : STREAM_A ? evict_last_policy() : 0;
   Ring ring;
   int begin = 0;
   if constexpr (EARLY_B) {  // the first stages of the first tile, which are all free: B before the predecessor has ended
@@ -175,12 +178,12 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
     for (int s = 0; s < begin; ++s) {
       const u32 full = smem + FULL_OFFSET + 8 * s;
       mbar_arrive_expect_tx(full, STAGE_BYTES);
-      load_b(w, map_b, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_b, stream);
+      load_b(w, map_b, smem + s * STAGE_BYTES, full, at, (w.k_begin + s) * BK, mask_b, policy_b);
     }
     pdl_wait();
 #pragma unroll 1
     for (int s = 0; s < begin; ++s)
-      load_a(w, map_a, smem + s * STAGE_BYTES, smem + FULL_OFFSET + 8 * s, at, (w.k_begin + s) * BK, mask_a, keep);
+      load_a(w, map_a, smem + s * STAGE_BYTES, smem + FULL_OFFSET + 8 * s, at, (w.k_begin + s) * BK, mask_a, policy_a);
     ring.skip(begin);
   } else {
     pdl_wait();
@@ -192,8 +195,8 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
       const u32 full = smem + FULL_OFFSET + 8 * ring.stage;
       mbar_wait(smem + EMPTY_OFFSET + 8 * ring.stage, ring.parity ^ 1);
       mbar_arrive_expect_tx(full, STAGE_BYTES);
-      load_a(w, map_a, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, keep);
-      load_b(w, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_b, stream);
+      load_a(w, map_a, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_a, policy_a);
+      load_b(w, map_b, smem + ring.stage * STAGE_BYTES, full, at, (w.k_begin + i) * BK, mask_b, policy_b);
       ring.next();
     }
     begin = 0;

@@ -27,18 +27,21 @@ EMBEDDED = ("m", "n", "k", "mode", "pdl", "config", "fallback", "ours_us", "base
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that may be averaged together: one layout, dtype, accumulator and mode."""
+    """Rows that may be averaged together: one layout, dtype, accumulator and mode; for constant weights, or not."""
 
     layout: str
     dtype: str
     acc: str
     mode: str
+    early: bool
     rows: list[Row]
 
     @property
     def title(self) -> str:
         modes = {"offline": "offline", "offline_cold": "offline, L2 cold", "server": "server"}
-        return f"{self.layout} · {self.dtype}, {self.acc} accumulate · {modes[self.mode]}"
+        return f"{self.layout} · {self.dtype}, {self.acc} accumulate · {modes[self.mode]}" + (
+            " · constant weights" if self.early else ""
+        )
 
     @property
     def pdls(self) -> list[bool]:
@@ -67,9 +70,9 @@ class Run:
 
     @property
     def groups(self) -> list[Group]:
-        found: dict[tuple[str, str, str, str], list[Row]] = {}
+        found: dict[tuple[str, str, str, str, bool], list[Row]] = {}
         for row in self.result.rows:
-            found.setdefault((row["layout"], row["dtype"], row["acc"], row["mode"]), []).append(row)
+            found.setdefault((row["layout"], row["dtype"], row["acc"], row["mode"], row["early"]), []).append(row)
         return [Group(*key, rows) for key, rows in sorted(found.items())]
 
     @property

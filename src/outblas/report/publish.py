@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outblas.averages import launch_words
 from outblas.errors import RecordError
 from outblas.files import write_atomic
 from outblas.report.counters import counters_text
@@ -60,7 +61,7 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     head += ["losses", "fall-backs", "over torch"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
     for r in sorted(rows, key=_order):
-        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], "on" if r["pdl"] else "off", r["n"]]
+        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_words(r), r["n"]]
         cells += [f"{r[f]:.3f}×" for f in ("geomean", "flop_weighted", "min")]
         torch = r.get("geomean_torch")
         cells += [r["losses"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
@@ -72,7 +73,15 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     """Hot before cold before server, grid1000 before llm, fp32 accumulation before fp16, TN, NN, then best of both."""
     layouts = ("TN", "NN", "best")
     layout = layouts.index(row["layout"]) if row["layout"] in layouts else len(layouts)
-    return (MODES.index(row["mode"]), row["suite"], row["acc"] != "fp32", row["dtype"] != "fp16", layout, row["pdl"])
+    return (
+        MODES.index(row["mode"]),
+        row["suite"],
+        row["acc"] != "fp32",
+        row["dtype"] != "fp16",
+        layout,
+        row["pdl"],
+        row["early"],
+    )
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -80,7 +89,7 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     notes = []
     for r in sorted(rows, key=_order):
         name = f"{r['suite']} {r['layout']} {r['dtype']}/{r['acc']}"
-        flag = "with PDL" if r["pdl"] else "without PDL"
+        flag = "with constant weights" if r["early"] else "with PDL" if r["pdl"] else "without PDL"
         if r.get("by_m"):
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {r['mode']}, {flag}: {', '.join(parts)}")
@@ -93,6 +102,8 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
             over = [f"{r[f]:.3f}× {of}" for f, of in _SERVED_OVER.items() if r.get(f) is not None]
+            if r.get("p99_torch"):
+                over.append(f"99th percentile {r['p99_torch']['geomean']:.3f}× over torch.matmul")
             notes.append(f"- {name}, {r['mode']}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
     return [*notes, ""] if notes else []
 
@@ -140,7 +151,8 @@ def picture_text(directory: Path) -> str:
                 best = (rank, result, key)
     assert best is not None, "bench_files gives at least one file, read_result at least one row"
     _, result, key = best
-    rows = [r for r in result.rows if tuple(r[c] for c in ("layout", "dtype", "acc", "mode")) == key]
+    kind = (*key, False)  # without and with PDL: constant weights are the table's
+    rows = [r for r in result.rows if tuple(r[c] for c in ("layout", "dtype", "acc", "mode", "early")) == kind]
     return speedup_svg(result, rows)
 
 
