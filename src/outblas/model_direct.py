@@ -20,6 +20,7 @@ from outblas.roofline import Gpu
 START = {
     "launch": 1.0,
     "launch_pdl": 0.5,
+    "launch_early": 0.4,
     "latency_l2": 0.4,
     "latency_hbm": 0.7,
     "chunk": 0.03,

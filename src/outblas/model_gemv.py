@@ -23,6 +23,7 @@ from outblas.roofline import Gpu
 START = {
     "launch": 1.2,
     "launch_pdl": 0.9,
+    "launch_early": 0.5,
     "cluster": 0.08,
     "cluster_log": 0.06,
     "latency_l2": 0.5,

@@ -119,7 +119,9 @@ def _behind_a_plug(lab: Lab, inputs: tuple[Any, Any], cycles: int) -> tuple[Any,
     out = torch.empty_like(c)
     plug = torch.cuda.Event()
     constant = _needs_constant_weights(lab)
-    lab.data.set_inputs(0, torch.full_like(a, float("nan")), staged[1] if constant else torch.full_like(b, float("nan")))
+    lab.data.set_inputs(
+        0, torch.full_like(a, float("nan")), staged[1] if constant else torch.full_like(b, float("nan"))
+    )
     lab.wait()
     with torch.cuda.stream(lab.torch_stream):
         torch.cuda._sleep(cycles)

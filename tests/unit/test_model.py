@@ -17,7 +17,7 @@ from helpers import synthetic_recording
 from outblas import model
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
-from outblas.model_terms import WORKSPACE_US, resident_ctas, workspace_us
+from outblas.model_terms import resident_ctas, workspace_us
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.space import pool, why_illegal
@@ -254,7 +254,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
 def test_fitting_script_wants_a_source(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "give a JSONL, --recording or both" in done.stderr
+    assert "give a JSONL, --store, --recording or some of them" in done.stderr
 
 
 def test_a_split_over_a_workspace_uses_all_sms_and_pays_for_its_sums() -> None:
@@ -265,5 +265,6 @@ def test_a_split_over_a_workspace_uses_all_sms_and_pays_for_its_sums() -> None:
         problem, replace(cluster, stages=10)
     )
     c = model.config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster])
-    sums = workspace_us(model.load("h200")[Sm90WgmmaConfig.family], c, np.array(32.0))
-    assert WORKSPACE_US < sums[0] < sums[1] < sums[2] and sums[3] == 0.0
+    x = model.load("h200")[Sm90WgmmaConfig.family]
+    sums = workspace_us(x, c, np.array(32.0))
+    assert x["workspace"] < sums[0] < sums[1] < sums[2] and sums[3] == 0.0
