@@ -22,9 +22,9 @@ from outblas.store import Store
 
 #: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
 LAUNCH_MATTERS_US = 30.0
-#: Runs of a store lie minutes apart, and clocks drift. The part of the baselines' drift (in log) that our kernels have,
-#: too, and the largest drift that is believed; by regression over 3,600 (problem, launch option) with two runs, where it
-#: was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
+#: Runs of a store lie minutes apart, and clocks drift. The part of the baselines' drift (in log) that our kernels
+#: have, too, and the largest drift that is believed; by regression over 3,600 (problem, launch option) with two
+#: runs, where it was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
 DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
 
 

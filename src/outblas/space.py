@@ -231,7 +231,7 @@ def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
     catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
     workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
     with narrower loads."""
-    offered = (*catalogue(), *_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
+    offered = (*catalogue(), *beside_the_catalogue(problem, gpu))
     legal = [c for c in dict.fromkeys(offered) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
@@ -239,6 +239,11 @@ def candidates(problem: Problem, gpu: Gpu = H200) -> list[KernelConfig]:
     tiles = [c for c in (*catalogue(), *tiny_kernels()) if isinstance(c, Sm80MmaConfig)]
     narrow = dict.fromkeys(replace(c, vec=vec, pdl=pdl) for c in tiles for pdl in (False, gpu.arch >= 90))
     return legal + [c for c in narrow if c not in legal and why_illegal(problem, c, gpu) is None]
+
+
+def beside_the_catalogue(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
+    """What :func:`candidates` offers of kinds of kernels that serve few problems; not all of it need be legal."""
+    return (*_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
 
 
 def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
