@@ -46,7 +46,7 @@ HUBER = 0.06
 CENTRED = 0.9
 #: Pull of every coefficient, in log, towards its start: keeps what the data do not determine sane.
 #: (The cells of one problem weigh 1 together.)
-PRIOR = 1e-3
+PRIOR = 3e-3
 
 Coefficients = dict[str, dict[str, float]]
 

@@ -30,6 +30,7 @@ from outblas.model_terms import (
     above_floor,
     cluster_split,
     launch_us,
+    on_the_busiest_sm,
     resident_ctas,
     smooth_max,
     split_us,
@@ -65,6 +66,7 @@ START: dict[str, dict[str, float]] = {
         "loaded_hbm": 0.4,
         "queue": 3e7,
         "apart": 1.5,
+        "stacked": 0.3,
         "clock": 1.6,
         "issue": 60.0,
         "stage": 40.0,
@@ -104,6 +106,7 @@ START: dict[str, dict[str, float]] = {
         "loaded_hbm": 0.4,
         "queue": 3e7,
         "apart": 1.5,
+        "stacked": 0.3,
         "clock": 1.6,
         "issue": 30.0,
         "stage": 60.0,
@@ -285,7 +288,7 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     ctas = tiles * c["split"]
     per_sm = np.where(c["persistent"] > 0, c["min_blocks"], c["occupancy"])
     slots = resident_ctas(c["cluster"], per_sm, gpu)
-    full = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
+    full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
     active = np.minimum(ctas, slots)
 
     steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])

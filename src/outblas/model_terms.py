@@ -37,6 +37,13 @@ def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
     return np.where(c["early"] > 0, x["launch_early"], np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"])) + setup
 
 
+def on_the_busiest_sm(x: Mapping[str, float], c: Columns, ctas: Floats, per_sm: Any, gpu: Gpu) -> Floats:
+    """CTAs at once on the SM that has most. Under PDL they come while their predecessors still run, and go where slots
+    are free, which is not one to an SM (measured: 14% slower where two fit and one would do)."""
+    even = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
+    return even + c["pdl"] * x["stacked"] * (per_sm - even)
+
+
 def split_us(x: Mapping[str, float], c: Columns) -> Floats:
     """Summing a split K through distributed shared memory, microseconds; nothing over a workspace."""
     split = cluster_split(c)

@@ -17,7 +17,7 @@ from helpers import synthetic_recording
 from outblas import model
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
-from outblas.model_terms import resident_ctas, workspace_us
+from outblas.model_terms import on_the_busiest_sm, resident_ctas, workspace_us
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.space import pool, why_illegal
@@ -309,3 +309,13 @@ def test_narrow_boxes_of_b_cost_nn_only() -> None:
     }
     assert times["NN"][0] > 1.05 * times["TN"][0]
     assert times["NN"][1] == pytest.approx(times["TN"][1])
+
+
+def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
+    few, x = Sm80GemvConfig(8, 32, 1, 8, 2), {"stacked": 0.5}
+    c = model.config_columns([few, replace(few, pdl=True)])
+    assert (c["occupancy"] >= 2).all()
+    fit = c["occupancy"][0]
+    assert on_the_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]
+    full = on_the_busiest_sm(x, c, np.array(132.0 * 9 * fit), c["occupancy"], H200)
+    assert full.tolist() == [fit, fit]

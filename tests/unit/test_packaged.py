@@ -22,7 +22,7 @@ from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.report import check_published
 from outblas.results import PROVENANCE, bench_files, read_result
-from outblas.space import candidates, catalogue, why_illegal
+from outblas.space import catalogue, why_illegal
 from outblas.suites import suite
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -99,13 +99,13 @@ def test_every_problem_has_its_baselines(recording: Recording) -> None:
         assert (recording.baselines[name] > 0).all(), name
 
 
-def test_the_library_decides_grid1000_with_legal_kernels_that_are_offered(library: Library) -> None:
+def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> None:
+    """Not each of the catalogue: that may be younger, and refining a row tries what is near its best candidates."""
     assert {row.problem for row in library.rows} >= set(suite("grid1000"))
     shipped = set(catalogue("h200"))
+    assert any(config in shipped for _, config in installed(library))
     for problem, config in installed(library):
-        if config not in shipped:  # few tokens, odd rows: offered beside the catalogue
-            assert config in candidates(problem), f"{problem.key}: {config_name(config)} is not offered"
-        assert why_illegal(problem, config) is None, problem.key
+        assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
 
 
 def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:
