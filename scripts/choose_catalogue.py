@@ -1,76 +1,166 @@
-"""Choose a catalogue from a recording of a wide pool: greedy cover of the problems, several deep.
+"""Choose a catalogue from what was measured: a greedy cover of the problems, several deep.
 
-    outblas record --catalogue pool --out recordings/pool
+    python scripts/choose_catalogue.py --store grid1000_tn_fp16_fp32_tune.sqlite --store ... --kernels 190 --out ...
     python scripts/choose_catalogue.py recordings/pool --kernels 90 --out src/outblas/data/catalogues/h200.json
 
-Every round adds the kernel (both its launch options) that lowers the summed log of the best time most;
-when nothing is gained any more, the kernels chosen so far are set aside and the cover starts again,
-so that problems between the measured ones find a second and third choice.
+A kernel (with both its launch options) is worth the sum, over problems and launch options, of the log of what it takes
+off the best time. Every round adds the kernel that is worth most; when nothing is gained any more, the kernels chosen
+so far are set aside and the cover starts again, so that problems between the measured ones find a second and third
+choice.
+
+A store is sparse: a search times a few kernels of a problem, and what was not timed is unknown, not bad. Guesses of the
+ranking model in its place (corrected by each kernel's mean residual) made the catalogue worse on shapes that it was
+not chosen on. Kernels that ``outblas.space.beside_the_catalogue`` offers anyway are not chosen, but count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from measured import Row, of_recording, of_store
 
-from outblas.config import KernelConfig, config_name
+from outblas.config import KernelConfig, Sm80GemvConfig, config_name
+from outblas.files import write_atomic
 from outblas.recording import Recording
+from outblas.roofline import H200
+from outblas.space import beside_the_catalogue, catalogue
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.
 LEAST_GAIN = 1e-3
-#: A problem that no chosen kernel serves counts as this much slower than its best baseline.
+#: What no chosen kernel serves counts as this much slower than the best known.
 UNSERVED = 1.5
 
 
-def kernel_times(recording: Recording) -> tuple[list[KernelConfig], np.ndarray]:
-    """Kernels (launch options off) and their times [P, K, 2] in microseconds, plain and with PDL; inf if unknown."""
-    kernels = list(dict.fromkeys(replace(c, pdl=False) for c in recording.catalogue))
-    times = np.full((len(recording.problems), len(kernels), 2), np.inf)
+@dataclass(frozen=True)
+class Measured:
+    """What is known: P problems, K kernels (launch options off), plain and with PDL.
+
+    Attributes:
+        times: [P, K, 2] microseconds; inf where unknown.
+        best: [P, 2] the best known times of any kernel. given: [P, 2] of kernels that are offered anyway; inf if none.
+    """
+
+    problems: tuple[Row, ...]
+    kernels: tuple[KernelConfig, ...]
+    times: np.ndarray
+    best: np.ndarray
+    given: np.ndarray
+
+
+def table(rows: Sequence[Row]) -> Measured:
+    """The rows as one matrix; kernels of the family for few tokens are given, not chosen."""
+    kernels = tuple(dict.fromkeys(replace(c, pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
-    for column, config in enumerate(recording.catalogue):
-        measured = recording.median_us[:, column]
-        times[:, where[replace(config, pdl=False)], int(config.pdl)] = np.where(np.isfinite(measured), measured, np.inf)
-    return kernels, times
+    times = np.full((len(rows), len(kernels), 2), np.inf)
+    best, given = np.full((len(rows), 2), np.inf), np.full((len(rows), 2), np.inf)
+    for i, row in enumerate(rows):
+        beside = set(beside_the_catalogue(row.problem))
+        for config, us in zip(row.configs, row.times, strict=True):
+            if config.early:
+                continue
+            best[i, int(config.pdl)] = min(best[i, int(config.pdl)], us)
+            if config in beside:
+                given[i, int(config.pdl)] = min(given[i, int(config.pdl)], us)
+            if _is_choosable(config):
+                times[i, where[replace(config, pdl=False)], int(config.pdl)] = us
+    return Measured(tuple(rows), kernels, times, best, given)
+
+
+def _is_choosable(config: KernelConfig) -> bool:
+    return not isinstance(config, Sm80GemvConfig) and not config.early
+
+
+def gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """What each kernel would take off: float64[K], log."""
+    return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
 
 
 def cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
     """Indices of kernels, best gain first, none of ``taken``."""
     best, chosen = start.copy(), []
     while len(chosen) < limit:
-        gains = np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2))
-        gains[taken + chosen] = -1.0
-        pick = int(gains.argmax())
-        if gains[pick] < LEAST_GAIN:
+        gain = gains(best, times)
+        gain[taken + chosen] = -1.0
+        pick = int(gain.argmax())
+        if gain[pick] < LEAST_GAIN:
             break
         chosen.append(pick)
         best = np.minimum(best, times[:, pick])
     return chosen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recording", type=Path)
-    parser.add_argument("--kernels", type=int, default=90)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    recording = Recording.load(options.recording)
-    kernels, times = kernel_times(recording)
-    base = np.array([recording.best_baseline(p)[1] for p in recording.problems]) * UNSERVED
-    start = np.repeat(base[:, None], 2, axis=1)
-    chosen: list[int] = []
-    while len(chosen) < min(options.kernels, len(kernels)):
-        added = cover(times, start, chosen, options.kernels - len(chosen))
+def choose(known: Measured, limit: int) -> list[KernelConfig]:
+    """Covers upon covers, up to ``limit`` kernels or until no cover gains anything."""
+    start, chosen = np.minimum(known.given, known.best * UNSERVED), list[int]()
+    start[~np.isfinite(start)] = 1.0  # a launch option of which nothing is known: no kernel gains
+    while len(chosen) < limit:
+        added = cover(known.times, start, chosen, limit - len(chosen))
         if not added:
             break
         chosen += added
-    names = [config_name(replace(kernels[i], pdl=pdl)) for i in chosen for pdl in (False, True)]
-    data = {"format": 1, "gpu": recording.gpu.name, "chosen_by": str(recording.provenance), "candidates": names}
-    options.out.write_text(json.dumps(data, indent=1) + "\n")
-    print(f"{len(chosen)} kernels, {len(names)} candidates -> {options.out}")
+    return [known.kernels[i] for i in chosen]
+
+
+def gap(known: Measured, kernels: Sequence[KernelConfig]) -> np.ndarray:
+    """[P, 2]: log of the best measured time among these kernels (and the given) over the best known; nan if unknown."""
+    own = [i for i, k in enumerate(known.kernels) if k in set(kernels)]
+    reached = np.minimum(known.given, known.times[:, own].min(axis=1, initial=np.inf))
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(reached) & np.isfinite(known.best), np.log(reached / known.best), np.nan)
+
+
+def gaps_by_source(known: Measured, kernels: Sequence[KernelConfig]) -> dict[str, float]:
+    """The geometric mean of :func:`gap` over the problems and launch options of each source."""
+    gaps, sources = gap(known, kernels), [row.source for row in known.problems]
+    return {s: round(float(np.exp(np.nanmean(gaps[[s == own for own in sources]]))), 4) for s in dict.fromkeys(sources)}
+
+
+def say(name: str, known: Measured, kernels: Sequence[KernelConfig]) -> None:
+    """Print the gaps to the best known."""
+    gaps, sources = gap(known, kernels), [row.source for row in known.problems]
+    for source, mean in gaps_by_source(known, kernels).items():
+        own = gaps[[source == s for s in sources]]
+        plain, pdl = np.exp(np.nanmean(own, axis=0))
+        print(
+            f"{name} ({len(kernels)} kernels), {source}: geomean {mean:.4f} x the best known (plain {plain:.4f}, PDL "
+            f"{pdl:.4f}), within 2% {np.mean(own[np.isfinite(own)] <= np.log(1.02)):.3f}, "
+            f"unknown {np.isnan(own).sum()}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", type=Path, nargs="?")
+    parser.add_argument("--store", action="append", default=[], type=Path, help="a store of a tuning; may be repeated")
+    parser.add_argument("--kernels", type=int, default=190)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if not options.recording and not options.store:
+        parser.error("give a recording, --store or both")
+    rows: list[Row] = []
+    if options.recording:
+        rows += of_recording(Recording.load(str(options.recording)), options.recording.name)
+    for path in options.store:
+        rows += of_store(path)
+    known = table([row for row in rows if len(row.times)])
+    say("the present catalogue", known, list(dict.fromkeys(replace(c, pdl=False) for c in catalogue())))
+    chosen = choose(known, options.kernels)
+    say("the new one", known, chosen)
+    sources = ", ".join(dict.fromkeys(row.source for row in rows))
+    data = {
+        "format": 1,
+        "gpu": H200.name,
+        "chosen_by": f"greedy cover (scripts/choose_catalogue.py) of the times of {sources}; gaps to the best known "
+        + ", ".join(f"{source} {value}" for source, value in gaps_by_source(known, chosen).items()),
+        "candidates": [config_name(replace(kernel, pdl=pdl)) for kernel in chosen for pdl in (False, True)],
+    }
+    write_atomic(options.out, (json.dumps(data, indent=1) + "\n").encode())
+    print(f"{len(chosen)} kernels, {len(data['candidates'])} candidates -> {options.out}")
 
 
 if __name__ == "__main__":

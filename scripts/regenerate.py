@@ -8,8 +8,7 @@ small letters with underscores. Steps, each for every table, each in a process o
 
 record   the catalogue over the first table only              -> <work>/recording/
 tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
-         the same M, N, K in the tables before it or in the packaged recording, taking turns with the ranking
-         model's choices
+         the same M, N, K in the tables before it, taking turns with the ranking model's choices
                                                               -> <work>/library.json, one for all tables
 refine   what is near each row's best candidates (L2 hints, order of tiles, parts of K); the better kernel stays
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
@@ -68,7 +67,7 @@ from outblas.tune import PROBLEMS_AT_ONCE, tune
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of one whose sister
 #: has another dtype only, of suite llm, most of whose problems have no sister at first; of the first table where
 #: these kernels were not recorded.
-RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 12, 16
+RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 12, 6, 15, 18
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
 HOPELESS = 1.06
@@ -81,9 +80,9 @@ SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6}
 DONE_AS = {"again": "searched_again", "refine": "refined"}
 #: What is searched again, with how many measurements.
 AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
-#: Neighbours of a row's best candidates that are tried: in the first table, in another (which begins where those
-#: led in its sister).
-REFINE_BUDGET, REFINE_LATER_BUDGET = 12, 6
+#: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
+#: those led; most of the cost is proving configs that are new.
+REFINE_BUDGET, REFINE_LLM_BUDGET = 6, 4
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
 
@@ -198,7 +197,7 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
         agent.name = "recorded"
         return agent, RECORDED_BUDGET
     winners = {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in library.rows}
-    agent = Transfer(0, gpu, recordings or None, winners)
+    agent = Transfer(0, gpu, recordings, winners)
     agent.name = "transfer"
     if table == TABLES[0]:
         return agent, UNRECORDED_BUDGET
@@ -223,7 +222,10 @@ def refine(work: Work, table: Table) -> None:
         print(f"refine {table}: done before", flush=True)
         return
     gpu, tried = gpu_of_device(work.gpu_index), searched(work, table)
-    budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LATER_BUDGET
+    budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LLM_BUDGET if table.suite == "llm" else 0
+    if not budget:
+        print(f"refine {table}: left to the tables that it begins with", flush=True)
+        return
     problems = [p for p in table.problems() if p in tried]
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:

@@ -3,10 +3,10 @@
     time = launch (less with PDL) + cluster set-up
          + smooth max of: rounds x (fill latency + K stages x stage + epilogue), traffic / HBM
          + sum over a split K, in a cluster or in a workspace,            bounded below by the floor
-    stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency / stages
+    stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency under load / stages
 
 A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
-of many tiles. About twenty coefficients per family are fitted on measurements by
+of many tiles. Twenty to forty coefficients per family are fitted on measurements by
 ``scripts/fit_model.py`` and read from ``data/models/<gpu>.json``, with their provenance.
 """
 
@@ -21,7 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas import model_direct, model_gemv
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import (
+    STREAMING_C,
+    KernelConfig,
+    Sm80DirectConfig,
+    Sm80GemvConfig,
+    Sm80MmaConfig,
+    Sm90WgmmaConfig,
+)
 from outblas.errors import DeviceError, RecordError
 from outblas.geometry import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS, gemv_blocks, gemv_loads, geometry
 from outblas.model_terms import (
@@ -30,11 +37,13 @@ from outblas.model_terms import (
     above_floor,
     cluster_split,
     launch_us,
+    on_the_busiest_sm,
     resident_ctas,
     smooth_max,
     split_us,
     workspace_us,
 )
+from outblas.model_traffic import broken_bytes, hinted_bytes, traffic_bytes
 from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import H200, Gpu, floor_us, operand_sets
 
@@ -55,10 +64,16 @@ START: dict[str, dict[str, float]] = {
     Sm90WgmmaConfig.family: {
         "launch": 1.2,
         "launch_pdl": 0.7,
+        "launch_early": 0.4,
         "cluster": 0.1,
         "cluster_log": 0.05,
-        "latency_l2": 0.5,
+        "latency_l2": 0.3,
         "latency_hbm": 0.8,
+        "loaded_l2": 0.4,
+        "loaded_hbm": 0.4,
+        "queue": 3e7,
+        "apart": 1.5,
+        "stacked": 0.3,
         "clock": 1.6,
         "issue": 60.0,
         "stage": 40.0,
@@ -77,14 +92,28 @@ START: dict[str, dict[str, float]] = {
         "split_peer": 0.03,
         "exchange": 50e3,
         "multicast": 0.5,
+        "workspace": 1.2,
+        "hint": 0.01,
+        "once_b": 0.95,
+        "again_b": 0.5,
+        "once_c": 0.95,
+        "broken_atom": 4.0,
+        "broken_sector": 8.0,
+        "narrow": 0.2,
     },
     Sm80MmaConfig.family: {
         "launch": 0.9,
         "launch_pdl": 0.5,
+        "launch_early": 0.3,
         "cluster": 0.1,
         "cluster_log": 0.05,
-        "latency_l2": 0.5,
+        "latency_l2": 0.3,
         "latency_hbm": 0.8,
+        "loaded_l2": 0.4,
+        "loaded_hbm": 0.4,
+        "queue": 3e7,
+        "apart": 1.5,
+        "stacked": 0.3,
         "clock": 1.6,
         "issue": 30.0,
         "stage": 60.0,
@@ -186,6 +215,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
         "m": problem.m,
         "n": problem.n,
         "k": problem.k,
+        "nn": float(problem.layout == "NN"),
         # Rotating operand sets that exceed L2 are read from HBM, as in roofline.
         "from_hbm": float(problem.bytes * operand_sets(problem, alone) > gpu.l2_bytes),
         "floor": floor_us(problem, gpu),
@@ -195,7 +225,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 _NAMES = (
     *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
     *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
-    *("workspace", "kept"),
+    *("workspace", "early", "stream_b", "stream_c", "kept"),
 )
 
 
@@ -229,7 +259,8 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
             *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
             *(config.persistent, config.schedule == "pingpong", config.group, config.raster == "m"),
             *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8, 0),
-            config.split_kind == "workspace",
+            *(config.split_kind == "workspace", config.early),
+            *(config.l2 in ("stream_b", "stream_bc"), config.l2 in STREAMING_C),
         )
     elif isinstance(config, Sm80GemvConfig):
         stages = config.unroll
@@ -243,7 +274,7 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         stages = config.stages
         own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
     if not isinstance(config, Sm90WgmmaConfig):
-        own = (*own, False)
+        own = (*own, False, config.early, False, False)
     own = (*own, getattr(config, "kept_k", 0) > 0)
     shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
     return tuple(float(x) for x in (*shared, *own))
@@ -268,18 +299,25 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     ctas = tiles * c["split"]
     per_sm = np.where(c["persistent"] > 0, c["min_blocks"], c["occupancy"])
     slots = resident_ctas(c["cluster"], per_sm, gpu)
-    full = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
+    full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
     active = np.minimum(ctas, slots)
 
     steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])
     stage_bytes = ELEMENT_BYTES * c["bk"] * (c["bm"] + c["bn"])
     l2_bytes = ELEMENT_BYTES * c["bk"] * (c["bm"] / c["cn"] + c["bn"] / c["cm"])
+    if family == Sm90WgmmaConfig.family:
+        narrow = _narrow_bytes(x, p, c)
+        stage_bytes, l2_bytes = stage_bytes + narrow, l2_bytes + narrow / c["cm"]
+    apart = np.where(cluster_split(c) > 1, x["apart"], 1.0)
+    waiting = np.where(p["from_hbm"] > 0, x["loaded_hbm"], x["loaded_l2"]) + (
+        active * c["stages"] * stage_bytes / x["queue"]
+    )
     stage = smooth_max(
         full * tensor,
         tensor + chain,
         full * stage_bytes / x["ingest"],
-        active * l2_bytes / x["l2"],
-        latency / c["stages"],
+        active * l2_bytes * apart / x["l2"],
+        waiting / c["stages"],
         _multicast_us(x, c),
     )
     main = steps * stage
@@ -288,18 +326,20 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
     # Rounds: between fluid (CTAs finish unevenly) and whole.
     exact = np.maximum(ctas / slots, 1.0)
     rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
-    plain = rounds * (latency + main + store * full) + (rounds - 1) * x["wave"]
+    plain = rounds * (latency + main + store) + (rounds - 1) * x["wave"]
     if family == Sm90WgmmaConfig.family:
         steady = main + store + x["tile"]
         alternating = smooth_max(main, (main + store) / 2) + x["tile"]
         walked = latency + (rounds - 1) * np.where(c["pingpong"] > 0, alternating, steady) + main + store
         plain = np.where(c["persistent"] > 0, walked, plain)
 
-    traffic = _traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
+    traffic = traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
+    if family == Sm90WgmmaConfig.family:
+        traffic = traffic + hinted_bytes(x, p, c, tiles_m, tiles_n, slots) + broken_bytes(x, p, c, tiles_n)
     work = smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
     sums = split_us(x, c)
     if family == Sm90WgmmaConfig.family:
-        sums = sums + workspace_us(x, c, tiles)
+        sums = sums + workspace_us(x, c, tiles) + (c["stream_b"] + c["stream_c"]) * x["hint"]
     return above_floor(launch_us(x, c) + sums + work, p["floor"])
 
 
@@ -339,17 +379,7 @@ def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:
     return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K meet in shared memory
 
 
-def _traffic_bytes(
-    x: Mapping[str, float], p: Columns, c: Columns, tiles_m: Floats, tiles_n: Floats, slots: Floats
-) -> Floats:
-    """Bytes to and from HBM: operands and result once, and the operand that a band of tiles streams
-    again for every further band as far as L2 does not keep it."""
-    along_m = c["raster_m"] > 0
-    inner, outer = np.where(along_m, tiles_m / c["cm"], tiles_n / c["cn"]), np.where(along_m, tiles_n, tiles_m)
-    group = np.minimum(c["group"], inner)
-    at_once = np.maximum(slots / cluster_split(c) / (group * np.where(along_m, c["cm"], c["cn"]) * outer), 1.0)
-    again = np.maximum(np.ceil(inner / group) / at_once, 1.0) - 1.0
-    streamed = ELEMENT_BYTES * p["k"] * np.where(along_m, p["n"], p["m"]) * 1.0
-    missed = 1 / (1 + (x["cache"] / streamed) ** 2)
-    once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
-    return once + again * streamed * missed
+def _narrow_bytes(x: Mapping[str, float], p: Columns, c: Columns) -> Floats:
+    """Bytes that count for a stage's B where NN reads it by TMA in boxes narrower than 128 bytes."""
+    boxes = 64 / np.where(c["bn"] % 64 == 0, 64, np.where(c["bn"] % 32 == 0, 32, 16))
+    return p["nn"] * x["narrow"] * (boxes - 1) * ELEMENT_BYTES * c["bk"] * c["bn"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, smooth_max
+from outblas.model_terms import Columns, Floats, above_floor, launch_us, on_the_busiest_sm, smooth_max
 from outblas.problem import ELEMENT_BYTES
 from outblas.roofline import Gpu
 
@@ -20,6 +20,7 @@ from outblas.roofline import Gpu
 START = {
     "launch": 1.0,
     "launch_pdl": 0.5,
+    "launch_early": 0.4,
     "latency_l2": 0.4,
     "latency_hbm": 0.7,
     "chunk": 0.03,
@@ -28,6 +29,7 @@ START = {
     "l2": 5.0e6,
     "hbm": 4.2e6,
     "quantum": 0.5,
+    "stacked": 0.3,
     "epilogue": 0.1,
     "warp_sum": 0.02,
     "exchange": 80e3,
@@ -38,7 +40,7 @@ def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     """The formula over columns that broadcast together; ``x``: coefficients of the family."""
     ctas = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"])
     slots = gpu.sms * c["occupancy"]
-    full = np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms))
+    full = on_the_busiest_sm(x, c, ctas, c["occupancy"], gpu)
     active = np.minimum(ctas, slots)
     latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
 

@@ -19,7 +19,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, resident_ctas, smooth_max, split_us
+from outblas.model_terms import (
+    Columns,
+    Floats,
+    above_floor,
+    launch_us,
+    on_the_busiest_sm,
+    resident_ctas,
+    smooth_max,
+    split_us,
+)
 from outblas.problem import ELEMENT_BYTES
 from outblas.roofline import Gpu
 
@@ -27,6 +36,7 @@ from outblas.roofline import Gpu
 START = {
     "launch": 1.2,
     "launch_pdl": 0.9,
+    "launch_early": 0.5,
     "cluster": 0.08,
     "cluster_log": 0.06,
     "latency_l2": 0.5,
@@ -36,6 +46,7 @@ START = {
     "l2": 6.0e6,
     "hbm": 4.2e6,
     "quantum": 0.5,
+    "stacked": 0.3,
     "epilogue": 0.3,
     "exchange": 80e3,
     "split": 0.2,
@@ -47,7 +58,7 @@ def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     """The formula over columns that broadcast together; ``x``: coefficients of the family."""
     ctas = np.ceil(p["n"] / c["bn"]) * c["split"]
     slots = resident_ctas(c["cluster"], c["occupancy"], gpu)
-    full = np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms))
+    full = on_the_busiest_sm(x, c, ctas, c["occupancy"], gpu)
     active = np.minimum(ctas, slots)
     latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
 

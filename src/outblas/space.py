@@ -252,7 +252,7 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False) -> list[K
 
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    offered = (*catalogue(), *_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
+    offered = (*catalogue(), *beside_the_catalogue(problem, gpu))
     legal = [c for c in dict.fromkeys(offered) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
@@ -260,6 +260,11 @@ def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     tiles = [c for c in (*catalogue(), *tiny_kernels()) if isinstance(c, Sm80MmaConfig)]
     narrow = dict.fromkeys(replace(c, vec=vec, pdl=pdl) for c in tiles for pdl in (False, gpu.arch >= 90))
     return legal + [c for c in narrow if c not in legal and why_illegal(problem, c, gpu) is None]
+
+
+def beside_the_catalogue(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
+    """What :func:`candidates` offers of kinds of kernels that serve few problems; not all of it need be legal."""
+    return (*_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
 
 
 def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:

@@ -19,12 +19,11 @@ from outblas.averages import launch_of_row
 from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
 from outblas.library import LEVEL, Library
-from outblas.neighbours import neighbours
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.report import check_published
 from outblas.results import PROVENANCE, bench_files, read_result
-from outblas.space import candidates, catalogue, why_illegal
+from outblas.space import catalogue, why_illegal
 from outblas.suites import suite
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -101,17 +100,13 @@ def test_every_problem_has_its_baselines(recording: Recording) -> None:
         assert (recording.baselines[name] > 0).all(), name
 
 
-def test_the_library_decides_grid1000_with_legal_kernels_that_are_offered(library: Library) -> None:
-    """Offered by the catalogue, beside it (few tokens, long K), or next to what is offered."""
+def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> None:
+    """Not each of the catalogue: that may be younger, and refining a row tries what is near its best candidates."""
     assert {row.problem for row in library.rows} >= set(suite("grid1000"))
     shipped = set(catalogue("h200"))
-    others = [(problem, config) for problem, config in installed(library) if config not in shipped]
-    for problem, config in others:
-        assert why_illegal(problem, config) is None, problem.key
-    for problem, config in random.Random(0).sample(others, min(len(others), SAMPLE)):
-        offered = candidates(problem)
-        near = config in offered or any(config in neighbours(problem, c) for c in offered)
-        assert near, f"{problem.key}: {config_name(config)} is not offered, nor next to what is"
+    assert any(config in shipped for _, config in installed(library))
+    for problem, config in installed(library):
+        assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
 
 
 def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:

@@ -16,7 +16,7 @@ from outblas.launch import LoadedKernel
 from outblas.pool import workspace_kernels
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import candidates, why_illegal
+from outblas.space import beside_the_catalogue, candidates, why_illegal
 from outblas.workspace import StreamWorkspaces
 
 PAIRS = Sm90WgmmaConfig(64, 64, 64, 8, cluster_m=2, split_k=5, store="direct", split_kind="workspace")
@@ -113,9 +113,12 @@ def test_a_workspace_is_needed_by_its_kind_alone() -> None:
     ("mnk", "wanted"), [((256, 512, 12288), True), ((4096, 4096, 12288), False), ((256, 512, 1024), False)]
 )
 def test_few_tiles_with_a_long_k_are_offered_workspaces(mnk: tuple[int, int, int], wanted: bool) -> None:
-    offered = candidates(Problem(*mnk))
+    """Beside the catalogue, which has some of its own."""
+    problem = Problem(*mnk)
+    offered, beside = candidates(problem), beside_the_catalogue(problem)
     assert len(offered) == len(set(offered))
-    assert any(getattr(c, "split_kind", "") == "workspace" for c in offered) == wanted
+    assert any(getattr(c, "split_kind", "") == "workspace" for c in beside) == wanted
+    assert {c for c in beside if why_illegal(problem, c) is None} <= set(offered)
 
 
 # --- machine code ------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""Measured times of (problem, config) for the scripts beside: from recordings, stores of tunings and JSON lines.
+
+A JSONL has one problem per line: ``{"p": problem key, "first": {config name: us}, "med": {config name:
+us}}``; ``med`` (a median over rounds) wins over ``first`` (a sample or two).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.config import KernelConfig, config_from_name
+from outblas.evaluation import Evaluation
+from outblas.problem import Problem
+from outblas.recording import Recording
+from outblas.store import Store
+
+#: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
+LAUNCH_MATTERS_US = 30.0
+#: Runs of a store lie minutes apart, and clocks drift. The part of the baselines' drift (in log) that our kernels
+#: have, too, and the largest drift that is believed; by regression over 3,600 (problem, launch option) with two
+#: runs, where it was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
+DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measured cells of one problem from one source.
+
+    Attributes:
+        source: name of a recording, or of a file without its extension.
+        times: microseconds per call, one of each config.
+    """
+
+    source: str
+    problem: Problem
+    configs: tuple[KernelConfig, ...]
+    times: np.ndarray
+
+
+def of_recording(recording: Recording, name: str) -> list[Row]:
+    """Rows of a recording's problems, without what was not measured."""
+    return [
+        _row(name, p, dict(zip(recording.catalogue, times, strict=True)))
+        for p, times in zip(recording.problems, recording.median_us, strict=True)
+    ]
+
+
+def of_store(path: Path) -> list[Row]:
+    """Rows of the problems of a store, all runs brought to the clock of the oldest.
+
+    Raises:
+        RecordError: no such store, or one that cannot be read.
+    """
+    with Store(path) as store:
+        runs = {run.run_id: list(store.evaluations(run.run_id)) for run in store.runs()}
+    found: dict[Problem, dict[str, list[Evaluation]]] = {}
+    for run_id, evaluations in runs.items():
+        for e in evaluations:
+            if e.timing is not None:
+                found.setdefault(e.problem, {}).setdefault(run_id, []).append(e)
+    return [_row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
+
+
+def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]:
+    """Times of one problem in several runs, oldest first; of a config in two runs the time of more rounds."""
+    times: dict[KernelConfig, float] = {}
+    rounds: dict[KernelConfig, int] = {}
+    for run in runs:
+        slower = np.exp(DRIFT_SHARE * drift(runs[0][0].baselines_us, run[0].baselines_us))
+        for e in run:
+            if e.timing is not None and len(e.timing.samples_us) > rounds.get(e.config, 0):
+                rounds[e.config], times[e.config] = len(e.timing.samples_us), e.timing.median_us / slower
+    return times
+
+
+def drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Log of how much slower the baselines became (median of those in both), within the limit believed."""
+    both = [np.log(after[name] / before[name]) for name in before if name in after]
+    return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0
+
+
+def of_jsonl(path: Path) -> list[Row]:
+    """Rows of the lines of a file."""
+    return [_line(path.stem, json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _line(source: str, found: dict[str, Any]) -> Row:
+    times = {**_as_medians(found["first"], found["med"]), **found["med"]}
+    named = {name: t for name, t in times.items() if ":" in name and t}  # baselines have no family
+    return _row(source, Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})
+
+
+def _as_medians(first: dict[str, Any], med: dict[str, float]) -> dict[str, float]:
+    """Samples brought to the scale of the medians by the configs that have both: a lone call carries
+    about a microsecond of launch that back-to-back calls hide, and long runs lower the clock."""
+    both = [name for name in med if first.get(name)]
+    samples, medians = np.array([_one(first[name]) for name in both]), np.array([med[name] for name in both])
+    offset, scale = 0.0, 1.0
+    if len(both) and np.median(medians) < LAUNCH_MATTERS_US:
+        offset = float(np.median(samples - medians))
+    elif len(both):
+        scale = float(np.median(samples / medians))
+    return {name: max(_one(t) - offset, 0.5 * _one(t)) / scale for name, t in first.items() if t}
+
+
+def _one(time: Any) -> float:
+    return float(min(time) if isinstance(time, list) else time)
+
+
+def _row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> Row:
+    kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
+    return Row(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
+
+
+def launch_masks(configs: Iterable[KernelConfig]) -> list[np.ndarray]:
+    """bool[len(configs)] of the configs without PDL and of those with it, such as there are any of."""
+    pdl = np.array([c.pdl for c in configs], dtype=bool)
+    return [mask for mask in (~pdl, pdl) if mask.any()]
