@@ -137,6 +137,14 @@ def test_heuristic_follows_the_model() -> None:
     assert [e.config for e in search("heuristic", 0, 12)] == order[:12]
 
 
+def test_heuristic_takes_the_launch_options_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much faster the model has one of them."""
+    pdl_first = lambda problem, configs, gpu: np.argsort([not c.pdl for c in configs], kind="stable")  # noqa: E731
+    monkeypatch.setattr(sys.modules["outblas.model"], "rank", pdl_first)
+    for n in (1, 4):
+        assert [e.config.pdl for e in search("heuristic", 0, 8, n)] == [False, True] * 4
+
+
 def test_recorded_takes_the_best_of_both_kinds_in_turn(recording: Recording) -> None:
     """Budget 8: the four fastest without PDL and the four fastest with it, whatever the batch size."""
     row = recording.row(PROBLEM)

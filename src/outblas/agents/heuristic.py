@@ -1,22 +1,26 @@
-"""Candidates in the order in which the analytic model ranks them."""
+"""Candidates in the order in which the analytic model ranks them, launch options in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outblas.agents.base import Agent, unexplored
-from outblas.config import KernelConfig
+from outblas.agents.base import Agent, in_turns, unexplored
+from outblas.config import LAUNCHES, KernelConfig, launch_of
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
 
 
 class Heuristic(Agent):
-    """Fastest predicted first; equal predictions in catalogue order."""
+    """Fastest predicted first; equal predictions in catalogue order. A library row has a winner of every launch option,
+    and PDL is nearly always predicted faster: by one order for all a small budget would hardly see the others."""
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
         from outblas.model import rank
 
-        left = unexplored(candidates, history)
-        return [left[i] for i in rank(problem, left, self.gpu)[:n]] if left else []
+        if not candidates:
+            return []
+        ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
+        turns = [[c for c in ranked if launch_of(c) == launch] for launch in LAUNCHES]
+        return unexplored(in_turns(*turns), history)[:n]
