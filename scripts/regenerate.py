@@ -242,12 +242,12 @@ def searched(work: Work, table: Table) -> dict[Problem, list[Evaluation]]:
 
 def second_search(
     work: Work, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
-    offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
+    offered: Callable[[Problem], Sequence[KernelConfig]],
 ) -> None:  # fmt: skip
     """Search some problems of a tuned table once more; of the old kernel and the new one the better is kept.
 
     Args:
-        step: name of the run in the table's store. offered: a problem's candidates; None: those of the space.
+        step: name of the run in the table's store. offered: a problem's candidates.
     """
     progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
     with (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from outblas.launch import Prepared
 from outblas.lt_call import PreparedAlgorithm
 
 torch = pytest.importorskip("torch")
+#: The mark of every module that builds the table.
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 M, N, K = 16, 24, 32
 MAPPED, POINTERS = 1001, 1002  # odd: takes maps (see fake_libcuda.c)

@@ -91,8 +91,11 @@ class LiveEvaluator:
         from outblas.source import kernel_kind, make_source
         from outblas.space import why_illegal
 
-        new = {kernel_kind(p, c): (p, c) for p, c in pairs if why_illegal(p, c, self.gpu) is None}
-        new = {kind: pair for kind, pair in new.items() if kind not in self._compiled}
+        new = {
+            kind: (p, c)
+            for p, c in pairs
+            if (kind := kernel_kind(p, c)) not in self._compiled and why_illegal(p, c, self.gpu) is None
+        }
         self._compiled.update(new)
         if len(new) >= _COMPILE_AHEAD:
             for _ in compile_many([make_source(p, c) for p, c in new.values()], architecture(self.gpu)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from native_fixture import (  # noqa: F401
     cuda_fixture,
     host_fixture,
     learn,
+    needs_compiler,
     operands,
     prepared,
     table_fixture,
@@ -31,7 +31,7 @@ from outblas import dispatch, native
 from outblas.config import LAUNCHES
 from outblas.errors import DeviceError, TensorError
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = needs_compiler
 
 
 # -- launching -------------------------------------------------------------------------------------------

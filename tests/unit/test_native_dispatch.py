@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from native_fixture import (  # noqa: F401
     cuda_fixture,
     host_fixture,
     learn,
+    needs_compiler,
     operands,
     prepared,
     table_fixture,
@@ -32,7 +32,7 @@ from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.source import kernel_kind
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = needs_compiler
 
 
 # -- building and loading --------------------------------------------------------------------------------

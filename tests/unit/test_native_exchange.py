@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from native_fixture import (  # noqa: F401
     cuda_fixture,
     host_fixture,
     learn,
+    needs_compiler,
     operands,
     prepared,
     torch,
@@ -28,7 +28,7 @@ from outblas import native
 
 CAPSULE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+    needs_compiler,
     pytest.mark.skipif(CAPSULE is None, reason="this torch has no DLPack exchange"),
 ]
 NAME = b"dlpack_exchange_api"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import sys
 import threading
 import tracemalloc
@@ -23,6 +22,7 @@ from native_fixture import (  # noqa: F401
     cuda_fixture,
     host_fixture,
     learn,
+    needs_compiler,
     operands,
     prepared,
     table_fixture,
@@ -30,7 +30,7 @@ from native_fixture import (  # noqa: F401
 )
 from outblas import native
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = needs_compiler
 
 
 # -- torch's products, forgetting, limits ----------------------------------------------------------------

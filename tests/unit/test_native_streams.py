@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import shutil
 import sys
 import threading
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from native_fixture import (  # noqa: F401
     cuda_fixture,
     host_fixture,
     learn,
+    needs_compiler,
     operands,
     prepared,
     table_fixture,
@@ -41,7 +41,7 @@ from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.workspace import StreamWorkspaces
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = needs_compiler
 
 WITH_WORKSPACE = 5001  # takes maps, and a workspace at the end (see fake_libcuda.c)
 NEED = COUNTERS_BYTES + WORKSPACE_BYTES

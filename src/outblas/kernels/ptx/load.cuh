@@ -3,49 +3,46 @@
 #pragma once
 #include "ptx/types.cuh"
 
-// ld.global.v4, no place in L1, a miss brings PREFETCH bytes into L2; zeros where `valid` is false (nothing is
-// then read). Not .nc: a predecessor under programmatic dependent launch may have written the operand.
+// The text of a load, and of a copy into shared memory, with QUALIFIERS, further OPERANDS and what they stand for: 16
+// bytes, zeros where `valid` is false (nothing is then read).
+#define LOAD_OR_ZEROS(QUALIFIERS, OPERANDS, ...)                           \
+  asm volatile(                                                            \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"                          \
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"   \
+      "@p ld.global" QUALIFIERS ".v4.u32 {%0, %1, %2, %3}, [%4]" OPERANDS  \
+      ";\n}"                                                               \
+      : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])                 \
+      : "l"(src), "r"(static_cast<int>(valid)) __VA_ARGS__                 \
+      : "memory")
+#define COPY_OR_ZEROS(QUALIFIERS, OPERANDS, ...)                                              \
+  asm volatile("cp.async" QUALIFIERS " [%0], [%1], 16, %2" OPERANDS ";" ::"r"(dst), "l"(src), \
+               "r"(valid ? 16 : 0) __VA_ARGS__                                                \
+               : "memory")
+
+// ld.global.v4, no place in L1, a miss brings PREFETCH bytes into L2. Not .nc: a predecessor under programmatic dependent
+// launch may have written the operand.
 template <int PREFETCH>
 __device__ __forceinline__ void load_stream(const void* src, bool valid, u32 (&v)[4]) {
   static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
   if constexpr (PREFETCH == 256)
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
-        : "l"(src), "r"(static_cast<int>(valid))
-        : "memory");
+    LOAD_OR_ZEROS(".L1::no_allocate.L2::256B", "", );
   else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
-        : "l"(src), "r"(static_cast<int>(valid))
-        : "memory");
+    LOAD_OR_ZEROS(".L1::no_allocate.L2::128B", "", );
 }
 
-// ld.global.v4 through L1, for what other warps of the CTA read too; zeros where `valid` is false.
+// ld.global.v4 through L1, for what other warps of the CTA read too.
 __device__ __forceinline__ void load_shared_by_warps(const void* src, bool valid, u32 (&v)[4]) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-      "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
-      : "l"(src), "r"(static_cast<int>(valid))
-      : "memory");
+  LOAD_OR_ZEROS("", "", );
 }
 
-// cp.async.cg with an L2 prefetch size: 16 bytes past L1 into shared memory, zeros where `valid` is false.
+// cp.async.cg with an L2 prefetch size: past L1.
 template <int PREFETCH>
 __device__ __forceinline__ void copy_stream(u32 dst, const void* src, bool valid) {
   static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
-  const int n = valid ? 16 : 0;
   if constexpr (PREFETCH == 256)
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+    COPY_OR_ZEROS(".cg.shared.global.L2::256B", "", );
   else
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
+    COPY_OR_ZEROS(".cg.shared.global.L2::128B", "", );
 }
 
 // load_stream and copy_stream with a policy for L2 (ptx/cache_policy.cuh). PTX ISA: ld, cp.async: .L2::cache_hint.
@@ -53,34 +50,17 @@ template <int PREFETCH>
 __device__ __forceinline__ void load_stream_hint(const void* src, bool valid, u32 (&v)[4], u64 policy) {
   static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
   if constexpr (PREFETCH == 256)
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
-        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
-        : "l"(src), "r"(static_cast<int>(valid)), "l"(policy)
-        : "memory");
+    LOAD_OR_ZEROS(".L1::no_allocate.L2::cache_hint.L2::256B", ", %6", , "l"(policy));
   else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
-        : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
-        : "l"(src), "r"(static_cast<int>(valid)), "l"(policy)
-        : "memory");
+    LOAD_OR_ZEROS(".L1::no_allocate.L2::cache_hint.L2::128B", ", %6", , "l"(policy));
 }
 template <int PREFETCH>
 __device__ __forceinline__ void copy_stream_hint(u32 dst, const void* src, bool valid, u64 policy) {
   static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
-  const int n = valid ? 16 : 0;
   if constexpr (PREFETCH == 256)
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(n),
-                 "l"(policy)
-                 : "memory");
+    COPY_OR_ZEROS(".cg.shared.global.L2::cache_hint.L2::256B", ", %3", , "l"(policy));
   else
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(n),
-                 "l"(policy)
-                 : "memory");
+    COPY_OR_ZEROS(".cg.shared.global.L2::cache_hint.L2::128B", ", %3", , "l"(policy));
 }
 
 // cp.async.bulk.prefetch.L2 (sm_90): a multiple of 16 bytes from a multiple of 16 on its way into L2, nothing to wait for.
@@ -89,10 +69,13 @@ __device__ __forceinline__ void prefetch_into_l2(const void* src, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
 }
 
-// cp.async.ca: 16 bytes through L1 into shared memory, zeros where `valid` is false.
+// cp.async.ca: through L1.
 __device__ __forceinline__ void copy_shared_by_warps(u32 dst, const void* src, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
+  COPY_OR_ZEROS(".ca.shared.global", "", );
 }
+
+#undef LOAD_OR_ZEROS
+#undef COPY_OR_ZEROS
 
 // ld.shared.v4.u32: 16 bytes.
 __device__ __forceinline__ void load_shared(u32 addr, u32 (&v)[4]) {
