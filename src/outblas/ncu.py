@@ -48,6 +48,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "instructions": ("sm__inst_executed.sum",),
     "cycles": ("sm__cycles_elapsed.max",),
 }
+#: Columns that describe the device or the launch, some of them in words ("No-CC", "PolicySpread").
+_DESCRIBED = ("device__", "launch__")
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 #: Why a warp does not issue; ``selected`` and ``not_selected`` are no stalls.
 STALL_REASONS = (
@@ -273,6 +275,8 @@ def _number(name: str, text: str) -> float | None:
     try:
         value = float(plain)
     except ValueError:
+        if name.startswith(_DESCRIBED):
+            return None
         raise RecordError(f"ncu says {text!r} of {name}", "a number", "profile again") from None
     return value if math.isfinite(value) else None
 

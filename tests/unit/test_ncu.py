@@ -120,6 +120,13 @@ def test_units_become_nanoseconds_and_plain_counts(unit: str, scale: float) -> N
     assert ncu.parse(text)[0].metrics == {"a__b.sum": 1234.5 * scale}
 
 
+def test_what_the_device_and_the_launch_say_in_words_is_no_figure() -> None:
+    names = ["device__attribute_mode", "device__attribute_sms", "launch__policy", "a__b.sum"]
+    head = ",".join(f'"{name}"' for name in ["ID", "Kernel Name", *names])
+    text = f'{head}\n"","","","","",""\n"0","k","No-CC","132","PolicySpread","7"\n'
+    assert ncu.parse(text)[0].metrics == {"device__attribute_sms": 132.0, "a__b.sum": 7.0}
+
+
 def test_kernels_belong_to_the_mark_before_them() -> None:
     groups = ncu.between_marks(ncu.parse(TEXT))
     assert [len(group) for group in groups] == [1, 2, 1, 1]
