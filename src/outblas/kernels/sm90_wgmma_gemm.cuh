@@ -207,13 +207,14 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   }
 }
 
-// Tells the producers that write this stage that one warp has finished reading it.
-__device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage, int lane) {
+// Tells the producers that write this stage that this warpgroup has finished reading it: its first warp speaks for
+// all four, for a warpgroup's wgmma complete together (CUTLASS' PipelineTmaAsync counts so, too).
+__device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage, int wg_thread) {
   const u32 empty = smem + EMPTY_OFFSET + 8 * stage;
   if constexpr (MULTICAST == 1) {
-    if (lane == 0) mbar_arrive(empty);
-  } else if (lane < MULTICAST && (lane % CLUSTER_M == w.rank_m || lane / CLUSTER_M == w.rank_n)) {
-    mbar_arrive_remote(empty, w.rank_split * MULTICAST + lane);
+    if (wg_thread == 0) mbar_arrive(empty);
+  } else if (wg_thread < MULTICAST && (wg_thread % CLUSTER_M == w.rank_m || wg_thread / CLUSTER_M == w.rank_n)) {
+    mbar_arrive_remote(empty, w.rank_split * MULTICAST + wg_thread);
   }
 }
 
@@ -243,7 +244,7 @@ __device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], cons
 // One tile's K loop, one wgmma group kept in flight.
 // `lead`: this is the first tile of a staggered pair's first warpgroup, which starts the second.
 __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][ACC_REGS], u32 smem, Ring& ring,
-                                              const Descriptors& at, int lane, bool lead) {
+                                              const Descriptors& at, int wg_thread, bool lead) {
   u32 previous = 0;
 #pragma unroll 1
   for (int i = 0; i < w.k_iters; ++i) {
@@ -254,7 +255,7 @@ __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][A
     wgmma_commit();
     if (i > 0) {
       wgmma_wait<1>();
-      release_stage(w, smem, previous, lane);
+      release_stage(w, smem, previous, wg_thread);
     }
     previous = ring.stage;
     ring.next();
@@ -262,9 +263,9 @@ __device__ __forceinline__ void multiply_tile(const Work& w, AccReg (&acc)[MI][A
 }
 
 // The last group's end: only now may the accumulators be read.
-__device__ __forceinline__ void finish_tile(const Work& w, u32 smem, const Ring& ring, int lane) {
+__device__ __forceinline__ void finish_tile(const Work& w, u32 smem, const Ring& ring, int wg_thread) {
   wgmma_wait<0>();
-  release_stage(w, smem, ring.stage == 0 ? STAGES - 1 : ring.stage - 1, lane);
+  release_stage(w, smem, ring.stage == 0 ? STAGES - 1 : ring.stage - 1, wg_thread);
 }
 
 // A consumer warpgroup: every tile (coop) or every other tile (pingpong) of this CTA.
@@ -285,9 +286,9 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
       continue;
     }
     if constexpr (PINGPONG) named_sync(ORDER_BARRIER + warpgroup, 256);
-    multiply_tile(w, acc, smem, ring, descriptors, wg_thread % 32, warpgroup == 0 && turn == 0);
+    multiply_tile(w, acc, smem, ring, descriptors, wg_thread, warpgroup == 0 && turn == 0);
     if (PINGPONG && tile + w.step < w.tiles) named_arrive(ORDER_BARRIER + 1 - warpgroup, 256);
-    finish_tile(w, smem, ring, wg_thread % 32);
+    finish_tile(w, smem, ring, wg_thread);
     const TileCoord at = w.origin(tile);
     const int y0 = at.m + wg_row;
 #if SPLIT_WORKSPACE
@@ -312,8 +313,8 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
 }
 
 __device__ __forceinline__ void init_barriers(u32 smem) {
-  // A stage is free once every warp that reads it, here and in the CTAs it was multicast to, said so.
-  constexpr int READERS = 4 * (PINGPONG ? 1 : CONSUMERS) * (CLUSTER_M + CLUSTER_N - 1);
+  // A stage is free once every warpgroup that reads it, here and in the CTAs it was multicast to, said so.
+  constexpr int READERS = (PINGPONG ? 1 : CONSUMERS) * (CLUSTER_M + CLUSTER_N - 1);
   for (int s = 0; s < STAGES; ++s) {
     mbar_init(smem + FULL_OFFSET + 8 * s, 1);
     mbar_init(smem + EMPTY_OFFSET + 8 * s, READERS);
