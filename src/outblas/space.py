@@ -176,6 +176,8 @@ def _gemv_reason(p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
         (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
         (c.split_k > 1 and c.persistent, "split_k is not persistent"),
         (c.l2 not in ("plain", "stream_b"), f"{c.l2} is not for this family: plain or stream_b"),
+        # ptxas 13.0 gives such a cp.async a policy in half a register pair: an illegal instruction on the GPU.
+        (c.l2 != "plain" and c.ring == "shared", f"{c.l2} needs the ring in registers: cp.async takes no hint"),
         (c.kept_k > 0 and not c.persistent, "kept_k needs persistent"),
         (not 0 <= c.kept_k <= MAX_KEPT_K, f"kept_k must be 0 to {MAX_KEPT_K}"),
         (c.warm_k > 0 and not c.early, "warm_k needs early"),

@@ -44,7 +44,7 @@ CONFIGS = {
     "walk_kept_16": Sm80GemvConfig(16, 16, 1, 4, 4, pdl=True, persistent=True, l2="stream_b", kept_k=2048),
     "walk_shared": Sm80GemvConfig(8, 16, 1, 8, 4, "shared", pdl=True, early=True, persistent=True),
     "walk_shared_kept": Sm80GemvConfig(16, 64, 1, 4, 3, "shared", persistent=True, kept_k=1024),
-    "walk_shared_one_warp": Sm80GemvConfig(8, 64, 1, 1, 4, "shared", persistent=True, l2="stream_b"),
+    "walk_shared_one_warp": Sm80GemvConfig(8, 64, 1, 1, 4, "shared", persistent=True),
 }
 #: N, K: one chunk, ragged rows, ragged steps, K shorter than the warps can share, many CTAs.
 EXTENTS = [

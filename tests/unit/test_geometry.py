@@ -87,7 +87,7 @@ GEMV = [
     Sm80GemvConfig(16, 128, 2, 4, 1, "shared", 16, 128),
     Sm80GemvConfig(8, 128, 2, 3, 2, persistent=True),
     Sm80GemvConfig(8, 64, 1, 5, 1, pdl=True, persistent=True, kept_k=8192),
-    Sm80GemvConfig(16, 64, 1, 4, 3, "shared", persistent=True, l2="stream_b"),
+    Sm80GemvConfig(16, 64, 1, 4, 3, "shared", persistent=True),
     Sm80GemvConfig(8, 64, 1, 3, 2, "shared", persistent=True, kept_k=8192),
 ]
 DECODE = [Problem(8, 4096, 8192), Problem(8, 4096, 8192, "NN", "bf16")]

@@ -130,6 +130,7 @@ RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
     (replace(D, k=64), replace(G, split_k=2), H200, "split_k 2 exceeds the 1 K tiles"),
     (D, replace(G, split_k=2, persistent=True), H200, "split_k is not persistent"),
     (D, replace(G, l2="stream_c"), H200, "stream_c is not for this family"),
+    (D, replace(G, ring="shared", l2="stream_b"), H200, "stream_b needs the ring in registers"),
     (D, replace(G, kept_k=4096), H200, "kept_k needs persistent"),
     (D, replace(G, warm_k=4096), H200, "warm_k needs early"),
     (D, replace(G, pdl=True, early=True, warm_k=12), H200, "warm_k must be a multiple of 8"),

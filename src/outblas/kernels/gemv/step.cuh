@@ -144,10 +144,7 @@ __device__ __forceinline__ void copy_weights(u32 slot, const Source& from, const
 #pragma unroll
   for (int i = 0; i < LOADS; ++i) {
     const u16* src = from.weights_at(i, k0, how.end, valid);
-    if constexpr (STREAM_B)
-      copy_stream_hint<PREFETCH>(slot + i * THREADS * 16, src, valid, how.policy);
-    else
-      copy_stream<PREFETCH>(slot + i * THREADS * 16, src, valid);
+    copy_stream<PREFETCH>(slot + i * THREADS * 16, src, valid);
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "ptx/types.cuh"
 
-// The text of a load, and of a copy into shared memory, with QUALIFIERS, further OPERANDS and what they stand for: 16
+// The text of a load, with QUALIFIERS, further OPERANDS and what they stand for, and of a copy into shared memory: 16
 // bytes, zeros where `valid` is false (nothing is then read).
 #define LOAD_OR_ZEROS(QUALIFIERS, OPERANDS, ...)                           \
   asm volatile(                                                            \
@@ -14,10 +14,8 @@
       : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])                 \
       : "l"(src), "r"(static_cast<int>(valid)) __VA_ARGS__                 \
       : "memory")
-#define COPY_OR_ZEROS(QUALIFIERS, OPERANDS, ...)                                              \
-  asm volatile("cp.async" QUALIFIERS " [%0], [%1], 16, %2" OPERANDS ";" ::"r"(dst), "l"(src), \
-               "r"(valid ? 16 : 0) __VA_ARGS__                                                \
-               : "memory")
+#define COPY_OR_ZEROS(QUALIFIERS)                                                                                 \
+  asm volatile("cp.async" QUALIFIERS " [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory")
 
 // ld.global.v4, no place in L1, a miss brings PREFETCH bytes into L2. Not .nc: a predecessor under programmatic dependent
 // launch may have written the operand.
@@ -40,12 +38,13 @@ template <int PREFETCH>
 __device__ __forceinline__ void copy_stream(u32 dst, const void* src, bool valid) {
   static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
   if constexpr (PREFETCH == 256)
-    COPY_OR_ZEROS(".cg.shared.global.L2::256B", "", );
+    COPY_OR_ZEROS(".cg.shared.global.L2::256B");
   else
-    COPY_OR_ZEROS(".cg.shared.global.L2::128B", "", );
+    COPY_OR_ZEROS(".cg.shared.global.L2::128B");
 }
 
-// load_stream and copy_stream with a policy for L2 (ptx/cache_policy.cuh). PTX ISA: ld, cp.async: .L2::cache_hint.
+// load_stream with a policy for L2 (ptx/cache_policy.cuh). PTX ISA: ld: .L2::cache_hint. There is no such cp.async here: ptxas
+// 13.0 encodes one whose shared-memory address has a uniform part with a policy that traps ("illegal instruction").
 template <int PREFETCH>
 __device__ __forceinline__ void load_stream_hint(const void* src, bool valid, u32 (&v)[4], u64 policy) {
   static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
@@ -53,14 +52,6 @@ __device__ __forceinline__ void load_stream_hint(const void* src, bool valid, u3
     LOAD_OR_ZEROS(".L1::no_allocate.L2::cache_hint.L2::256B", ", %6", , "l"(policy));
   else
     LOAD_OR_ZEROS(".L1::no_allocate.L2::cache_hint.L2::128B", ", %6", , "l"(policy));
-}
-template <int PREFETCH>
-__device__ __forceinline__ void copy_stream_hint(u32 dst, const void* src, bool valid, u64 policy) {
-  static_assert(PREFETCH == 128 || PREFETCH == 256, "L2 prefetch of 128 or 256 bytes");
-  if constexpr (PREFETCH == 256)
-    COPY_OR_ZEROS(".cg.shared.global.L2::cache_hint.L2::256B", ", %3", , "l"(policy));
-  else
-    COPY_OR_ZEROS(".cg.shared.global.L2::cache_hint.L2::128B", ", %3", , "l"(policy));
 }
 
 // cp.async.bulk.prefetch.L2 (sm_90): a multiple of 16 bytes from a multiple of 16 on its way into L2, nothing to wait for.
@@ -71,7 +62,7 @@ __device__ __forceinline__ void prefetch_into_l2(const void* src, u32 bytes) {
 
 // cp.async.ca: through L1.
 __device__ __forceinline__ void copy_shared_by_warps(u32 dst, const void* src, bool valid) {
-  COPY_OR_ZEROS(".ca.shared.global", "", );
+  COPY_OR_ZEROS(".ca.shared.global");
 }
 
 #undef LOAD_OR_ZEROS
