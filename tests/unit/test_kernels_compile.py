@@ -187,9 +187,8 @@ def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
         assert not any(loads[-1] < i < stores[0] for i in waits)
 
 
-@pytest.mark.parametrize("ring", ["registers", "shared"])
-def test_a_hint_for_l2_is_a_policy_on_every_load_of_weights(ring: str) -> None:
-    config = Sm80GemvConfig(8, 64, 1, 4, 2, ring)  # type: ignore[arg-type]
+def test_a_hint_for_l2_is_a_policy_on_every_load_of_weights() -> None:
+    config = Sm80GemvConfig(8, 64, 1, 4, 2)
     plain, hinted = (listing(build(DECODE_8, replace(config, l2=l2)).image) for l2 in ("plain", "stream_b"))  # type: ignore[arg-type]
     assert hinted != plain and hinted.count("LDG") == plain.count("LDG")
 
