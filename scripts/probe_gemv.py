@@ -35,7 +35,6 @@ from outblas.cubin import Cubin
 from outblas.errors import OutblasError
 from outblas.launch import LoadedKernel, load
 from outblas.model import rank
-from outblas.neighbours import WARM
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.source import Source, kernel_kind, make_source
@@ -45,6 +44,8 @@ from outblas.timing import Bench
 
 TOKENS = (1, 8, 16, 4, 2)
 LAYERS = LLM_LAYERS["llama3-8b"] + LLM_LAYERS["llama3-70b"]
+#: K behind the ring that is brought into L2 before the predecessor has ended: of 16 rows, 64 KB.
+WARM = 2048
 #: N, K of --walk, the numbers of tokens, and kernels with one tile per CTA to compare with, by the model.
 WALK_LAYERS = ((28672, 4096), (10240, 8192), (8192, 8192), (7168, 2048), (57344, 8192))
 WALK_TOKENS, STILL = (1, 8, 16), 12

@@ -15,8 +15,6 @@ from outblas.space import why_illegal
 GROUPS = (4, 8, 16, 32)
 #: K up to which walking CTAs may keep their tokens that are tried.
 KEPT = (2048, 4096, 8192)
-#: K behind the ring that is brought into L2 before the predecessor has ended: of 16 rows, 64 KB.
-WARM = 2048
 
 
 def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
@@ -93,7 +91,8 @@ def _depths(c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
 
 def _gemv(c: Sm80GemvConfig) -> Iterator[KernelConfig]:
     yield replace(c, l2="plain" if c.l2 == "stream_b" else "stream_b")
-    yield replace(c, warm_k=0 if c.warm_k else WARM)
+    if c.warm_k:
+        yield replace(c, warm_k=0)
     if c.persistent:
         yield replace(c, persistent=False, kept_k=0)
     for kept_k in (0, *KEPT):
