@@ -37,7 +37,7 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
         ideas = [_direct(config)]
     else:
         ideas = [_mma(config)]
-    ideas = [_early(config), iter([even_twin(problem, config, gpu)]), *ideas]
+    ideas = [_early(config), _even(problem, config, gpu), *ideas]
     # An idea's first suggestion, then the next idea's: a short list then has something of each.
     mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
     return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]
@@ -46,6 +46,12 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
 def _early(c: KernelConfig) -> Iterator[KernelConfig]:
     if c.pdl and not c.early:
         yield replace(c, early=True)
+
+
+def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]:
+    twin = even_twin(problem, c, gpu)
+    if twin is not None:
+        yield twin
 
 
 def _hints(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:

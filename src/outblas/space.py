@@ -248,8 +248,8 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: boo
     """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
     catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
     workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
-    with narrower loads. ``early``: then all that have PDL once more, with early loads of B. ``even``: then those once more
-    whose CTAs may stack, spread evenly."""
+    with narrower loads. ``early``: then all that have PDL once more, with early loads of B. ``even``: then those
+    of them once more whose CTAs may stack, with these spread evenly."""
     found = _candidates(problem, gpu)
     if early:
         more = (replace(c, early=True) for c in found if c.pdl)
