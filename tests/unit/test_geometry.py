@@ -188,7 +188,7 @@ def test_an_even_launch_asks_for_nothing_more_where_many_ctas_come_to_an_sm() ->
         even = replace(DEEP, even=True)
         assert launch_smem(problem, even, 132) == geometry(problem, DEEP).smem_bytes
         assert not may_stack(problem, even, 132) and not may_stack(problem, DEEP, 132)
-    assert launch_smem(Problem(4096, 4096, 64), replace(TINY, even=True), 132) == 0, "497 to an SM"
+    assert launch_smem(Problem(4096, 4096, 64), replace(TINY, even=True), 132) == 0, "993 to an SM"
 
 
 def test_ctas_may_stack_where_more_fit_than_come() -> None:
