@@ -14,7 +14,7 @@ import pytest
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
-from outblas.source import kernel_kind, make_source, wgmma_instance
+from outblas.source import Source, kernel_kind, make_source, wgmma_instance
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 REGENERATE = os.environ.get("OUTBLAS_REGENERATE_GOLDEN") == "1"
@@ -122,6 +122,19 @@ def test_even_is_another_launch_of_the_same_cubin(config: KernelConfig) -> None:
     for problem in KINDS.values():
         assert make_source(problem, even) == make_source(problem, config)
         assert kernel_kind(problem, even) != kernel_kind(problem, config)
+
+
+def test_a_batch_compiles_the_source_of_even_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    from outblas import compile, evaluate
+
+    asked: list[Source] = []
+    monkeypatch.setattr(compile, "compile_many", lambda sources, arch: asked.extend(sources) or ())
+    evaluator = object.__new__(evaluate.LiveEvaluator)  # without its worker, which wants a GPU
+    evaluator.options, evaluator._compiled = evaluate.Options(), set()
+    configs = [Sm80DirectConfig(16, 8, wk=wk, pdl=True, even=even) for wk in (1, 2, 4) for even in (False, True)]
+    evaluator._compile_ahead([(Problem(64, 64, 512), c) for c in configs])
+    assert len(asked) == len(set(asked)) == 3 and len(evaluator._compiled) == 6
 
 
 @pytest.mark.parametrize("name", PRELUDES)
