@@ -61,7 +61,7 @@ def table(rows: Sequence[Row]) -> Measured:
     for i, row in enumerate(rows):
         beside = set(beside_the_catalogue(row.problem))
         for config, us in zip(row.configs, row.times, strict=True):
-            if config.early:
+            if config.early or config.even:
                 continue
             best[i, int(config.pdl)] = min(best[i, int(config.pdl)], us)
             if config in beside:
@@ -72,7 +72,7 @@ def table(rows: Sequence[Row]) -> Measured:
 
 
 def _is_choosable(config: KernelConfig) -> bool:
-    return not isinstance(config, Sm80GemvConfig) and not config.early
+    return not isinstance(config, Sm80GemvConfig) and not config.early and not config.even
 
 
 def gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:

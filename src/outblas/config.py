@@ -57,6 +57,8 @@ class Sm90WgmmaConfig:
     family: ClassVar[str] = "sm90_wgmma_gemm"
     #: Knobs of a later version: left out of names and JSON at their default, so that earlier ones stay canonical.
     later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early")
+    #: See :class:`Sm80MmaConfig`; not a knob of this family.
+    even: ClassVar[bool] = False
     bm: int
     bn: int
     bk: int = 64
@@ -96,10 +98,12 @@ class Sm80MmaConfig:
             loads, for rows of any alignment).
         pdl: launch option, programmatic dependent launch (sm_90 only).
         early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
+        even: launch option on top of pdl: no SM is given more CTAs than an even distribution gives it, see
+            :func:`outblas.geometry.launch_smem`; the machine code is the same.
     """
 
     family: ClassVar[str] = "sm80_mma_gemm"
-    later_knobs: ClassVar[tuple[str, ...]] = ("early",)
+    later_knobs: ClassVar[tuple[str, ...]] = ("early", "even")
     bm: int
     bn: int
     bk: int = 64
@@ -111,6 +115,7 @@ class Sm80MmaConfig:
     vec: int = 8
     pdl: bool = False
     early: bool = False
+    even: bool = False
 
 
 @dataclass(frozen=True, order=True)
@@ -137,6 +142,8 @@ class Sm80GemvConfig:
 
     family: ClassVar[str] = "sm80_gemv_mma"
     later_knobs: ClassVar[tuple[str, ...]] = ("early", "persistent", "l2", "kept_k", "warm_k")
+    #: See :class:`Sm80MmaConfig`; not a knob of this family.
+    even: ClassVar[bool] = False
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Depth of K that every layout takes in whole steps.
@@ -167,10 +174,11 @@ class Sm80DirectConfig:
         unroll: chunks of 32 of K that a warp loads before it multiplies.
         pdl: launch option, programmatic dependent launch (sm_90 only).
         early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
+        even: launch option on top of pdl: no SM is given more CTAs than an even distribution gives it.
     """
 
     family: ClassVar[str] = "sm80_direct_gemm"
-    later_knobs: ClassVar[tuple[str, ...]] = ("early",)
+    later_knobs: ClassVar[tuple[str, ...]] = ("early", "even")
     #: Elements per global load: always 16 bytes.
     vec: ClassVar[int] = 8
     #: Elements of K that a quad of lanes loads at once.
@@ -184,6 +192,7 @@ class Sm80DirectConfig:
     unroll: int = 2
     pdl: bool = False
     early: bool = False
+    even: bool = False
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]

@@ -98,7 +98,8 @@ class LiveEvaluator:
         }
         self._compiled.update(new)
         if len(new) >= _COMPILE_AHEAD:
-            for _ in compile_many([make_source(p, c) for p, c in new.values()], architecture(self.gpu)):
+            sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
+            for _ in compile_many(list(sources), architecture(self.gpu)):
                 pass
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:

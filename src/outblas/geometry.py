@@ -27,6 +27,8 @@ DIRECT_REGISTERS = 60
 GEMV_WALK_REGISTERS = {"TN": 40, "NN": 52}
 #: What an SM of sm_90 offers its CTAs: registers, threads, shared memory (bytes; a CTA takes CTA_SMEM besides its own).
 SM_REGISTERS, SM_THREADS, SM_SMEM, CTA_SMEM = 65536, 2048, 233472, 1024
+#: Padded shared memory is a multiple of this, bytes: the unit in which it is given to CTAs.
+SMEM_UNIT = 128
 #: Largest grid extent along y and z.
 MAX_GRID_YZ = 65535
 
@@ -36,7 +38,8 @@ class Geometry:
     """Launch geometry of a config, and the constants of its generated prelude.
 
     Attributes:
-        threads: per CTA. smem_bytes: dynamic shared memory per CTA. cluster: CTAs of a cluster.
+        threads: per CTA. smem_bytes: dynamic shared memory that a CTA uses (a launch may ask for more, see
+            :func:`launch_smem`). cluster: CTAs of a cluster.
         constants: name -> C++ literal, in the order of the prelude.
         accumulators: accumulator registers per thread.
     """
@@ -73,6 +76,33 @@ def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, in
     inner, outer = (tiles_m, tiles_n) if config.raster == "m" else (tiles_n, tiles_m)
     x, y, z = _bands(inner, outer, config.group, cluster)
     return x, y, z * (config.split_k // config.cluster_split)
+
+
+def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
+    """Dynamic shared memory per CTA that a launch on a GPU of ``sms`` SMs asks for, bytes: what the kernel uses.
+
+    With ``even`` so much more that no more CTAs fit on an SM than it has where all are spread evenly: under PDL they
+    arrive while their predecessors still run and stack up where there is room. Nothing is added where that would be
+    less than what the kernel uses. Source: what was measured on an H200, docs/kernels.md, log entry 25.
+    """
+    own = geometry(problem, config).smem_bytes
+    if not config.even:
+        return own
+    padded = (SM_SMEM // _even_share(problem, config, sms) - CTA_SMEM) // SMEM_UNIT * SMEM_UNIT
+    return max(own, min(padded, SMEM_LIMIT))
+
+
+def may_stack(problem: Problem, config: KernelConfig, sms: int) -> bool:
+    """Whether an SM of sm_90 has room, by threads and by the shared memory that the kernel uses, for more CTAs than
+    an even distribution over ``sms`` SMs gives it: elsewhere ``even`` changes nothing."""
+    shape = geometry(problem, config)
+    room = min(SM_SMEM // (shape.smem_bytes + CTA_SMEM), SM_THREADS // shape.threads)
+    return room > _even_share(problem, config, sms)
+
+
+def _even_share(problem: Problem, config: KernelConfig, sms: int) -> int:
+    """CTAs of the busiest SM where all are spread evenly."""
+    return _ceil(math.prod(grid(problem, config, sms)), sms)
 
 
 def workspace_bytes(problem: Problem, config: KernelConfig) -> int:

@@ -15,7 +15,7 @@ from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.cubin import Cubin
 from outblas.driver import check, driver
 from outblas.errors import ConfigError, TensorError
-from outblas.geometry import geometry, grid, workspace_bytes
+from outblas.geometry import Geometry, geometry, grid, launch_smem, workspace_bytes
 from outblas.overlap import overlap
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu
@@ -119,7 +119,7 @@ class LoadedKernel:
         self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin.image))
         entry = cubin.entry.encode()
         self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, entry))
-        self._attributes_set = False
+        self._allowed_smem = -1  # what the function may be launched with so far, bytes; -1: not asked yet
         # What depends on the problem but not on the operands, made once for all that are bound.
         self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
 
@@ -132,19 +132,21 @@ class LoadedKernel:
                 f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first"
             )
         shape = geometry(problem, self.config)
-        if not self._attributes_set:
-            self._set_attributes(shape.smem_bytes, shape.cluster)
-        launch = launch_config(grid(problem, self.config, gpu.sms), shape, self.config.pdl, gpu)
+        smem_bytes = launch_smem(problem, self.config, gpu.sms)
+        if smem_bytes > self._allowed_smem:
+            self._set_attributes(smem_bytes, shape.cluster)
+        launch = launch_config(grid(problem, self.config, gpu.sms), shape, smem_bytes, self.config.pdl, gpu)
         extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
         boxes = tensor_boxes(problem, self.config) if isinstance(self.config, Sm90WgmmaConfig) else ()
         return _Plan(launch, extents, boxes, workspace_bytes(problem, self.config))
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
+        """Problems of one kernel may differ in shared memory; the most of them stays allowed for all."""
         attribute = driver().CUfunction_attribute
         self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
         if cluster > PORTABLE_CLUSTER:
             self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-        self._attributes_set = True
+        self._allowed_smem = smem_bytes
 
     def _set(self, attribute: Any, value: int) -> None:
         check("cuFuncSetAttribute", driver().cuFuncSetAttribute(self._function, attribute, value))
@@ -223,7 +225,7 @@ class LoadedKernel:
             context=int(self._context),
             grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ),
             threads=shape.threads,
-            shared_bytes=shape.smem_bytes,
+            shared_bytes=plan.launch.sharedMemBytes,
             cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
@@ -268,13 +270,14 @@ def check_operands(problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.
             raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
 
 
-def launch_config(ctas: tuple[int, int, int], shape: Any, pdl: bool, gpu: Gpu) -> Any:
-    """A CUlaunchConfig for a grid of ``ctas``, with cluster and programmatic launch attributes."""
+def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, pdl: bool, gpu: Gpu) -> Any:
+    """A CUlaunchConfig for a grid of ``ctas`` with ``smem_bytes`` of dynamic shared memory each, with cluster and
+    programmatic launch attributes."""
     cu = driver()
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = ctas
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
-    config.sharedMemBytes = shape.smem_bytes
+    config.sharedMemBytes = smem_bytes
     attributes = []
     if shape.cluster > 1:
         cluster = cu.CUlaunchAttribute()

@@ -37,6 +37,7 @@ from outblas.model_terms import (
     above_floor,
     cluster_split,
     launch_us,
+    let_in,
     on_the_busiest_sm,
     resident_ctas,
     smooth_max,
@@ -225,7 +226,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 _NAMES = (
     *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
     *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
-    *("workspace", "early", "stream_b", "stream_c", "kept"),
+    *("workspace", "early", "stream_b", "stream_c", "kept", "even"),
 )
 
 
@@ -275,7 +276,7 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
     if not isinstance(config, Sm90WgmmaConfig):
         own = (*own, False, config.early, False, False)
-    own = (*own, getattr(config, "kept_k", 0) > 0)
+    own = (*own, getattr(config, "kept_k", 0) > 0, config.even)
     shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
     return tuple(float(x) for x in (*shared, *own))
 
@@ -297,7 +298,7 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
 
     # CTAs on an SM at once, in a full round and in the last one.
     ctas = tiles * c["split"]
-    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], c["occupancy"])
+    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], let_in(c, ctas, gpu))
     slots = resident_ctas(c["cluster"], per_sm, gpu)
     full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
     active = np.minimum(ctas, slots)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, on_the_busiest_sm, smooth_max
+from outblas.model_terms import Columns, Floats, above_floor, launch_us, let_in, on_the_busiest_sm, smooth_max
 from outblas.problem import ELEMENT_BYTES
 from outblas.roofline import Gpu
 
@@ -39,8 +39,9 @@ START = {
 def time_us(x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     """The formula over columns that broadcast together; ``x``: coefficients of the family."""
     ctas = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"])
-    slots = gpu.sms * c["occupancy"]
-    full = on_the_busiest_sm(x, c, ctas, c["occupancy"], gpu)
+    per_sm = let_in(c, ctas, gpu)
+    slots = gpu.sms * per_sm
+    full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
     active = np.minimum(ctas, slots)
     latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
 

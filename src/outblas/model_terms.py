@@ -37,6 +37,12 @@ def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
     return np.where(c["early"] > 0, x["launch_early"], np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"])) + setup
 
 
+def let_in(c: Columns, ctas: Floats, gpu: Gpu) -> Floats:
+    """CTAs that an SM lets in: as many as fit, with ``even`` no more than an even distribution gives it. Then none
+    stack; whole clusters may find fewer places, too."""
+    return np.where(c["even"] > 0, np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms)), c["occupancy"])
+
+
 def on_the_busiest_sm(x: Mapping[str, float], c: Columns, ctas: Floats, per_sm: Any, gpu: Gpu) -> Floats:
     """CTAs at once on the SM that has most. Under PDL they come while their predecessors still run, and go where slots
     are free, which is not one to an SM (measured: 14% slower where two fit and one would do)."""

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.space import why_illegal
+from outblas.space import even_twin, why_illegal
 
 #: Tile rows (or columns) walked together that are tried.
 GROUPS = (4, 8, 16, 32)
@@ -18,8 +18,8 @@ KEPT = (2048, 4096, 8192)
 
 
 def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[KernelConfig]:
-    """Legal configs that differ from a legal one in one idea (early loads of B, L2 hints, order of tiles,
-    multicast, parts of K, depth), what was most often worth it first; without itself."""
+    """Legal configs that differ from a legal one in one idea (early loads of B, CTAs spread evenly, L2
+    hints, order of tiles, multicast, parts of K, depth), what was most often worth it first; without itself."""
     if isinstance(config, Sm90WgmmaConfig):
         ideas = [
             _hints(problem, config),
@@ -35,11 +35,21 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
         ideas = [_direct(config)]
     else:
         ideas = [_mma(config)]
-    if config.pdl and not config.early:
-        ideas.insert(0, iter([replace(config, early=True)]))
+    ideas = [_early(config), _even(problem, config, gpu), *ideas]
     # An idea's first suggestion, then the next idea's: a short list then has something of each.
     mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
     return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]
+
+
+def _early(c: KernelConfig) -> Iterator[KernelConfig]:
+    if c.pdl and not c.early:
+        yield replace(c, early=True)
+
+
+def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]:
+    twin = even_twin(problem, c, gpu)
+    if twin is not None:
+        yield twin
 
 
 def _hints(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:

@@ -63,8 +63,10 @@ def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
 
 
 def worth_trying(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """The candidates of a first search: early loads of B among them where they may matter."""
-    return candidates(problem, gpu, early="weights" in launch_options(problem, gpu))
+    """The candidates of a first search: early loads of B among them where they may matter, and kernels whose CTAs are
+    spread evenly where PDL is anything."""
+    options = launch_options(problem, gpu)
+    return candidates(problem, gpu, early="weights" in options, even=len(options) > 1)
 
 
 def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Evaluation]]:

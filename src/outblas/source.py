@@ -92,7 +92,9 @@ __device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)
 
 
 def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
-    """All that :func:`make_source` looks at: equal kinds, equal sources. A key that costs nothing to make."""
+    """All that :func:`make_source` looks at, and how the kernel is launched: equal kinds, equal sources, one loaded
+    kernel. (Kinds that differ in ``even`` only have one source, hence one cubin, but two launches.) A key that costs
+    nothing to make."""
     return config, problem.layout, problem.dtype, problem.acc
 
 

@@ -32,6 +32,8 @@ from outblas.geometry import (
     geometry,
     grid,
     k_tiles,
+    launch_smem,
+    may_stack,
     register_budget,
     workspace_bytes,
 )
@@ -66,6 +68,8 @@ def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str 
         return reason
     if config.early and not config.pdl:
         return "early needs pdl"
+    if config.even and not config.pdl:
+        return "even needs pdl: without it CTAs come when their predecessors have left, and spread by themselves"
     shape = geometry(problem, config)
     if config.split_k > k_tiles(problem, config):
         return f"split_k {config.split_k} exceeds the {k_tiles(problem, config)} K tiles"
@@ -74,8 +78,9 @@ def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str 
         return f"a grid of {ctas} CTAs exceeds {MAX_GRID_YZ} along y or z"
     blocks = getattr(config, "min_blocks", 1)
     limit = gpu.smem_optin if blocks == 1 else (gpu.smem_optin + 1024) // blocks - 1024
-    if shape.smem_bytes > limit:
-        return f"{shape.smem_bytes} bytes of shared memory exceed {limit}"
+    smem_bytes = launch_smem(problem, config, gpu.sms) if config.even else shape.smem_bytes
+    if smem_bytes > limit:
+        return f"{smem_bytes} bytes of shared memory exceed {limit}"
     return None
 
 
@@ -241,16 +246,27 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
     return tuple(config_from_name(text) for text in data["candidates"])
 
 
-def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False) -> list[KernelConfig]:
+def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: bool = False) -> list[KernelConfig]:
     """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
     catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
     workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
-    with narrower loads. ``early``: then all that have PDL once more, with early loads of B."""
-    legal = _candidates(problem, gpu)
-    if not early:
-        return legal
-    more = (replace(c, early=True) for c in legal if c.pdl)
-    return legal + [c for c in more if why_illegal(problem, c, gpu) is None]
+    with narrower loads. ``early``: then all that have PDL once more, with early loads of B. ``even``: then those
+    of them once more whose CTAs may stack, with these spread evenly."""
+    found = _candidates(problem, gpu)
+    if early:
+        more = (replace(c, early=True) for c in found if c.pdl)
+        found += [c for c in more if why_illegal(problem, c, gpu) is None]
+    if even:
+        twins = (even_twin(problem, c, gpu) for c in found)
+        found += [c for c in twins if c is not None and why_illegal(problem, c, gpu) is None]
+    return found
+
+
+def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> KernelConfig | None:
+    """A legal config with the other value of ``even``; None where that is no knob, or no other launch."""
+    if not isinstance(config, (Sm80MmaConfig, Sm80DirectConfig)) or not config.pdl:
+        return None
+    return replace(config, even=not config.even) if may_stack(problem, config, gpu.sms) else None
 
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:

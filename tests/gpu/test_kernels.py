@@ -88,6 +88,8 @@ CONFIGS: dict[str, KernelConfig] = {
     "direct_warps_over_k": Sm80DirectConfig(16, 16, 1, 1, 8, 4),
     "direct_uneven_pdl": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True),
     "direct_sixteen_warps": Sm80DirectConfig(16, 32, 1, 1, 16, 1),
+    "mma_even": Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8, pdl=True, even=True),
+    "direct_even": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True, even=True),
     "gemv_registers": Sm80GemvConfig(8, 64, 1, 8, 2),
     "gemv_narrow": Sm80GemvConfig(8, 16, 1, 4, 4),
     "gemv_shared": Sm80GemvConfig(16, 128, 2, 4, 2, "shared"),

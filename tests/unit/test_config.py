@@ -11,6 +11,7 @@ import pytest
 from outblas.config import (
     FAMILIES,
     KernelConfig,
+    Sm80DirectConfig,
     Sm80GemvConfig,
     Sm80MmaConfig,
     Sm90WgmmaConfig,
@@ -53,6 +54,17 @@ def test_name_and_json_lead_back_to_the_same_config(config: KernelConfig) -> Non
 @given(configs(), configs())
 def test_names_differ_exactly_where_configs_do(one: KernelConfig, other: KernelConfig) -> None:
     assert (config_name(one) == config_name(other)) == (one == other)
+
+
+@pytest.mark.parametrize("config", [Sm80MmaConfig(16, 16), Sm80DirectConfig(16, 8)])
+def test_even_is_named_where_it_is_set(config: KernelConfig) -> None:
+    even = replace(config, pdl=True, even=True)
+    plain = replace(even, even=False)
+    assert config_name(even) == config_name(plain) + ",even=true" and "even" not in config_name(plain)
+    assert config_from_name(config_name(even)) == even != plain
+    assert config_to_json(even) == {**config_to_json(plain), "even": True}
+    with pytest.raises(ConfigError, match="even"):
+        config_from_json({**config_to_json(Sm90WgmmaConfig(64, 64)), "even": True})
 
 
 @given(configs())

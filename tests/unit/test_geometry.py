@@ -10,7 +10,9 @@ import pytest
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.geometry import (
+    CTA_SMEM,
     MAX_GRID_YZ,
+    SM_SMEM,
     SMEM_LIMIT,
     direct_registers,
     divisor_up_to,
@@ -18,6 +20,8 @@ from outblas.geometry import (
     geometry,
     grid,
     k_tiles,
+    launch_smem,
+    may_stack,
     workspace_bytes,
 )
 from outblas.problem import Problem
@@ -147,6 +151,52 @@ def test_registers_of_the_direct_family_are_its_loads_and_sums() -> None:
     """2 x 1 blocks of 16x8, three chunks: 8 registers of A and 4 of B each, and the sums."""
     assert direct_registers(Sm80DirectConfig(32, 8, unroll=3)) == (3 * (8 * 2 + 4) + 4 * 2, 255 - 60)
     assert direct_registers(Sm80DirectConfig(32, 8, wk=16, unroll=3))[1] == 128 - 60, "512 threads share 65,536"
+
+
+DEEP = Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8, pdl=True)
+TINY = Sm80DirectConfig(16, 8, pdl=True)
+
+
+def test_an_even_launch_asks_for_so_much_memory_that_no_more_than_its_share_fits() -> None:
+    """16x4096 in 16x16 tiles: 256 CTAs, two to an SM of 132; three would fit."""
+    problem, even = Problem(16, 4096, 4096), replace(DEEP, even=True)
+    assert geometry(problem, even) == geometry(problem, DEEP)
+    own = geometry(problem, DEEP).smem_bytes
+    assert launch_smem(problem, DEEP, 132) == own and SM_SMEM // (own + CTA_SMEM) == 3
+    asked = launch_smem(problem, even, 132)
+    assert asked == (SM_SMEM // 2 - CTA_SMEM) // 128 * 128 == 115712 and SM_SMEM // (asked + CTA_SMEM) == 2
+    assert launch_smem(problem, even, 256) == SMEM_LIMIT, "more SMs, a smaller share"
+
+
+def test_the_share_of_an_sm_is_all_that_fits_of_an_even_launch() -> None:
+    even = replace(TINY, even=True)
+    for share in range(1, 33):
+        problem = Problem(16, 8 * 132 * share, 64)
+        asked = launch_smem(problem, even, 132)
+        assert asked % 128 == 0 and SM_SMEM // (asked + CTA_SMEM) == share
+        assert launch_smem(replace(problem, n=problem.n - 8), even, 132) == asked
+
+
+def test_one_cta_on_an_sm_is_given_no_more_than_a_cta_may_have() -> None:
+    for config in (DEEP, TINY):
+        even = replace(config, even=True)
+        assert launch_smem(Problem(16, 512, 4096), even, 132) == SMEM_LIMIT == 232448
+
+
+def test_an_even_launch_asks_for_nothing_more_where_many_ctas_come_to_an_sm() -> None:
+    for problem in (Problem(16, 28672, 4096), Problem(4096, 4096, 4096)):
+        even = replace(DEEP, even=True)
+        assert launch_smem(problem, even, 132) == geometry(problem, DEEP).smem_bytes
+        assert not may_stack(problem, even, 132) and not may_stack(problem, DEEP, 132)
+    assert launch_smem(Problem(4096, 4096, 64), replace(TINY, even=True), 132) == 0, "993 to an SM"
+
+
+def test_ctas_may_stack_where_more_fit_than_come() -> None:
+    assert may_stack(Problem(16, 4096, 4096), DEEP, 132)
+    assert not may_stack(Problem(16, 6144, 4096), DEEP, 132), "three to an SM, and three fit"
+    threads = Sm80DirectConfig(16, 8, wk=16, unroll=1, pdl=True)  # 512: four fit
+    assert may_stack(Problem(16, 8 * 132 * 3, 512), threads, 132)
+    assert not may_stack(Problem(16, 8 * 132 * 4, 512), threads, 132)
 
 
 def test_k_tiles_round_up() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ pytest.importorskip("torch")
 import torch
 
 from outblas import launch
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80MmaConfig
 from outblas.errors import DeviceError, TensorError
+from outblas.geometry import geometry, grid, launch_smem
 from outblas.launch import check_operands, encode_map
 from outblas.problem import Problem
+from outblas.roofline import H200
 
 P = Problem(16, 24, 32)
 
@@ -140,3 +145,60 @@ def test_descriptors_are_encoded_once_per_address(monkeypatch: pytest.MonkeyPatc
         assert calls == [4096, 8192, 0, 0]
     finally:
         encode_map.cache_clear()
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kernels load without a GPU; every value that a function's attribute of shared memory is set to."""
+    real = pytest.importorskip("cuda.bindings.driver")
+    values: list[int] = []
+    smem = real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+    class Driver:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def cuCtxGetCurrent(self) -> Any:
+            return real.CUresult.CUDA_SUCCESS, real.CUcontext(7)
+
+        def cuModuleLoadData(self, image: bytes) -> Any:
+            return real.CUresult.CUDA_SUCCESS, real.CUmodule(5)
+
+        def cuModuleGetFunction(self, module: Any, entry: bytes) -> Any:
+            return real.CUresult.CUDA_SUCCESS, real.CUfunction(3)
+
+        def cuFuncSetAttribute(self, function: Any, attribute: Any, value: int) -> Any:
+            values.extend([value] if attribute == smem else [])
+            return (real.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(launch, "gpu_of_device", lambda index: H200)
+    return values
+
+
+def loaded(config: KernelConfig) -> launch.LoadedKernel:
+    return launch.LoadedKernel(SimpleNamespace(image=b"", entry="gemm"), config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [Sm80MmaConfig(16, 16, 64, 3, 1, 1, 4), Sm80DirectConfig(16, 16, wk=4)])
+def test_an_even_kernel_is_launched_with_what_each_problem_asks_for(config: KernelConfig, allowed: list[int]) -> None:
+    """What the function may have is raised where a problem asks for more than all before, and never lowered."""
+    even, asked = replace(config, pdl=True, even=True), []
+    kernel = loaded(even)
+    for n in (8192, 4096, 65536, 512, 4096):
+        problem = Problem(16, n, 512)
+        _, _, c = operands(problem)
+        made = kernel.prepared(problem, c)
+        asked.append(made.shared_bytes)
+        assert made.shared_bytes == launch_smem(problem, even, H200.sms) >= geometry(problem, even).smem_bytes
+        assert made.dependent and made.grid == grid(problem, even, H200.sms)
+        assert kernel._plan(problem, 0).launch.sharedMemBytes == made.shared_bytes, "what a bound call launches"
+    assert asked[2] < asked[0] < asked[1] == asked[4] < asked[3] == 232448
+    assert allowed == [asked[0], asked[1], asked[3]]
+
+
+def test_other_kernels_ask_once_for_what_they_use(allowed: list[int]) -> None:
+    for config in (Sm80MmaConfig(32, 32, pdl=True), Sm80DirectConfig(16, 8)):
+        kernel, used = loaded(config), geometry(P, config).smem_bytes
+        made = [kernel.prepared(p, operands(p)[2]) for p in (P, Problem(16, 8192, 512))]
+        assert [m.shared_bytes for m in made] == [used, used] and allowed.pop() == used and not allowed

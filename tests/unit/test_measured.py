@@ -103,7 +103,8 @@ def test_what_is_offered_beside_the_catalogue_is_not_chosen_but_counts(chooser: 
     problem = Problem(1, 4096, 4096)
     beside = next(c for c in chooser.beside_the_catalogue(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl)
     early = replace(Sm80MmaConfig(16, 32), pdl=True, early=True)
-    known = chooser.table([row(measured, problem, {beside: 1.0, A: 2.0, early: 0.5})])
+    even = replace(early, early=False, even=True)
+    known = chooser.table([row(measured, problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})])
     assert known.kernels == (A,)
     assert chooser.choose(known, 5) == []
     assert chooser.gap(known, [])[0, 0] == 0.0

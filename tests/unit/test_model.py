@@ -17,7 +17,7 @@ from helpers import synthetic_recording
 from outblas import model
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
-from outblas.model_terms import on_the_busiest_sm, resident_ctas, workspace_us
+from outblas.model_terms import let_in, on_the_busiest_sm, resident_ctas, workspace_us
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.space import pool, why_illegal
@@ -319,3 +319,24 @@ def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
     assert on_the_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]
     full = on_the_busiest_sm(x, c, np.array(132.0 * 9 * fit), c["occupancy"], H200)
     assert full.tolist() == [fit, fit]
+
+
+@pytest.mark.parametrize("few", [Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8), Sm80DirectConfig(16, 8)])
+def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
+    pdl, x = replace(few, pdl=True), {"stacked": 0.5}
+    c = model.config_columns([few, pdl, replace(pdl, even=True)])
+    for ctas in (100.0, 132.0 * 2, 132.0 * 99):
+        busiest = on_the_busiest_sm(x, c, np.array(ctas), let_in(c, np.array(ctas), H200), H200)
+        assert busiest[2] == busiest[0] <= busiest[1]
+        assert (busiest[1] > busiest[2]) == (c["occupancy"][1] > np.ceil(ctas / 132))
+    for problem in (TINY, Problem(16, 2048, 4096)):
+        plain, stacked, even = model.predict_many(problem, [few, pdl, replace(pdl, even=True)])
+        assert even < plain and even <= stacked
+    large = Problem(4096, 4096, 4096)
+    assert model.predict_us(large, replace(pdl, even=True)) == model.predict_us(large, pdl), "an SM's share is more"
+
+
+def test_clusters_find_fewer_places_where_an_sm_lets_in_one_cta() -> None:
+    """32 clusters of four: 30 are resident at one CTA per SM."""
+    split, problem = Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4, pdl=True), Problem(16, 1024, 4096)
+    assert model.predict_us(problem, replace(split, even=True)) > model.predict_us(problem, split)

@@ -93,6 +93,29 @@ def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
     assert near_the_best(problem, [], H200) == []
 
 
+@pytest.mark.parametrize("config", [Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8), Sm80DirectConfig(16, 16, wk=4)])
+def test_ctas_may_be_spread_evenly_and_stack_again(config: KernelConfig) -> None:
+    problem, pdl = Problem(16, 4096, 4096), replace(config, pdl=True)
+    even = replace(pdl, even=True)
+    assert even in neighbours(problem, pdl)[:3] and pdl in neighbours(problem, even)[:3]
+    assert sum(c.even for c in neighbours(problem, pdl)) == 1
+    assert replace(even, early=True) in neighbours(problem, replace(pdl, early=True))
+    assert not any(c.even for c in neighbours(problem, config)), "without PDL they spread by themselves"
+    many = Problem(4096, 4096, 4096)
+    assert not any(c.even for c in neighbours(many, pdl)), "an SM's share is more than fits"
+
+
+def test_even_kernels_are_offered_to_live_searches_where_pdl_is_anything() -> None:
+    problem = Problem(16, 4096, 4096)
+    found, plain = worth_trying(problem, H200), candidates(problem)
+    even = [c for c in found if c.even]
+    assert even and not any(c.even for c in plain) and found[-len(even) :] == even
+    assert {c.early for c in even} == {False, True} and len(set(found)) == len(found)
+    assert all(why_illegal(problem, c) is None and replace(c, even=False) in found for c in even)
+    assert candidates(problem, even=True) == plain + [c for c in even if not c.early]
+    assert not any(c.even for c in worth_trying(Problem(16384, 16384, 16384), H200))
+
+
 def test_launch_options_are_left_where_they_are_nothing() -> None:
     assert launch_options(Problem(64, 64, 64), H200) == LAUNCHES
     assert launch_options(Problem(16384, 16384, 16384), H200) == ("plain",)
@@ -103,7 +126,7 @@ def test_launch_options_are_left_where_they_are_nothing() -> None:
 
 def test_early_loads_are_offered_where_they_may_matter() -> None:
     for problem in (Problem(1024, 1024, 4096), Problem(8, 4096, 4096)):
-        found, plain = worth_trying(problem, H200), candidates(problem)
+        found, plain = [c for c in worth_trying(problem, H200) if not c.even], candidates(problem)
         assert found[: len(plain)] == plain and not any(c.early for c in plain)
         early = [c for c in found if c.early]
         assert set(found) == {*plain, *early} and bool(early) == (problem.m == 8)

@@ -304,7 +304,7 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
 
 def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
     problem = script.TABLES[0].problems()[0]
-    for config in candidates(problem, early=True):
+    for config in candidates(problem, early=True, even=True):
         script.fake.statuses[problem, config] = Status.WRONG
     run(script, work, "tune")
     assert f"{script.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import pytest
 
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
-from outblas.source import make_source, wgmma_instance
+from outblas.source import Source, kernel_kind, make_source, wgmma_instance
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 REGENERATE = os.environ.get("OUTBLAS_REGENERATE_GOLDEN") == "1"
@@ -113,6 +113,28 @@ def test_one_source_serves_all_extents_of_a_kind() -> None:
         for extents in ((8, 16, 24), (1, 1, 1), (4096, 4097, 333)):
             m, n, k = extents
             assert make_source(replace(problem, m=m, n=n, k=k), config) == make_source(problem, config)
+
+
+@pytest.mark.parametrize("config", [Sm80MmaConfig(16, 16, pdl=True), Sm80DirectConfig(16, 8, pdl=True, early=True)])
+def test_even_is_another_launch_of_the_same_cubin(config: KernelConfig) -> None:
+    """One source, one key of the cache; but two loaded kernels, each with its own launch."""
+    even = replace(config, even=True)
+    for problem in KINDS.values():
+        assert make_source(problem, even) == make_source(problem, config)
+        assert kernel_kind(problem, even) != kernel_kind(problem, config)
+
+
+def test_a_batch_compiles_the_source_of_even_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    from outblas import compile, evaluate
+
+    asked: list[Source] = []
+    monkeypatch.setattr(compile, "compile_many", lambda sources, arch: asked.extend(sources) or ())
+    evaluator = object.__new__(evaluate.LiveEvaluator)  # without its worker, which wants a GPU
+    evaluator.options, evaluator._compiled = evaluate.Options(), set()
+    configs = [Sm80DirectConfig(16, 8, wk=wk, pdl=True, even=even) for wk in (1, 2, 4) for even in (False, True)]
+    evaluator._compile_ahead([(Problem(64, 64, 512), c) for c in configs])
+    assert len(asked) == len(set(asked)) == 3 and len(evaluator._compiled) == 6
 
 
 @pytest.mark.parametrize("name", PRELUDES)

@@ -22,7 +22,7 @@ _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "
 #: How much a difference tells: memory traffic and legality go by the layout, registers by the accumulator.
 _LAYOUT, _ACC, _DTYPE = 4, 2, 1
 #: Knobs that a translation may change, in the families that have them.
-_TRANSLATED = ("bn", "stages", "vec")
+_TRANSLATED = ("bn", "stages", "vec", "even")
 
 
 class Transfer(Agent):
@@ -30,8 +30,8 @@ class Transfer(Agent):
 
     A sister is a problem of the same M, N and K that was tuned or recorded. The nearest comes first: of each, its
     winners, then what its recording measured, fastest first. A config that is not
-    offered here becomes the nearest that is, with the same knobs but ``bn``, ``stages`` and ``vec`` (in NN, ``bn``
-    is a multiple of 16). Every second proposal is the model's, and all are where there is no sister. The launch
+    offered here becomes the nearest that is, with the same knobs but ``bn``, ``stages``, ``vec`` and ``even`` (in NN,
+    ``bn`` is a multiple of 16). Every second proposal is the model's, and all are where there is no sister. The launch
     options take turns, as a library row has a winner of each.
 
     Args:
@@ -108,16 +108,16 @@ def sisters(problem: Problem) -> list[Problem]:
 
 
 def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[KernelConfig]]) -> KernelConfig | None:
-    """The offered config that differs from ``config`` in ``bn``, ``stages`` and ``vec`` only, and least; or None.
+    """The offered config that differs from ``config`` in the knobs of a translation only, and least; or None.
 
     Args:
         by_core: the offered configs, by what is left of each without those knobs (as ``Transfer`` groups them).
     """
-    return min(
-        by_core.get(_core(config), ()),
-        key=lambda c: (abs(c.bn - config.bn), c.bn < config.bn, abs(_stages(c) - _stages(config))),
-        default=None,
-    )
+
+    def difference(c: KernelConfig) -> tuple[int, ...]:
+        return abs(c.bn - config.bn), c.bn < config.bn, abs(_stages(c) - _stages(config)), c.even != config.even
+
+    return min(by_core.get(_core(config), ()), key=difference, default=None)
 
 
 def _core(config: KernelConfig) -> KernelConfig:
