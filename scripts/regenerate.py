@@ -10,6 +10,7 @@ record   the catalogue over the first table only              -> <work>/recordin
 tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
          the same M, N, K in the tables before it, taking turns with the ranking model's choices
                                                               -> <work>/library.json, one for all tables
+borrow   what won on shapes nearby, and what the packaged library has for the same shape; the better kernel stays
 refine   what is near each row's best candidates (L2 hints, order of tiles, parts of K); the better kernel stays
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
@@ -44,6 +45,7 @@ from outblas.agents.transfer import Transfer
 from outblas.averages import launch_of_row
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
+from outblas.borrow import borrowed, earlier_winners, winners
 from outblas.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
@@ -75,14 +77,16 @@ HOPELESS = 1.06
 CHUNK = 24
 #: A win below this in tuning is measured again before it is installed.
 CONFIRM_BELOW = 1.04
-SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6}
+SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
 #: What a second search leaves in the table's provenance, with the number of problems.
-DONE_AS = {"again": "searched_again", "refine": "refined"}
+DONE_AS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
 #: What is searched again, with how many measurements.
 AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
 #: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
 #: those led; most of the cost is proving configs that are new.
 REFINE_BUDGET, REFINE_LLM_BUDGET = 6, 4
+#: Winners of shapes nearby and of the packaged library that are tried; most of them are proved already.
+BORROW_BUDGET = 6
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
 
@@ -210,7 +214,7 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
 def again(work: Work, table: Table) -> None:
     """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
     weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))]
-    tried = {p: {e.config for e in known} for p, known in searched(work, table).items()}
+    tried = {p: {e.config for e in known} for p, known in searched(work, table, "again").items()}
     gpu = gpu_of_device(work.gpu_index)
     agent = Untried(0, gpu, tried)
     second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: worth_trying(p, gpu))
@@ -221,7 +225,7 @@ def refine(work: Work, table: Table) -> None:
     if "refined" in of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
         return
-    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table)
+    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "refine")
     budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LLM_BUDGET if table.suite == "llm" else 0
     if not budget:
         print(f"refine {table}: left to the tables that it begins with", flush=True)
@@ -234,10 +238,28 @@ def refine(work: Work, table: Table) -> None:
     second_search(work, table, "refine", problems, InOrder(0, gpu), budget, offered)
 
 
-def searched(work: Work, table: Table) -> dict[Problem, list[Evaluation]]:
-    """What the first search tried."""
+def borrow(work: Work, table: Table) -> None:
+    """What won on shapes nearby, and what the packaged library has for the same shape; the better kernel stays."""
+    if "borrowed" in of_table(work.load(), table).provenance:
+        print(f"borrow {table}: done before", flush=True)
+        return
+    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "borrow")
+    won = {p: winners(known) for p, known in tried.items()}
+    earlier = earlier_winners(Library.packaged(gpu.name, missing_ok=True))
+
+    def offered(problem: Problem) -> Sequence[KernelConfig]:
+        known = {e.config for e in tried[problem]}
+        return borrowed(problem, won, earlier.get(problem, ()), known, gpu)[:BORROW_BUDGET]
+
+    problems = [p for p in table.problems() if p in tried]
+    second_search(work, table, "borrow", problems, InOrder(0, gpu), BORROW_BUDGET, offered)
+
+
+def searched(work: Work, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
+    """What all searches of a table tried, ``but`` one: that is the one about to be made, or to go on."""
     with Store(work.store(table)) as store:
-        return tried_by_problem(store.evaluations("tune"))
+        runs = (run for run in ("tune", *DONE_AS) if run != but)
+        return tried_by_problem(e for run in runs for e in store.evaluations(run))
 
 
 def second_search(
@@ -386,13 +408,14 @@ Step = Callable[..., None]
 DEFAULT_STEPS: dict[str, Step] = {
     "record": record,
     "tune": tune_table,
+    "borrow": borrow,
     "refine": refine,
     "confirm": confirm,
     "bench": bench,
 }
 STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote, "settle": settle, "again": again}
 #: What makes the library; the rest looks at it.
-MAKING = ("record", "tune", "refine", "again", "confirm")
+MAKING = ("record", "tune", "borrow", "refine", "again", "confirm")
 
 
 def jobs(

@@ -218,12 +218,12 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
     monkeypatch.setattr(script.subprocess, "run", here)
     tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
     script.main(["--work", str(work.path), "--tables", tables, "--modes", "offline"])
-    twice = [step for step in ("tune", "refine", "confirm", "bench") for _ in range(2)]
+    twice = [step for step in ("tune", "borrow", "refine", "confirm", "bench") for _ in range(2)]
     assert [c[c.index("--here") + 1] for c in commands] == ["record", *twice]
     provenance = Library.load(work.library).provenance
-    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 9
-    assert provenance["seconds_of_making"] == 420.0
-    assert "the library took 7.0 GPU minutes, all 9.0" in capsys.readouterr().out
+    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 11
+    assert provenance["seconds_of_making"] == 540.0
+    assert "the library took 9.0 GPU minutes, all 11.0" in capsys.readouterr().out
     assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]
 
 
@@ -280,13 +280,37 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
 
 
+def test_winners_nearby_and_of_before_are_tried_once_and_the_better_kernel_stays(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(script, work, *MADE)
+    table, gpu = script.TABLES[0], script.gpu_of_device(0)
+    problem = table.problems()[0]
+    tried = script.searched(work, table, "borrow")
+    known = {e.config for e in tried[problem]}
+    unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
+    monkeypatch.setattr(script, "earlier_winners", lambda library: {problem: [unknown]})
+    usual = fake_gpu.time_us
+    monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if (p, c) == (problem, unknown) else usual(p, c))
+    run(script, work, "borrow")
+    row = Library.load(work.library).lookup(problem)
+    assert row is not None and row.plain is not None and row.plain.config == unknown
+    provenance = Library.load(work.library).provenance["tables"][str(table)]
+    assert provenance["borrowed"] == len(tried) and "confirmed" not in provenance
+    with script.Store(work.store(table)) as store:
+        second = [(e.problem, e.config) for e in store.evaluations("borrow")]
+    assert not {(p, e.config) for p, known in tried.items() for e in known} & set(second), "nothing is tried twice"
+    run(script, work, "borrow")
+    assert f"borrow {table}: done before" in capsys.readouterr().out
+
+
 def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(script, work, "tune")
     before = Library.load(work.library)
     table, gpu = script.TABLES[0], script.gpu_of_device(0)
-    tried = script.searched(work, table)
+    tried = script.searched(work, table, "refine")
     fast = {p: near_the_best(p, tried[p], gpu)[1] for p in table.problems()}
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if fast[p] == c else usual(p, c))

@@ -1,0 +1,95 @@
+"""What won on shapes nearby, and on the same shape in an earlier library: what a search of its own missed.
+
+A tuned suite knows more of a problem than its own search does: shapes a factor of two away ask for much the same
+kernel. Their winners are compiled and proved already, so that a try costs its timing only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import log2
+
+from outblas.agents.base import in_turns
+from outblas.config import LAUNCHES, Cache, KernelConfig, Launch, Sm90WgmmaConfig, config_name, launch_of
+from outblas.evaluation import Evaluation, Status
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+from outblas.second_search import launch_options
+from outblas.space import why_illegal
+
+#: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
+FARTHEST = 2.0
+#: What swapping M and N adds to that distance.
+SWAPPED = 0.25
+
+_TRANSPOSED_HINTS: dict[Cache, Cache] = {
+    "stream_a": "stream_b",
+    "stream_b": "stream_a",
+    "stream_ac": "stream_bc",
+    "stream_bc": "stream_ac",
+}
+
+Winners = Mapping[Launch, KernelConfig]
+
+
+def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
+    """The fastest proven candidate of each launch option, against the fastest baseline of its own rounds."""
+    best: dict[Launch, tuple[float, KernelConfig]] = {}
+    for e in tried:
+        if e.status is Status.PASSED and e.timing and e.speedup:
+            launch = launch_of(e.config)
+            if launch not in best or e.speedup.ratio > best[launch][0]:
+                best[launch] = (e.speedup.ratio, e.config)
+    return {launch: config for launch, (_, config) in best.items()}
+
+
+def earlier_winners(library: Library) -> dict[Problem, list[KernelConfig]]:
+    """What a library installs on each problem."""
+    return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in library.rows}
+
+
+def borrowed(
+    problem: Problem, won: Mapping[Problem, Winners], earlier: Sequence[KernelConfig], known: Collection[KernelConfig],
+    gpu: Gpu,
+) -> list[KernelConfig]:  # fmt: skip
+    """Legal configs that are not ``known``: the ``earlier`` ones, then winners nearby, launch options in turns.
+
+    A winner's weight is the sum of ``1 / (1 + distance)²`` over the shapes that it won on, up to :data:`FARTHEST`
+    away; a shape with M and N swapped gives its winner for the transposed product.
+
+    Args:
+        won: winners of problems of the same layout, dtype and accumulator, by :func:`winners`.
+        earlier: what an earlier library installs here. known: what was tried.
+    """
+    weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
+    for other, configs in won.items():
+        for swapped in (False, True):
+            away = _distance(problem, other, swapped)
+            if other == problem or away > FARTHEST:
+                continue
+            for launch in weights.keys() & configs.keys():
+                config, by = configs[launch], weights[launch]
+                config = transposed(config) if swapped else config
+                by[config] = by.get(config, 0.0) + 1 / (1 + away) ** 2
+    turns = in_turns(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
+    offered = dict.fromkeys((*earlier, *turns))
+    return [c for c in offered if c not in known and why_illegal(problem, c, gpu) is None]
+
+
+def transposed(config: KernelConfig) -> KernelConfig:
+    """The config that computes C's transpose as this one computes C: tiles, clusters, order and hints swapped. Families
+    whose M and N differ in kind stay what they are."""
+    if not isinstance(config, Sm90WgmmaConfig):
+        return config
+    return replace(
+        config, bm=config.bn, bn=config.bm, cluster_m=config.cluster_n, cluster_n=config.cluster_m,
+        raster="n" if config.raster == "m" else "m", l2=_TRANSPOSED_HINTS.get(config.l2, config.l2),
+    )  # fmt: skip
+
+
+def _distance(one: Problem, other: Problem, swapped: bool) -> float:
+    m, n = (other.n, other.m) if swapped else (other.m, other.n)
+    away = abs(log2(one.m / m)) + abs(log2(one.n / n)) + abs(log2(one.k / other.k))
+    return away + (SWAPPED if swapped else 0.0)
