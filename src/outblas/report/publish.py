@@ -15,6 +15,7 @@ from outblas.errors import RecordError
 from outblas.files import write_atomic
 from outblas.report.counters import counters_text
 from outblas.report.picture import speedup_svg
+from outblas.report.replaced import notes_of_replaced
 from outblas.results import MODES, bench_files, read_result, stale, summary_text
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -55,8 +56,8 @@ def check_published(
     return [line for line in lines if line]
 
 
-def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The README's table: one line per row of summary.json, one block per mode, and where they come from."""
+def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
+    """The README's table: one line per row of summary.json, one block per mode, notes, and where they come from."""
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
     head += ["losses", "fall-backs", "over torch"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
@@ -66,7 +67,8 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
         torch = r.get("geomean_torch")
         cells += [r["losses"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
         lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
-    return "\n".join([*lines, "", *_notes(rows), f"Measured on {_cell(_measured_on(rows))}."])
+    notes = [*_notes(rows), *more_notes]
+    return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on {_cell(_measured_on(rows))}."])
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -85,27 +87,28 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the table's lines cannot say by themselves: lines of Markdown, each with an empty one after it."""
-    notes = []
+    """What the table's lines cannot say by themselves: lines of Markdown."""
+    notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
     for r in sorted(rows, key=_order):
-        name = f"{r['suite']} {r['layout']} {r['dtype']}/{r['acc']}"
+        name = f"{r['suite']} {r['layout']} {r['dtype']}/{r['acc']}, {r['mode']}"
         flag = "with constant weights" if r["early"] else "with PDL" if r["pdl"] else "without PDL"
         if r.get("by_m"):
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
-            notes.append(f"- {name}, {r['mode']}, {flag}: {', '.join(parts)}")
+            notes.append(f"- {name}, {flag}: {', '.join(parts)}")
         if r.get("demoted"):
-            n, worst = r["demoted"]["n"], f"{r['demoted']['min']:.3f}×"
-            kernels = "kernel was" if n == 1 else "kernels were"
-            notes.append(
-                f"- {name}, {r['mode']}, {flag}: {n} {kernels} not surely ahead (worst {worst}) and dropped since"
-            )
+            demoted.setdefault(name, []).append((r["demoted"]["n"], r["demoted"]["min"], flag))
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
             over = [f"{r[f]:.3f}× {of}" for f, of in _SERVED_OVER.items() if r.get(f) is not None]
             if r.get("p99_torch"):
                 over.append(f"99th percentile {r['p99_torch']['geomean']:.3f}× over torch.matmul")
-            notes.append(f"- {name}, {r['mode']}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
-    return [*notes, ""] if notes else []
+            notes.append(f"- {name}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
+    if demoted:
+        notes.append("- kernels that were not surely ahead and were dropped since:")
+    for name, found in demoted.items():
+        each = ", ".join(f"{n} {flag}" for n, _, flag in found)
+        notes.append(f"  - {name}: {each} (worst {min(worst for _, worst, _ in found):.3f}×)")
+    return notes
 
 
 def _measured_on(rows: Sequence[dict[str, Any]]) -> str:
@@ -160,7 +163,7 @@ def _wanted(directory: Path, readme: Path | None, picture: Path | None, notes: P
     summary = summary_text(directory)
     wanted = {Path(directory) / "summary.json": summary}
     if readme is not None:
-        wanted[readme] = with_table(readme, markdown_table(json.loads(summary)))
+        wanted[readme] = with_table(readme, markdown_table(json.loads(summary), notes_of_replaced(directory)))
     if picture is not None:
         wanted[picture] = picture_text(directory)
     if notes is not None:
