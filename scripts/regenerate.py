@@ -38,6 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
@@ -69,7 +70,7 @@ from outblas.tune import PROBLEMS_AT_ONCE, tune
 #: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of one whose sister
 #: has another dtype only, of suite llm, most of whose problems have no sister at first; of the first table where
 #: these kernels were not recorded.
-RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 12, 6, 15, 18
+RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 15, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
 HOPELESS = 1.06
@@ -86,7 +87,7 @@ AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
 #: those led; most of the cost is proving configs that are new.
 REFINE_BUDGET, REFINE_LLM_BUDGET = 6, 4
 #: Winners of shapes nearby and of the packaged library that are tried; most of them are proved already.
-BORROW_BUDGET = 6
+BORROW_BUDGET = 5
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
 
@@ -333,10 +334,9 @@ def confirm(work: Work, table: Table) -> None:
     lost: list[tuple[Problem, Launch]] = []
     if doubtful:
         path = work.path / f"{table.stem}_confirm.parquet"
-        run_bench(
-            doubtful, table.suite, part, path, (work.gpu_index,), "offline", (table.layout,), BENCH_ROUNDS, True,
-            printer(f"confirm {table}"), seed=SEEDS["confirm"], baselines=RIVALS, proved=proved(work, table),
-        )  # fmt: skip
+        benched(
+            f"confirm {table}", work, table, doubtful, part, path, "offline", seed=SEEDS["confirm"], baselines=RIVALS
+        )
         lost = behind(path)
     about = {**part.provenance, "confirmed": len(doubtful), "not_confirmed": len(lost)}
     with_rows(library.without(lost), (), table, about).save(work.library)
@@ -350,11 +350,26 @@ def bench(work: Work, table: Table, mode: str) -> None:
     if out.exists() and is_of(out, part, problems):
         print(f"bench {table} {mode}: done before", flush=True)
         return
-    run_bench(
-        problems, table.suite, part, out, (work.gpu_index,), mode, (table.layout,), BENCH_ROUNDS, True,
-        printer(f"bench {table} {mode}"), target_qps=SERVER_QPS if mode == "server" else None, seed=SEEDS["bench"],
-        proved=proved(work, table),
-    )  # fmt: skip
+    rate = SERVER_QPS if mode == "server" else None
+    benched(f"bench {table} {mode}", work, table, problems, part, out, mode, seed=SEEDS["bench"], target_qps=rate)
+
+
+def benched(
+    what: str, work: Work, table: Table, problems: Sequence[Problem], part: Library, out: Path, mode: str, **more: Any
+) -> None:
+    """A bench that goes on where it was killed, but begins anew where the library has changed since."""
+
+    def bench_once(resume: bool) -> None:
+        run_bench(
+            problems, table.suite, part, out, (work.gpu_index,), mode, (table.layout,), BENCH_ROUNDS, resume,
+            printer(what), proved=proved(work, table), **more,
+        )  # fmt: skip
+
+    try:
+        bench_once(resume=True)
+    except UsageError as error:
+        print(f"{what}: begins anew: {error}", flush=True)
+        bench_once(resume=False)
 
 
 def demote(work: Work, table: Table) -> None:

@@ -21,6 +21,7 @@ from outblas.averages import launch_of_row
 from outblas.config import launch_of
 from outblas.errors import UsageError
 from outblas.evaluation import Status
+from outblas.journal import Journal
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
@@ -255,6 +256,21 @@ def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any)
     run(script, work, "tune", tables="llm:TN:bf16:fp32")
     agent, budget = script.searcher(work, script.Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu_of_device(0))
     assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.LLM_BUDGET)
+
+
+def test_a_bench_of_which_half_was_made_before_the_library_changed_begins_anew(
+    script: Any, work: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(script, work, "record", "tune", "confirm")
+    table = script.TABLES[0]
+    journal = Path(f"{work.result(table, 'offline')}.jsonl")
+    run(script, work, "bench")
+    whole = read_result(work.result(table, "offline")).rows
+    work.result(table, "offline").unlink()
+    Journal(journal, {"library": "another"}, resume=False).close(done=False)
+    run(script, work, "bench")
+    assert "begins anew" in capsys.readouterr().out and not journal.exists()
+    assert [r["config"] for r in read_result(work.result(table, "offline")).rows] == [r["config"] for r in whole]
 
 
 def test_weak_rows_are_searched_again_among_what_was_not_tried(
