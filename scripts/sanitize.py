@@ -103,6 +103,14 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
         Sm80GemvConfig(8, 16, 1, 8, 4, "shared", persistent=True, kept_k=4096),
     ),
     ("gemv-walk-shared", (WALK_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 8, 2, "shared", persistent=True)),
+    (
+        "wgmma-few-rows", (TOKENS, (13, 136, 456)), "TN", "fp16", "fp32",
+        Sm90WgmmaConfig(64, 32, 128, stages=4, a_rows=16),
+    ),
+    (
+        "wgmma-few-rows", (FEW_NN,), "NN", "bf16", "fp32",
+        Sm90WgmmaConfig(64, 16, stages=3, store="direct", a_rows=16),
+    ),
     ("wgmma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=3, pdl=True, early=True)),
     (
         "wgmma-early-multicast", (RAGGED,), "NN", "fp16", "fp32",

@@ -21,6 +21,8 @@ from outblas.space import why_illegal
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
 FARTHEST = 2.0
+#: Rows that every wgmma tile has, and what a factor of two below counts.
+TILE, WITHIN_A_TILE = 64, 0.25
 #: What swapping M and N adds to that distance.
 SWAPPED = 0.25
 
@@ -91,5 +93,11 @@ def transposed(config: KernelConfig) -> KernelConfig:
 
 def _distance(one: Problem, other: Problem, swapped: bool) -> float:
     m, n = (other.n, other.m) if swapped else (other.m, other.n)
-    away = abs(log2(one.m / m)) + abs(log2(one.n / n)) + abs(log2(one.k / other.k))
+    away = _rows_apart(one.m, m) + _rows_apart(one.n, n) + abs(log2(one.k / other.k))
     return away + (SWAPPED if swapped else 0.0)
+
+
+def _rows_apart(one: int, other: int) -> float:
+    """Powers of two between two extents of C; a small part of those within one tile, which ask for the same kernel."""
+    tiles = abs(log2(max(one, TILE) / max(other, TILE)))
+    return tiles + WITHIN_A_TILE * abs(log2(min(one, TILE) / min(other, TILE)))

@@ -52,11 +52,13 @@ class Sm90WgmmaConfig:
             distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
             memory, and the last to arrive adds up.
         early: launch option on top of pdl, see :data:`Launch`: the first loads of B do not wait for the predecessor.
+        a_rows: rows of A that are loaded and kept in a stage, of the 64 that wgmma multiplies; 0: all. For M of at
+            most so much: a load that reaches past M is slow, and narrow stages leave room for more of them.
     """
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
     #: Knobs of a later version: left out of names and JSON at their default, so that earlier ones stay canonical.
-    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early")
+    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early", "a_rows")
     #: See :class:`Sm80MmaConfig`; not a knob of this family.
     even: ClassVar[bool] = False
     bm: int
@@ -77,6 +79,12 @@ class Sm90WgmmaConfig:
     split_kind: SplitKind = "cluster"
     l2: Cache = "plain"
     early: bool = False
+    a_rows: int = 0
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of A in a stage."""
+        return self.a_rows or self.bm
 
     @property
     def cluster_split(self) -> int:

@@ -10,9 +10,10 @@ from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
 from outblas.problem import Problem
+from outblas.representatives import representatives
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
-from outblas.worker import Baselines, Item, Options, architecture, representatives
+from outblas.worker import Baselines, Item, Options, architecture
 
 if TYPE_CHECKING:
     from outblas.verify import Level

@@ -203,7 +203,8 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     units = max(1, m_blocks * (c.bn // 8))
     owners = divisor_up_to(units, c.cluster_split)
     inbox = (c.cluster_split - 1) * c.consumers * (units // owners) * 128 * 16
-    stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
+    stage = c.bk * (c.loaded_rows + c.bn) * ELEMENT_BYTES
+    stages = c.stages * stage
     barriers = 16 * c.stages + 8
     store_tma = c.store == "tma"
     # As many chunk buffers as fit: more of them let more stores drain at once.
@@ -216,6 +217,7 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
     producer_regs, consumer_regs = {1: (0, 0), 2: (40, 232), 3: (40, 152)}[c.consumers]
     constants = {
         "BM": c.bm,
+        "A_ROWS": c.loaded_rows,
         "BN": c.bn,
         "BK": c.bk,
         "STAGES": c.stages,
@@ -245,11 +247,13 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "BF16": problem.dtype == "bf16",
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
+    # wgmma reads 64 rows of A wherever fewer were loaded: what lies there is multiplied into rows that nobody stores.
+    read = stages - stage + 128 * ((c.bk // 64 - 1) * c.loaded_rows + 64) if c.a_rows else 0
     if c.split_kind == "workspace":
         constants |= {"COUNTERS_BYTES": COUNTERS_BYTES, "LOADS": workspace_loads(c)}
     return Geometry(
         threads=128 * c.consumers + (32 if c.consumers == 1 else 128),
-        smem_bytes=stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers,
+        smem_bytes=max(stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers, read),
         cluster=c.cluster_m * c.cluster_n * c.cluster_split,
         accumulators=accumulators,
         constants=_literals(constants),

@@ -300,12 +300,12 @@ def _dependent(pdl: bool, gpu: Gpu) -> bool:
 def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
     """(rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
     constants = dict(geometry(problem, config).constants)
-    box_a = (problem.m, problem.k, config.bm // config.cluster_n, 64)
+    box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
     if problem.layout == "TN":
         box_b = (problem.n, problem.k, config.bn // config.cluster_m, 64)
     else:
         box_b = (problem.k, problem.n, config.bk // config.cluster_m, int(constants["B_WIDTH"]))
-    return box_a, box_b, (problem.m, problem.n, 64, int(constants["EPI_W"]))
+    return box_a, box_b, (problem.m, problem.n, min(64, config.loaded_rows), int(constants["EPI_W"]))
 
 
 @functools.lru_cache(maxsize=8192)

@@ -22,6 +22,7 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
     hints, order of tiles, multicast, parts of K, depth), what was most often worth it first; without itself."""
     if isinstance(config, Sm90WgmmaConfig):
         ideas = [
+            _few_rows(problem, config),
             _hints(problem, config),
             _orders(config),
             _parts(config),
@@ -50,6 +51,14 @@ def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]
     twin = even_twin(problem, c, gpu)
     if twin is not None:
         yield twin
+
+
+def _few_rows(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
+    """No more rows of A than there are, and as many more stages as that leaves room for."""
+    rows = -(-problem.m // 8) * 8
+    if problem.m <= 56 and c.bm == 64 and c.loaded_rows > rows:
+        yield replace(c, a_rows=rows, stages=min(16, c.stages * (c.loaded_rows + c.bn) // (rows + c.bn)))
+        yield replace(c, a_rows=rows)
 
 
 def _hints(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:

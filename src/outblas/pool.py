@@ -107,6 +107,23 @@ def workspace_kernels() -> Iterator[KernelConfig]:
             )
 
 
+def few_rows_kernels(rows: int) -> Iterator[KernelConfig]:
+    """At most ``rows`` of A, fewer than wgmma's 64: stages hold no more of them, and B streams through as many stages
+    as fit, over one tile per CTA, parts of K, or a walk."""
+    for bn, bk in product((16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256), (64, 128)):
+        for split, kind in ((1, "cluster"), (2, "cluster"), (2, "workspace"), (3, "workspace"), (4, "workspace")):
+            inbox = _inbox(64, bn, 1, split) if kind == "cluster" else 0
+            stages = min(16, (SMEM_LIMIT - 512 - inbox) // (2 * bk * (rows + bn)))
+            yield Sm90WgmmaConfig(
+                *(64, bn, bk, stages, 1, "coop", 1, 1, split),  # type: ignore[arg-type]
+                store="direct", split_kind=kind, l2="stream_b", a_rows=rows,  # type: ignore[arg-type]
+            )  # fmt: skip
+        stages = min(16, (SMEM_LIMIT - 512 - 64 * bn * 2) // (2 * bk * (rows + bn)))
+        yield Sm90WgmmaConfig(64, bn, bk, stages, l2="stream_b", a_rows=rows)
+        yield Sm90WgmmaConfig(64, bn, bk, stages, persistent=True, l2="stream_b", a_rows=rows)
+        yield Sm90WgmmaConfig(64, bn, bk, stages // 2 - 1, min_blocks=2, l2="stream_b", a_rows=rows)
+
+
 def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
     """Bytes that one CTA receives of its peers' sums (geometry.py has the exact figure)."""
     units = bm // 64 // consumers * (bn // 8)

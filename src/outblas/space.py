@@ -37,7 +37,7 @@ from outblas.geometry import (
     register_budget,
     workspace_bytes,
 )
-from outblas.pool import gemv_kernels, pool, tiny_kernels, workspace_kernels
+from outblas.pool import few_rows_kernels, gemv_kernels, pool, tiny_kernels, workspace_kernels
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
@@ -109,7 +109,12 @@ def _sm90_reason(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
         (workspace and not 2 <= c.split_k <= MAX_WORKSPACE_SPLIT, "a workspace is for split_k 2 to 32"),
         (workspace_bytes(p, c) > WORKSPACE_LIMIT, f"a workspace of {workspace_bytes(p, c)} bytes exceeds 64 MiB"),
-        (c.bm % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256, "cluster_n does not slice bm"),
+        (
+            c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256,
+            "cluster_n does not slice the rows of A in a stage",
+        ),
+        (c.a_rows != 0 and (c.bm != 64 or not 8 <= c.a_rows < 64), "a_rows must be 0, or 8 to 56 with bm 64"),
+        (0 < c.a_rows < p.m, f"M = {p.m} exceeds the {c.a_rows} rows of A that are loaded"),
         (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
         (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
         (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),
@@ -247,11 +252,16 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
 
 
 def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: bool = False) -> list[KernelConfig]:
-    """Configs to try on a problem: the legal ones of the catalogue; for few tokens the gemv family (the
-    catalogue was chosen on grid1000, which has none); for few tiles with a long K those that split it over a
-    workspace (they are younger than the catalogue); for rows that are not 16-byte aligned the mma family
-    with narrower loads. ``early``: then all that have PDL once more, with early loads of B. ``even``: then those
-    of them once more whose CTAs may stack, with these spread evenly."""
+    """Configs to try on a problem.
+
+    The legal ones of the catalogue; for few tokens the gemv family, and wgmma that loads few rows (the catalogue was
+    chosen on grid1000, which has none); for few tiles with a long K those that split it over a workspace (they are
+    younger than the catalogue); for rows that are not 16-byte aligned the mma family with narrower loads.
+
+    Args:
+        early: then all that have PDL once more, with early loads of B.
+        even: then those of them once more whose CTAs may stack, with these spread evenly.
+    """
     found = _candidates(problem, gpu)
     if early:
         more = (replace(c, early=True) for c in found if c.pdl)
@@ -282,7 +292,8 @@ def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 def beside_the_catalogue(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
     """What :func:`candidates` offers of kinds of kernels that serve few problems; not all of it need be legal."""
-    return (*_gemv_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
+    few_rows = _few_rows_candidates(problem, gpu)
+    return (*_gemv_candidates(problem, gpu), *few_rows, *_workspace_candidates(problem, gpu))
 
 
 def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
@@ -291,6 +302,13 @@ def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
         return []
     room = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and 0 <= c.bm - problem.m < 8]
     return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
+
+
+def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """The wgmma kernels that load no more rows of A than there are, with and without PDL; up to 8 gemv does it."""
+    if not 8 < problem.m <= 56 or gpu.arch != 90:
+        return []
+    return [replace(c, pdl=pdl) for c in few_rows_kernels(-(-problem.m // 8) * 8) for pdl in (False, True)]
 
 
 def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:

@@ -72,6 +72,17 @@ CONFIGS: dict[str, KernelConfig] = {
     ),
     "wgmma_multicast_hints": Sm90WgmmaConfig(128, 64, stages=4, consumers=2, cluster_m=2, l2="stream_ac"),
     "wgmma_hints": Sm90WgmmaConfig(64, 128, stages=4, l2="stream_bc"),
+    "wgmma_few_rows": Sm90WgmmaConfig(64, 32, 128, stages=9, a_rows=16),
+    "wgmma_few_rows_read_past_the_ring": Sm90WgmmaConfig(64, 16, stages=4, store="direct", a_rows=8),
+    "wgmma_few_rows_split": Sm90WgmmaConfig(64, 48, stages=6, split_k=3, store="direct", a_rows=40),
+    "wgmma_few_rows_workspace": Sm90WgmmaConfig(
+        64, 64, 128, stages=4, split_k=3, store="direct", split_kind="workspace", a_rows=32
+    ),
+    "wgmma_few_rows_walk": Sm90WgmmaConfig(64, 64, stages=8, persistent=True, l2="stream_b", a_rows=56),
+    "wgmma_few_rows_multicast": Sm90WgmmaConfig(64, 64, stages=6, cluster_n=2, a_rows=32),
+    "wgmma_few_rows_pingpong": Sm90WgmmaConfig(
+        64, 64, stages=6, consumers=2, schedule="pingpong", persistent=True, a_rows=24
+    ),
     "mma_tile": Sm80MmaConfig(64, 64),
     "mma_pdl": Sm80MmaConfig(32, 32, 64, 6, 2, 2, 2, pdl=True),
     "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
@@ -100,7 +111,9 @@ CONFIGS: dict[str, KernelConfig] = {
 
 def rows(config: KernelConfig, many: int) -> int:
     """M of a problem that the config can serve."""
-    return config.bm if isinstance(config, Sm80GemvConfig) else many
+    if isinstance(config, Sm80GemvConfig):
+        return config.bm
+    return getattr(config, "a_rows", 0) or many
 
 
 @pytest.fixture(autouse=True)

@@ -76,6 +76,8 @@ UNUSUAL = [
     Sm90WgmmaConfig(128, 96, stages=3, consumers=2, cluster_n=2, split_k=32, store="direct", split_kind="workspace"),
     Sm90WgmmaConfig(128, 112, stages=3, consumers=2, schedule="pingpong", persistent=True),
     Sm90WgmmaConfig(256, 80, stages=3, consumers=2, schedule="stagger"),
+    Sm90WgmmaConfig(64, 16, 128, stages=3, store="direct", a_rows=8),
+    Sm90WgmmaConfig(64, 96, stages=5, split_k=2, store="direct", a_rows=40),
     Sm80MmaConfig(48, 32, 32, 2, wm=3, wn=1, wk=2, split_k=3, vec=1),
     Sm80MmaConfig(16, 16, 256, 1, wm=1, wn=1, wk=16),
     Sm80MmaConfig(64, 128, 64, 3, vec=2, pdl=True),

@@ -38,6 +38,7 @@ SMALL = Problem(512, 512, 8192)
 M = Sm80MmaConfig(64, 64)
 D, DECODE = Problem(8, 4096, 4096), Problem(16, 4096, 4096)
 DECODE_NN = replace(DECODE, layout="NN")
+FEW = Problem(16, 4096, 4096)
 G = Sm80GemvConfig(16, 64, 1, 8, 2)
 T = Sm80DirectConfig(32, 16, wk=4)
 A100 = replace(H200, name="a100", arch=80, smem_optin=166912)
@@ -71,7 +72,12 @@ RULES: list[tuple[Problem, KernelConfig, Any, str]] = [
     (P, replace(SPLIT, cluster_m=4, split_k=8), H200, "at most 16 CTAs"),
     (P, replace(SPLIT, store="tma"), H200, "split_k stores directly"),
     (P, replace(SPLIT, persistent=True), H200, "split_k stores directly"),
-    (P, replace(W, cluster_n=3), H200, "cluster_n does not slice bm"),
+    (P, replace(W, cluster_n=3), H200, "cluster_n does not slice the rows of A"),
+    (FEW, Sm90WgmmaConfig(64, 64, a_rows=24, cluster_n=2), H200, "cluster_n does not slice the rows of A"),
+    (FEW, Sm90WgmmaConfig(64, 64, a_rows=20), H200, "cluster_n does not slice the rows of A"),
+    (FEW, Sm90WgmmaConfig(128, 64, a_rows=32), H200, "a_rows must be 0, or 8 to 56 with bm 64"),
+    (FEW, Sm90WgmmaConfig(64, 64, a_rows=64), H200, "a_rows must be 0, or 8 to 56 with bm 64"),
+    (FEW, Sm90WgmmaConfig(64, 64, a_rows=8), H200, "M = 16 exceeds the 8 rows of A that are loaded"),
     (P, replace(W, cluster_m=3), H200, "cluster_m does not slice bn"),
     (NN, replace(W, cluster_m=3), H200, "cluster_m does not slice bk"),
     (NN, replace(W, bn=24), H200, "NN needs bn a multiple of 16"),

@@ -33,7 +33,9 @@ constexpr int MI = WG_ROWS / 64;                             // m64 blocks of a 
 constexpr int PRODUCER_THREADS = CONSUMERS == 1 ? 32 : 128;  // setmaxnreg acts on whole warpgroups
 constexpr int THREADS = 128 * CONSUMERS + PRODUCER_THREADS;
 
-constexpr int A_BYTES = BM * BK * ELEM;
+// A stage holds the first A_ROWS of A's rows; where that is less than a block of 64 (M is no more), wgmma multiplies what
+// lies behind them, too, into rows of C that nobody stores.
+constexpr int A_BYTES = A_ROWS * BK * ELEM;
 constexpr int B_BYTES = BN * BK * ELEM;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 
@@ -56,7 +58,8 @@ constexpr int INBOX_OFFSET = EPI_OFFSET + EPI_BYTES;
 constexpr int FULL_OFFSET = INBOX_OFFSET + INBOX_BYTES;
 constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 constexpr int REDUCE_BAR_OFFSET = EMPTY_OFFSET + 8 * STAGES;
-constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8;
+constexpr int A_READ_END = (STAGES - 1) * STAGE_BYTES + (K_BLOCKS - 1) * A_ROWS * 128 + (A_ROWS < 64 ? 64 : A_ROWS) * 128;
+constexpr int SMEM_BYTES = REDUCE_BAR_OFFSET + 8 > A_READ_END ? REDUCE_BAR_OFFSET + 8 : A_READ_END;
 
 constexpr int START_BARRIER = 1;     // named barrier: mbarriers are initialised
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
@@ -134,10 +137,10 @@ __device__ __forceinline__ void load(u32 dst, const TensorMap* map, u32 bar, int
 // One stage of A: the CLUSTER_N CTAs of a row each fetch a slice of its rows for all of them.
 __device__ __forceinline__ void load_a(const Work& w, const TensorMap* map_a, u32 stage_smem, u32 bar, TileCoord at,
                                        int k0, u16 mask_a, u64 policy) {
-  constexpr int A_SLICE = BM / CLUSTER_N;
+  constexpr int A_SLICE = A_ROWS / CLUSTER_N;
 #pragma unroll
   for (int kb = 0; kb < K_BLOCKS; ++kb)
-    load<(CLUSTER_N > 1)>(stage_smem + kb * BM * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
+    load<(CLUSTER_N > 1)>(stage_smem + kb * A_ROWS * 128 + w.rank_n * A_SLICE * 128, map_a, bar, k0 + kb * 64,
                           at.m + w.rank_n * A_SLICE, mask_a, policy);
 }
 
@@ -235,7 +238,7 @@ __device__ __forceinline__ void multiply_stage(AccReg (&acc)[MI][ACC_REGS], cons
     const u32 bk = b + (B_K_MAJOR ? (kk / 4) * BN * 128 + (kk % 4) * 32 : kk * 16 * B_WIDTH * ELEM) / 16;
 #pragma unroll
     for (int mi = 0; mi < MI; ++mi) {
-      const u32 ak = a + ((kk / 4) * BM * 128 + mi * 64 * 128 + (kk % 4) * 32) / 16;
+      const u32 ak = a + ((kk / 4) * A_ROWS * 128 + mi * 64 * 128 + (kk % 4) * 32) / 16;
       wgmma_instance(acc[mi], descriptor(ak, 1024, 1), descriptor(bk, B_STRIDE, B_SWIZZLE), !(first && kk == 0));
     }
   }
