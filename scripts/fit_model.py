@@ -28,9 +28,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from fit_residual import fit_residual
 from measured import Row, launch_masks, of_jsonl, of_recording, of_store
 
-from outblas import model
+from outblas import model, model_residual
 from outblas.provenance import commit
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu
@@ -86,10 +87,12 @@ def main() -> None:
     print(f"{len(rows)} problems, {sum(len(r.times) for r in rows)} cells from {source['source']}", flush=True)
     held_out = _cross_validate(rows, gpu, args.folds)
     coefficients = fit(rows, gpu)
+    residual = fit_residual(rows, coefficients, gpu)
     report = {
         "format": model.FORMAT,
         "gpu": gpu.name,
         "coefficients": {f: {n: float(f"{v:.6g}") for n, v in x.items()} for f, x in coefficients.items()},
+        "residual": dict(zip(model_residual.NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
         "checks": {"folds": args.folds, "problems": len(rows), **_checks(rows, held_out)},
         "provenance": {
             **source,
@@ -258,22 +261,13 @@ def _cross_validate(rows: Sequence[Row], gpu: Gpu, folds: int) -> list[np.ndarra
     fold = np.array([fold_of[r.problem.m, r.problem.n, r.problem.k] for r in rows])
     out: list[np.ndarray] = [np.empty(0)] * len(rows)
     for f in range(folds):
-        coefficients = fit([row for row, g in zip(rows, fold, strict=True) if g != f], gpu)
+        seen = [row for row, g in zip(rows, fold, strict=True) if g != f]
+        coefficients = fit(seen, gpu)
+        residual = fit_residual(seen, coefficients, gpu)
         for i in np.flatnonzero(fold == f):
-            out[i] = _predict(coefficients, rows[i], gpu)
+            out[i] = model.predict_by(coefficients, residual, rows[i].problem, rows[i].configs, gpu)
         print(f"fold {f + 1} of {folds} done", flush=True)
     return out
-
-
-def _predict(coefficients: dict[str, dict[str, float]], row: Row, gpu: Gpu) -> np.ndarray:
-    times = np.empty(len(row.configs))
-    shape = model.problem_columns(row.problem, gpu)
-    for family, x in coefficients.items():
-        mine = [i for i, c in enumerate(row.configs) if c.family == family]
-        if mine:
-            columns = model.config_columns([row.configs[i] for i in mine])
-            times[mine] = model.time_us(x, family, shape, columns, gpu)
-    return times
 
 
 def _checks(rows: Sequence[Row], predictions: Sequence[np.ndarray]) -> dict[str, Any]:

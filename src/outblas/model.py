@@ -7,7 +7,8 @@
 
 A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
 of many tiles. Twenty to forty coefficients per family are fitted on measurements by
-``scripts/fit_model.py`` and read from ``data/models/<gpu>.json``, with their provenance.
+``scripts/fit_model.py`` and read from ``data/models/<gpu>.json``, with their provenance; so is what is
+left when they are (``model_residual``).
 """
 
 from __future__ import annotations
@@ -21,16 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas import model_direct, model_gemv
-from outblas.config import (
-    STREAMING_C,
-    KernelConfig,
-    Sm80DirectConfig,
-    Sm80GemvConfig,
-    Sm80MmaConfig,
-    Sm90WgmmaConfig,
-)
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
-from outblas.geometry import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS, gemv_blocks, gemv_loads, geometry
+from outblas.model_columns import config_columns, problem_columns
+from outblas.model_residual import NAMES as RESIDUAL
+from outblas.model_residual import factor
 from outblas.model_terms import (
     Columns,
     Floats,
@@ -46,20 +42,9 @@ from outblas.model_terms import (
 )
 from outblas.model_traffic import broken_bytes, hinted_bytes, traffic_bytes
 from outblas.problem import ELEMENT_BYTES, Problem
-from outblas.roofline import H200, Gpu, floor_us, operand_sets
+from outblas.roofline import H200, Gpu
 
-FORMAT = 1
-#: CTAs that an SM holds at most.
-SM_CTAS = 32
-#: Registers that a thread needs besides its accumulators, by family (they bound CTAs per SM).
-OTHER_REGISTERS = {
-    Sm90WgmmaConfig.family: 40,
-    Sm80MmaConfig.family: 70,
-    Sm80GemvConfig.family: 56,
-    Sm80DirectConfig.family: 60,
-}
-_ANY = Problem(1024, 1024, 1024)
-
+FORMAT = 2
 #: Where a fit starts, by family: rough physics, in microseconds, bytes per microsecond, cycles, GHz.
 START: dict[str, dict[str, float]] = {
     Sm90WgmmaConfig.family: {
@@ -149,7 +134,14 @@ def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float
 
 def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
     """:func:`predict_us` of each config: float64[len(configs)], microseconds; raises as it does."""
-    coefficients = load(gpu.name)
+    return predict_by(*load(gpu.name), problem, configs, gpu)
+
+
+def predict_by(
+    coefficients: Mapping[str, Mapping[str, float]], residual: Floats | None, problem: Problem,
+    configs: Sequence[KernelConfig], gpu: Gpu,
+) -> Floats:  # fmt: skip
+    """:func:`predict_many` by given coefficients, and a residual of :mod:`outblas.model_residual` or none."""
     out = np.empty(len(configs))
     shape = problem_columns(problem, gpu)
     families = np.array([config.family for config in configs])
@@ -158,6 +150,9 @@ def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H
         if len(where):
             columns = config_columns([configs[int(i)] for i in where])
             out[where] = time_us(coefficients[family], family, shape, columns, gpu)
+            if residual is not None:
+                corrected = out[where] * factor(residual, family, shape, columns, gpu.sms)
+                out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # above the floor still
     return out
 
 
@@ -190,8 +185,8 @@ def too_slow(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np
 
 
 @functools.cache
-def load(gpu_name: str) -> dict[str, dict[str, float]]:
-    """Coefficients by family of a packaged model; raises as :func:`predict_us`."""
+def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
+    """Coefficients by family of a packaged model, and its residual's; raises as :func:`predict_us`."""
     folder = resources.files("outblas").joinpath("data", "models")
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
@@ -200,87 +195,12 @@ def load(gpu_name: str) -> dict[str, dict[str, float]]:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']}")
-        return {f: {name: float(found["coefficients"][f][name]) for name in START[f]} for f in START}
+        coefficients = {f: {name: float(found["coefficients"][f][name]) for name in START[f]} for f in START}
+        return coefficients, np.array([float(found["residual"][name]) for name in RESIDUAL])
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(
             f"model file {gpu_name}.json cannot be read ({error!r})", f"format {FORMAT}", "reinstall outblas"
         ) from error
-
-
-# --- columns -------------------------------------------------------------------------------------
-
-
-def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
-    """What the formula needs of a problem."""
-    alone = max(gpu.launch_us, problem.flops / (gpu.tflops * 1e6), problem.bytes / (gpu.hbm_tbs * 1e6))
-    return {
-        "m": problem.m,
-        "n": problem.n,
-        "k": problem.k,
-        "nn": float(problem.layout == "NN"),
-        # Rotating operand sets that exceed L2 are read from HBM, as in roofline.
-        "from_hbm": float(problem.bytes * operand_sets(problem, alone) > gpu.l2_bytes),
-        "floor": floor_us(problem, gpu),
-    }
-
-
-_NAMES = (
-    *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
-    *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
-    *("workspace", "early", "stream_b", "stream_c", "kept", "even", "rows"),
-)
-
-
-def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
-    """What the formula needs of configs of one family: name -> float64[len(configs)]."""
-    table = np.array([_row(config) for config in configs]).reshape(-1, len(_NAMES)).T
-    return dict(zip(_NAMES, table, strict=True))
-
-
-@functools.lru_cache(maxsize=16384)
-def _row(config: KernelConfig) -> tuple[float, ...]:
-    shape = geometry(_ANY, config)
-    registers = shape.accumulators + OTHER_REGISTERS[config.family]
-    if isinstance(config, Sm80GemvConfig) and config.ring == "registers":
-        registers += 4 * gemv_loads(_ANY, config)[0] * config.unroll
-    if isinstance(config, Sm80DirectConfig):
-        registers += config.unroll * (config.bm // config.wm // 2 + config.bn // config.wn // 2)
-    if isinstance(config, Sm90WgmmaConfig) and config.consumers > 1:
-        registers = SM_REGISTERS // shape.threads  # setmaxnreg hands out the whole register file
-    resident = min(
-        SM_SMEM // (shape.smem_bytes + CTA_SMEM),
-        SM_REGISTERS // (registers * shape.threads),
-        SM_THREADS // shape.threads,
-        SM_CTAS,
-    )
-    own: tuple[float, ...]
-    plain: tuple[float, ...] = (1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1)
-    if isinstance(config, Sm90WgmmaConfig):
-        stages = config.stages
-        own = (
-            *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
-            *(config.persistent, config.schedule == "pingpong", config.group, config.raster == "m"),
-            *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8, 0),
-            *(config.split_kind == "workspace", config.early),
-            *(config.l2 in ("stream_b", "stream_bc"), config.l2 in STREAMING_C),
-        )
-    elif isinstance(config, Sm80GemvConfig):
-        stages = config.unroll
-        if config.persistent:
-            plain = (*plain[:3], gemv_blocks(_ANY, config), 1, 1, *plain[6:])
-        own = (*plain, 1, config.wn, config.wk, shape.threads, config.vec, config.ring == "shared")
-    elif isinstance(config, Sm80DirectConfig):
-        stages = config.unroll
-        own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
-    else:
-        stages = config.stages
-        own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
-    if not isinstance(config, Sm90WgmmaConfig):
-        own = (*own, False, config.early, False, False)
-    rows = config.loaded_rows if isinstance(config, Sm90WgmmaConfig) else config.bm
-    own = (*own, getattr(config, "kept_k", 0) > 0, config.even, rows)
-    shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
-    return tuple(float(x) for x in (*shared, *own))
 
 
 # --- the formula ---------------------------------------------------------------------------------

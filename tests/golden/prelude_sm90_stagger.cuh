@@ -1,6 +1,7 @@
 #define ACC_FP16 0
 #define SPLIT_WORKSPACE 0
 constexpr int BM = 256;
+constexpr int A_ROWS = 256;
 constexpr int BN = 128;
 constexpr int BK = 64;
 constexpr int STAGES = 4;

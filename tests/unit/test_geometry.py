@@ -76,8 +76,6 @@ UNUSUAL = [
     Sm90WgmmaConfig(128, 96, stages=3, consumers=2, cluster_n=2, split_k=32, store="direct", split_kind="workspace"),
     Sm90WgmmaConfig(128, 112, stages=3, consumers=2, schedule="pingpong", persistent=True),
     Sm90WgmmaConfig(256, 80, stages=3, consumers=2, schedule="stagger"),
-    Sm90WgmmaConfig(64, 16, 128, stages=3, store="direct", a_rows=8),
-    Sm90WgmmaConfig(64, 96, stages=5, split_k=2, store="direct", a_rows=40),
     Sm80MmaConfig(48, 32, 32, 2, wm=3, wn=1, wk=2, split_k=3, vec=1),
     Sm80MmaConfig(16, 16, 256, 1, wm=1, wn=1, wk=16),
     Sm80MmaConfig(64, 128, 64, 3, vec=2, pdl=True),
@@ -86,7 +84,9 @@ UNUSUAL = [
     Sm80DirectConfig(16, 8, 1, 1, 3, 8),
     Sm80DirectConfig(32, 32, 1, 2, 5, 2),
 ]
-GEMV = [
+FEW = [
+    Sm90WgmmaConfig(64, 16, 128, stages=3, store="direct", a_rows=8),
+    Sm90WgmmaConfig(64, 96, stages=5, split_k=2, store="direct", a_rows=40),
     Sm80GemvConfig(8, 64, 1, 5, 1),
     Sm80GemvConfig(16, 64, 1, 8, 2, split_k=4),
     Sm80GemvConfig(8, 128, 2, 3, 2, "shared", 3, pdl=True),
@@ -101,7 +101,7 @@ DECODE = [Problem(8, 4096, 8192), Problem(8, 4096, 8192, "NN", "bf16")]
 
 @pytest.mark.parametrize(
     ("problem", "config"),
-    [*sample(120), *((Problem(*LARGE), c) for c in UNUSUAL), *((kind, c) for c in GEMV for kind in DECODE)],
+    [*sample(120), *((Problem(*LARGE), c) for c in UNUSUAL), *((kind, c) for c in FEW for kind in DECODE)],
 )
 def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
     pytest.importorskip("cuda.bindings")

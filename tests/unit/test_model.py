@@ -81,12 +81,12 @@ def test_big_tiles_win_the_large_problem_and_lose_the_tiny_one() -> None:
     "problem", [DECODE, Problem(8, 8192, 28672), Problem(16, 128256, 4096), Problem(4, 14336, 4096)]
 )
 def test_few_tokens_are_the_gemv_familys(problem: Problem) -> None:
-    """Predicted near the bandwidth of HBM, ahead of the tiled families or level, and no config absurdly slow."""
-    configs = legal(problem)
+    """Predicted near the bandwidth of HBM, ahead of families that load whole tiles or near, none absurdly slow."""
+    configs = [c for c in legal(problem) if not getattr(c, "a_rows", 0)]
     times = model.predict_many(problem, configs)
     own = [t for t, c in zip(times, configs, strict=True) if isinstance(c, Sm80GemvConfig)]
     assert len(own) > 100 and max(own) < 20 * min(own)
-    assert min(own) < 1.1 * times.min()
+    assert min(own) < 1.15 * times.min()
     assert times.min() < 1.15 * problem.bytes / (H200.hbm_tbs * 1e6) + 3.0
 
 
@@ -183,8 +183,9 @@ def test_packaged_file_says_where_it_is_from_and_how_it_was_checked() -> None:
     for source in ("grid1000_tn_fp16_fp32_tune", "grid1000_nn_fp16_fp32_tune", "llm_tn_fp16_fp32_tune"):
         of_16 = checks["sources"][source]["top"]["16"]
         assert of_16["within_2_percent"] >= 0.95 * of_16["n"]
-    for coefficients in model.load("h200").values():
-        assert all(np.isfinite(v) and v > 0 for v in coefficients.values())
+    coefficients, residual = model.load("h200")
+    assert all(np.isfinite(v) and v > 0 for x in coefficients.values() for v in x.values())
+    assert np.isfinite(residual).all() and (abs(residual) < 1).all()
 
 
 def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_a_split_over_a_workspace_uses_all_sms_and_pays_for_its_sums() -> None:
         problem, replace(cluster, stages=10)
     )
     c = model.config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster])
-    x = model.load("h200")[Sm90WgmmaConfig.family]
+    x = model.load("h200")[0][Sm90WgmmaConfig.family]
     sums = workspace_us(x, c, np.array(32.0))
     assert x["workspace"] < sums[0] < sums[1] < sums[2] and sums[3] == 0.0
 
@@ -337,6 +338,11 @@ def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> No
 
 
 def test_clusters_find_fewer_places_where_an_sm_lets_in_one_cta() -> None:
-    """32 clusters of four: 30 are resident at one CTA per SM."""
-    split, problem = Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4, pdl=True), Problem(16, 1024, 4096)
-    assert model.predict_us(problem, replace(split, even=True)) > model.predict_us(problem, split)
+    """32 clusters of four: 30 are resident at one CTA per SM, and the last two wait; two CTAs to an SM take all."""
+    split = Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4, pdl=True)
+
+    def two_more(config: KernelConfig) -> float:
+        times = [model.predict_us(Problem(16, 32 * clusters, 4096), config) for clusters in (30, 32)]
+        return times[1] / times[0]
+
+    assert two_more(split) < 1.05 and two_more(replace(split, even=True)) > 1.2
