@@ -54,11 +54,13 @@ class Sm90WgmmaConfig:
         early: launch option on top of pdl, see :data:`Launch`: the first loads of B do not wait for the predecessor.
         a_rows: rows of A that are loaded and kept in a stage, of the 64 that wgmma multiplies; 0: all. For M of at
             most so much: a load that reaches past M is slow, and narrow stages leave room for more of them.
+        shift: tiles that would reach past M or N are moved back inside, and some of C is computed twice; else what lies
+            outside is clipped.
     """
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
     #: Knobs of a later version: left out of names and JSON at their default, so that earlier ones stay canonical.
-    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early", "a_rows")
+    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early", "a_rows", "shift")
     #: See :class:`Sm80MmaConfig`; not a knob of this family.
     even: ClassVar[bool] = False
     bm: int
@@ -80,6 +82,7 @@ class Sm90WgmmaConfig:
     l2: Cache = "plain"
     early: bool = False
     a_rows: int = 0
+    shift: bool = False
 
     @property
     def loaded_rows(self) -> int:

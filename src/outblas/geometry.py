@@ -244,6 +244,7 @@ def _sm90(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         "B_WIDTH": b_width,
         "PDL": c.pdl,
         "EARLY_B": c.early,
+        "SHIFT": c.shift,
         "BF16": problem.dtype == "bf16",
     }
     accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)

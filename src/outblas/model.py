@@ -87,6 +87,7 @@ START: dict[str, dict[str, float]] = {
         "broken_sector": 8.0,
         "narrow": 0.2,
         "outside": 0.1,
+        "edge": 0.05,
     },
     Sm80MmaConfig.family: {
         "launch": 0.9,
@@ -245,6 +246,8 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
         full * _outside_us(x, p, c),
     )
     main = steps * stage
+    if family == Sm90WgmmaConfig.family:
+        main = main + steps * _edge_us(x, p, c) / np.maximum(ctas / slots, 1.0)
     store = _store_us(x, family, c)
 
     # Rounds: between fluid (CTAs finish unevenly) and whole.
@@ -298,6 +301,13 @@ def _outside_us(x: Mapping[str, float], p: Columns, c: Columns) -> Floats:
     """Floor of a stage whose boxes of A reach past M: TMA takes its time over each. (Measured at M = 32 with boxes of
     64 rows: up to 1.8 times as long as at M = 64, the narrower the tile of B, the longer.)"""
     return np.where(p["m"] < c["rows"], x.get("outside", 0.0) * c["bk"] / 64, 0.0)
+
+
+def _edge_us(x: Mapping[str, float], p: Columns, c: Columns) -> Floats:
+    """The same for the CTAs of the last row or column of tiles, which the others wait for in one wave."""
+    past_m = (p["m"] > c["bm"]) & (p["m"] % c["bm"] != 0)
+    past_n = (p["n"] > c["bn"]) & (p["n"] % c["bn"] != 0)
+    return np.where((past_m | past_n) & (c["shift"] == 0), x.get("edge", 0.0) * c["bk"] / 64, 0.0)
 
 
 def _store_us(x: Mapping[str, float], family: str, c: Columns) -> Floats:

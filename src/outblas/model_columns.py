@@ -49,7 +49,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 _NAMES = (
     *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
     *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
-    *("workspace", "early", "stream_b", "stream_c", "kept", "even", "rows"),
+    *("workspace", "early", "stream_b", "stream_c", "kept", "even", "rows", "shift"),
 )
 
 
@@ -100,6 +100,6 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
     if not isinstance(config, Sm90WgmmaConfig):
         own = (*own, False, config.early, False, False)
     rows = config.loaded_rows if isinstance(config, Sm90WgmmaConfig) else config.bm
-    own = (*own, getattr(config, "kept_k", 0) > 0, config.even, rows)
+    own = (*own, getattr(config, "kept_k", 0) > 0, config.even, rows, getattr(config, "shift", False))
     shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
     return tuple(float(x) for x in (*shared, *own))

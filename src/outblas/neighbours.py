@@ -9,7 +9,7 @@ from itertools import zip_longest
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.space import even_twin, why_illegal
+from outblas.space import even_twin, shifted, why_illegal
 
 #: Tile rows (or columns) walked together that are tried.
 GROUPS = (4, 8, 16, 32)
@@ -23,6 +23,7 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
     if isinstance(config, Sm90WgmmaConfig):
         ideas = [
             _few_rows(problem, config),
+            _edges(problem, config),
             _hints(problem, config),
             _orders(config),
             _parts(config),
@@ -59,6 +60,11 @@ def _few_rows(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
     if problem.m <= 56 and c.bm == 64 and c.loaded_rows > rows:
         yield replace(c, a_rows=rows, stages=min(16, c.stages * (c.loaded_rows + c.bn) // (rows + c.bn)))
         yield replace(c, a_rows=rows)
+
+
+def _edges(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
+    if shifted(problem, c) is not None:
+        yield replace(c, shift=not c.shift)
 
 
 def _hints(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:

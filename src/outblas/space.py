@@ -48,6 +48,8 @@ MAX_CLUSTER = 16
 MAX_WORKSPACE_SPLIT = 32
 #: Least K for which such kernels are offered beside the catalogue.
 WORKSPACE_K = 4096
+#: Rows of a wgmma instruction, which tiles come in.
+WGMMA_ROWS = 64
 #: Most K of which sm80_gemv_mma keeps the tokens in shared memory, or warms L2.
 MAX_KEPT_K = 65536
 #: Most rows of A that sm80_gemv_mma serves.
@@ -272,6 +274,14 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: boo
     return found
 
 
+def shifted(problem: Problem, config: KernelConfig) -> KernelConfig | None:
+    """The config with edge tiles moved inside; None where none of them reaches past an edge, or that is no knob."""
+    if not isinstance(config, Sm90WgmmaConfig):
+        return None
+    ragged = (problem.m > config.bm and problem.m % config.bm) or (problem.n > config.bn and problem.n % config.bn)
+    return replace(config, shift=True) if ragged else None
+
+
 def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> KernelConfig | None:
     """A legal config with the other value of ``even``; None where that is no knob, or no other launch."""
     if not isinstance(config, (Sm80MmaConfig, Sm80DirectConfig)) or not config.pdl:
@@ -280,7 +290,9 @@ def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> Kernel
 
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    offered = (*catalogue(), *beside_the_catalogue(problem, gpu))
+    offered: tuple[KernelConfig, ...] = (*catalogue(), *beside_the_catalogue(problem, gpu))
+    if problem.m % WGMMA_ROWS and problem.m > WGMMA_ROWS or problem.n % WGMMA_ROWS:  # no tiling fits: edges in place
+        offered = tuple(shifted(problem, c) or c for c in offered)
     legal = [c for c in dict.fromkeys(offered) if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal

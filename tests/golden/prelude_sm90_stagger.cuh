@@ -28,5 +28,6 @@ constexpr bool B_K_MAJOR = true;
 constexpr int B_WIDTH = 64;
 constexpr bool PDL = false;
 constexpr bool EARLY_B = false;
+constexpr bool SHIFT = false;
 constexpr bool BF16 = false;
 #include "sm90_wgmma_gemm.cuh"

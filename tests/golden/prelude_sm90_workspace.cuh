@@ -28,6 +28,7 @@ constexpr bool B_K_MAJOR = true;
 constexpr int B_WIDTH = 64;
 constexpr bool PDL = false;
 constexpr bool EARLY_B = false;
+constexpr bool SHIFT = false;
 constexpr bool BF16 = false;
 constexpr int COUNTERS_BYTES = 65536;
 constexpr int LOADS = 32;

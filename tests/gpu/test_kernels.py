@@ -72,6 +72,14 @@ CONFIGS: dict[str, KernelConfig] = {
     ),
     "wgmma_multicast_hints": Sm90WgmmaConfig(128, 64, stages=4, consumers=2, cluster_m=2, l2="stream_ac"),
     "wgmma_hints": Sm90WgmmaConfig(64, 128, stages=4, l2="stream_bc"),
+    "wgmma_shift": Sm90WgmmaConfig(128, 96, stages=4, consumers=2, shift=True),
+    "wgmma_shift_walk_cluster": Sm90WgmmaConfig(
+        128, 128, stages=4, consumers=2, schedule="pingpong", cluster_m=2, persistent=True, shift=True
+    ),
+    "wgmma_shift_split": Sm90WgmmaConfig(64, 64, stages=4, cluster_n=2, split_k=2, store="direct", shift=True),
+    "wgmma_shift_workspace": Sm90WgmmaConfig(
+        64, 80, stages=4, split_k=3, store="direct", split_kind="workspace", shift=True
+    ),
     "wgmma_few_rows": Sm90WgmmaConfig(64, 32, 128, stages=9, a_rows=16),
     "wgmma_few_rows_read_past_the_ring": Sm90WgmmaConfig(64, 16, stages=4, store="direct", a_rows=8),
     "wgmma_few_rows_split": Sm90WgmmaConfig(64, 48, stages=6, split_k=3, store="direct", a_rows=40),

@@ -74,6 +74,7 @@ struct Work {
   int k_begin, k_iters;
   int rank_m, rank_n, rank_split;  // in the cluster
   int part;                        // of K
+  int last_m, last_n;              // SHIFT: where the last tiles that lie inside C begin
 
   __device__ __forceinline__ Work(int m, int n, int k) {
     const int rank = CLUSTER > 1 ? static_cast<int>(cluster_rank()) : 0;
@@ -81,6 +82,7 @@ struct Work {
     rank_n = rank / CLUSTER_M % CLUSTER_N;
     rank_split = rank / MULTICAST;
     part = SPLIT_WORKSPACE ? k_part<SPLIT>() : rank_split;
+    if constexpr (SHIFT) last_m = m > BM ? m - BM : 0, last_n = n > BN ? n - BN : 0;
     tiles_m = (m + BM * CLUSTER_M - 1) / (BM * CLUSTER_M);
     tiles_n = (n + BN * CLUSTER_N - 1) / (BN * CLUSTER_N);
     if constexpr (PERSISTENT) {
@@ -100,7 +102,10 @@ struct Work {
   // Row and column of this CTA's tile `index`, in elements.
   __device__ __forceinline__ TileCoord origin(int index) const {
     const TileCoord t = PERSISTENT ? raster_tile<RASTER_M, GROUP>(index, tiles_m, tiles_n) : only;
-    return {(t.m * CLUSTER_M + rank_m) * BM, (t.n * CLUSTER_N + rank_n) * BN};
+    TileCoord at = {(t.m * CLUSTER_M + rank_m) * BM, (t.n * CLUSTER_N + rank_n) * BN};
+    // A box that reaches past an edge costs TMA several times a whole one. Tiles that overlap compute the same bits.
+    if constexpr (SHIFT) at.m = at.m < last_m ? at.m : last_m, at.n = at.n < last_n ? at.n : last_n;
+    return at;
   }
   // Number of the only tile among all, those that pad clusters at the edges included.
   __device__ __forceinline__ int number() const {
