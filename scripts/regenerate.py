@@ -10,7 +10,8 @@ record   the catalogue over the first table only              -> <work>/recordin
 tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
          the same M, N, K in the tables before it, taking turns with the ranking model's choices
                                                               -> <work>/library.json, one for all tables
-borrow   what won on shapes nearby, and what the packaged library has for the same shape; the better kernel stays
+borrow   what won on shapes nearby, and (but --from-nothing) what the packaged library has for the same shape; the
+         better kernel stays
 refine   what is near each row's best candidates (L2 hints, order of tiles, parts of K); the better kernel stays
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
@@ -111,6 +112,7 @@ class Work:
 
     path: Path
     gpu_index: int = 0
+    from_nothing: bool = False
 
     @property
     def library(self) -> Path:
@@ -246,7 +248,8 @@ def borrow(work: Work, table: Table) -> None:
         return
     gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "borrow")
     won = {p: winners(known) for p, known in tried.items()}
-    earlier = earlier_winners(Library.packaged(gpu.name, missing_ok=True))
+    before = Library(gpu.name, ()) if work.from_nothing else Library.packaged(gpu.name, missing_ok=True)
+    earlier = earlier_winners(before)
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = {e.config for e in tried[problem]}
@@ -509,9 +512,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", default=",".join(DEFAULT_STEPS))
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--extra", default=str(TABLES[0]), help="tables benched in the modes beside offline too")
+    parser.add_argument("--from-nothing", action="store_true", help="borrow nothing from the packaged library")
     parser.add_argument("--here", nargs="+", metavar="WORD", help=argparse.SUPPRESS)  # one job, in this process
     options = parser.parse_args(arguments)
-    work = Work(options.work, options.gpu_device_id)
+    work = Work(options.work, options.gpu_device_id, options.from_nothing)
     work.path.mkdir(parents=True, exist_ok=True)
     if options.here:
         try:
@@ -530,6 +534,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for job in jobs(steps, tables, modes, extra):
         begin = monotonic()
         base = [sys.executable, __file__, "--work", str(work.path), "--gpu-device-id", str(work.gpu_index)]
+        base += ["--from-nothing"] if work.from_nothing else []
         try:  # each in a fresh process, so that no state of one helps the next
             subprocess.run([*base, "--here", *job], check=True)
         except subprocess.CalledProcessError as error:

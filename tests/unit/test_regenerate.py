@@ -320,6 +320,21 @@ def test_winners_nearby_and_of_before_are_tried_once_and_the_better_kernel_stays
     assert f"borrow {table}: done before" in capsys.readouterr().out
 
 
+def test_from_nothing_borrows_nothing_of_the_packaged_library(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, *MADE)
+    asked: list[Library] = []
+    monkeypatch.setattr(script, "earlier_winners", lambda library: asked.append(library) or {})
+    script.borrow(replace(work, from_nothing=True), script.TABLES[0])
+    assert [library.rows for library in asked] == [()]
+    commands: list[list[str]] = []
+    monkeypatch.setattr(script.subprocess, "run", lambda command, check: commands.append(command))
+    for more in ([], ["--from-nothing"]):
+        script.main(["--work", str(work.path), "--steps", "borrow", "--tables", str(script.TABLES[0]), *more])
+    assert ["--from-nothing" in command for command in commands] == [False, True]
+
+
 def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
