@@ -32,6 +32,7 @@ from fit_residual import fit_residual
 from measured import Row, launch_masks, of_jsonl, of_recording, of_store
 
 from outblas import model, model_residual
+from outblas.model_columns import columns_by_family
 from outblas.provenance import commit
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu
@@ -223,12 +224,9 @@ def _cells(rows: Sequence[Row], gpu: Gpu) -> Cells:
     offset = 0
     for row in rows:
         shape = model.problem_columns(row.problem, gpu)
-        for family in {c.family for c in row.configs}:
-            mine = np.array([i for i, c in enumerate(row.configs) if c.family == family])
+        for family, mine, columns in columns_by_family(row.configs):
             same = {k: np.full(len(mine), v) for k, v in shape.items()}
-            parts.setdefault(family, []).append(
-                (offset + mine, same, model.config_columns([row.configs[i] for i in mine]))
-            )
+            parts.setdefault(family, []).append((offset + mine, same, columns))
         offset += len(row.configs)
 
     def join(columns: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from measured import Row
 
 from outblas import model, model_residual
 from outblas.config import KernelConfig
+from outblas.model_columns import columns_by_family
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 
@@ -41,9 +42,6 @@ def fit_residual(rows: Sequence[Row], coefficients: Mapping[str, Mapping[str, fl
 def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
     shape = model.problem_columns(problem, gpu)
     out = np.zeros((len(configs), len(model_residual.NAMES)))
-    families = np.array([c.family for c in configs])
-    for family in set(families):
-        mine = np.flatnonzero(families == family)
-        columns = model.config_columns([configs[int(i)] for i in mine])
-        out[mine] = model_residual.features(str(family), shape, columns, gpu.sms)
+    for family, mine, columns in columns_by_family(configs):
+        out[mine] = model_residual.features(family, shape, columns, gpu.sms)
     return out

@@ -47,7 +47,7 @@ from outblas.agents.transfer import Transfer
 from outblas.averages import launch_of_row
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
-from outblas.borrow import borrowed, earlier_winners, winners
+from outblas.borrow import borrowed
 from outblas.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
@@ -60,7 +60,7 @@ from outblas.record import run_record
 from outblas.recording import CODE, Recording
 from outblas.results import MODES, read_result, write_result
 from outblas.roofline import Gpu
-from outblas.second_search import InOrder, Untried, near_the_best, tried_by_problem, worth_trying
+from outblas.second_search import InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
 from outblas.store import Store
@@ -203,8 +203,7 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
         agent: Agent = Recorded(0, gpu, recordings[0])
         agent.name = "recorded"
         return agent, RECORDED_BUDGET
-    winners = {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in library.rows}
-    agent = Transfer(0, gpu, recordings, winners)
+    agent = Transfer(0, gpu, recordings, library.installed())
     agent.name = "transfer"
     if table == TABLES[0]:
         return agent, UNRECORDED_BUDGET
@@ -248,8 +247,7 @@ def borrow(work: Work, table: Table) -> None:
         return
     gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "borrow")
     won = {p: winners(known) for p, known in tried.items()}
-    before = Library(gpu.name, ()) if work.from_nothing else Library.packaged(gpu.name, missing_ok=True)
-    earlier = earlier_winners(before)
+    earlier = {} if work.from_nothing else Library.packaged(gpu.name, missing_ok=True).installed()
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = {e.config for e in tried[problem]}

@@ -40,6 +40,11 @@ def launch_words(row: Mapping[str, Any]) -> str:
     return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 
+def table_words(suite: str, row: Mapping[str, Any]) -> str:
+    """Which table a result or summary row is of, as notes have it."""
+    return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
+
+
 def published_us(row: Mapping[str, Any]) -> float:
     """Time of what a library row names: our kernel, or the baseline where it falls back; served: of the call."""
     served = row["mode"] == "server" and row["ours_us"] is not None

@@ -11,18 +11,16 @@ from dataclasses import replace
 from math import log2
 
 from outblas.agents.base import in_turns
-from outblas.config import LAUNCHES, Cache, KernelConfig, Launch, Sm90WgmmaConfig, config_name, launch_of
-from outblas.evaluation import Evaluation, Status
-from outblas.library import Library
+from outblas.config import Cache, KernelConfig, Launch, Sm90WgmmaConfig, config_name
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.second_search import launch_options
-from outblas.space import why_illegal
+from outblas.space import WGMMA_ROWS, why_illegal
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
 FARTHEST = 2.0
-#: Rows that every wgmma tile has, and what a factor of two below counts.
-TILE, WITHIN_A_TILE = 64, 0.25
+#: What a factor of two counts between rows that are all within one tile of wgmma.
+WITHIN_A_TILE = 0.25
 #: What swapping M and N adds to that distance.
 SWAPPED = 0.25
 
@@ -33,28 +31,10 @@ _TRANSPOSED_HINTS: dict[Cache, Cache] = {
     "stream_bc": "stream_ac",
 }
 
-Winners = Mapping[Launch, KernelConfig]
-
-
-def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
-    """The fastest proven candidate of each launch option, against the fastest baseline of its own rounds."""
-    best: dict[Launch, tuple[float, KernelConfig]] = {}
-    for e in tried:
-        if e.status is Status.PASSED and e.timing and e.speedup:
-            launch = launch_of(e.config)
-            if launch not in best or e.speedup.ratio > best[launch][0]:
-                best[launch] = (e.speedup.ratio, e.config)
-    return {launch: config for launch, (_, config) in best.items()}
-
-
-def earlier_winners(library: Library) -> dict[Problem, list[KernelConfig]]:
-    """What a library installs on each problem."""
-    return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in library.rows}
-
 
 def borrowed(
-    problem: Problem, won: Mapping[Problem, Winners], earlier: Sequence[KernelConfig], known: Collection[KernelConfig],
-    gpu: Gpu,
+    problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], earlier: Sequence[KernelConfig],
+    known: Collection[KernelConfig], gpu: Gpu,
 ) -> list[KernelConfig]:  # fmt: skip
     """Legal configs that are not ``known``: the ``earlier`` ones, then winners nearby, launch options in turns.
 
@@ -62,7 +42,7 @@ def borrowed(
     away; a shape with M and N swapped gives its winner for the transposed product.
 
     Args:
-        won: winners of problems of the same layout, dtype and accumulator, by :func:`winners`.
+        won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.second_search.winners`.
         earlier: what an earlier library installs here. known: what was tried.
     """
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
@@ -99,5 +79,5 @@ def _distance(one: Problem, other: Problem, swapped: bool) -> float:
 
 def _rows_apart(one: int, other: int) -> float:
     """Powers of two between two extents of C; a small part of those within one tile, which ask for the same kernel."""
-    tiles = abs(log2(max(one, TILE) / max(other, TILE)))
-    return tiles + WITHIN_A_TILE * abs(log2(min(one, TILE) / min(other, TILE)))
+    tiles = abs(log2(max(one, WGMMA_ROWS) / max(other, WGMMA_ROWS)))
+    return tiles + WITHIN_A_TILE * abs(log2(min(one, WGMMA_ROWS) / min(other, WGMMA_ROWS)))

@@ -170,6 +170,10 @@ class Library:
         """How many rows use the baseline."""
         return sum(row.choice(launch) is None for row in self.rows)
 
+    def installed(self) -> dict[Problem, list[KernelConfig]]:
+        """The kernels of every row, launch options in their order."""
+        return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
+
     def of(self, problems: Iterable[Problem]) -> Library:
         """The rows of some problems, those that there are."""
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))

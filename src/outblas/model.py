@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from outblas import model_direct, model_gemv
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import DeviceError, RecordError
-from outblas.model_columns import config_columns, problem_columns
+from outblas.model_columns import columns_by_family, problem_columns
 from outblas.model_residual import NAMES as RESIDUAL
 from outblas.model_residual import factor
 from outblas.model_terms import (
@@ -145,15 +145,11 @@ def predict_by(
     """:func:`predict_many` by given coefficients, and a residual of :mod:`outblas.model_residual` or none."""
     out = np.empty(len(configs))
     shape = problem_columns(problem, gpu)
-    families = np.array([config.family for config in configs])
-    for family in coefficients:
-        where = np.flatnonzero(families == family)
-        if len(where):
-            columns = config_columns([configs[int(i)] for i in where])
-            out[where] = time_us(coefficients[family], family, shape, columns, gpu)
-            if residual is not None:
-                corrected = out[where] * factor(residual, family, shape, columns, gpu.sms)
-                out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # above the floor still
+    for family, where, columns in columns_by_family(configs):
+        out[where] = time_us(coefficients[family], family, shape, columns, gpu)
+        if residual is not None:
+            corrected = out[where] * factor(residual, family, shape, columns, gpu.sms)
+            out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # above the floor still
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -57,6 +57,14 @@ def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
     """What the formula needs of configs of one family: name -> float64[len(configs)]."""
     table = np.array([_row(config) for config in configs]).reshape(-1, len(_NAMES)).T
     return dict(zip(_NAMES, table, strict=True))
+
+
+def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
+    """Of each family among ``configs``: its name, their places, their columns."""
+    families = np.array([config.family for config in configs])
+    for family in dict.fromkeys(config.family for config in configs):
+        where = np.flatnonzero(families == family)
+        yield family, where, config_columns([configs[int(i)] for i in where])
 
 
 @functools.lru_cache(maxsize=16384)

@@ -43,14 +43,14 @@ def factor(residual: Floats, family: str, p: Columns, c: Columns, sms: int) -> F
 
 def features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
     """float64[configs, len(NAMES)]; every feature is of order one."""
-    ctas = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"]
-    slopes = _slopes(p, c, ctas / sms)
+    waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
+    slopes = _slopes(p, c, waves)
     kind = _kind(family, c)
-    out = np.zeros((len(ctas), len(NAMES)))
+    out = np.zeros((len(waves), len(NAMES)))
     at = kind[:, None] * len(SLOPES) + np.arange(len(SLOPES))
     np.put_along_axis(out, at, slopes, axis=1)
     if family == Sm90WgmmaConfig.family:
-        out[:, len(KINDS) * len(SLOPES) :] = _switches(p, c, ctas / sms)
+        out[:, len(KINDS) * len(SLOPES) :] = _switches(p, c, waves)
     return out
 
 

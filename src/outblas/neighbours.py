@@ -9,7 +9,7 @@ from itertools import zip_longest
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.space import even_twin, shifted, why_illegal
+from outblas.space import WGMMA_ROWS, even_twin, rows_to_load, shifted, why_illegal
 
 #: Tile rows (or columns) walked together that are tried.
 GROUPS = (4, 8, 16, 32)
@@ -56,8 +56,8 @@ def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]
 
 def _few_rows(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[KernelConfig]:
     """No more rows of A than there are, and as many more stages as that leaves room for."""
-    rows = -(-problem.m // 8) * 8
-    if problem.m <= 56 and c.bm == 64 and c.loaded_rows > rows:
+    rows = rows_to_load(problem)
+    if c.bm == WGMMA_ROWS and c.loaded_rows > rows:
         yield replace(c, a_rows=rows, stages=min(16, c.stages * (c.loaded_rows + c.bn) // (rows + c.bn)))
         yield replace(c, a_rows=rows)
 

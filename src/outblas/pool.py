@@ -113,12 +113,12 @@ def few_rows_kernels(rows: int) -> Iterator[KernelConfig]:
     for bn, bk in product((16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256), (64, 128)):
         for split, kind in ((1, "cluster"), (2, "cluster"), (2, "workspace"), (3, "workspace"), (4, "workspace")):
             inbox = _inbox(64, bn, 1, split) if kind == "cluster" else 0
-            stages = min(16, (SMEM_LIMIT - 512 - inbox) // (2 * bk * (rows + bn)))
+            stages = _stages(rows, bn, bk, inbox, 16)
             yield Sm90WgmmaConfig(
                 *(64, bn, bk, stages, 1, "coop", 1, 1, split),  # type: ignore[arg-type]
                 store="direct", split_kind=kind, l2="stream_b", a_rows=rows,  # type: ignore[arg-type]
             )  # fmt: skip
-        stages = min(16, (SMEM_LIMIT - 512 - 64 * bn * 2) // (2 * bk * (rows + bn)))
+        stages = _stages(rows, bn, bk, 64 * bn * 2, 16)
         yield Sm90WgmmaConfig(64, bn, bk, stages, l2="stream_b", a_rows=rows)
         yield Sm90WgmmaConfig(64, bn, bk, stages, persistent=True, l2="stream_b", a_rows=rows)
         yield Sm90WgmmaConfig(64, bn, bk, stages // 2 - 1, min_blocks=2, l2="stream_b", a_rows=rows)
@@ -157,9 +157,9 @@ def tiles_kernels() -> Iterator[KernelConfig]:
         yield Sm90WgmmaConfig(bm, bn, 64, _stages(bm, bn, 64, bm * bn), consumers)
 
 
-def _stages(bm: int, bn: int, bk: int, other_bytes: int) -> int:
+def _stages(bm: int, bn: int, bk: int, other_bytes: int, most: int | None = None) -> int:
     """As many stages as fit beside ``other_bytes``: bytes in flight are what hides memory latency."""
-    return min(12 if bk == 64 else 6, (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
+    return min(most or (12 if bk == 64 else 6), (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
 
 
 def persistent_kernels() -> Iterator[KernelConfig]:

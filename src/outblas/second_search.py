@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from outblas.agents.base import Agent, in_turns, unexplored
+from outblas.agents.base import Agent, by_launch, in_turns, unexplored
 from outblas.config import KernelConfig, Launch, launch_of
 from outblas.evaluation import Evaluation, Status
 from outblas.model import rank
@@ -35,7 +35,7 @@ class Untried(Agent):
         if not left:
             return []
         ranked = [left[i] for i in rank(problem, left, self.gpu)]
-        turns = [[c for c in ranked if launch_of(c) == launch] for launch in launch_options(problem, self.gpu)]
+        turns = by_launch(ranked, launch_options(problem, self.gpu))
         return unexplored(in_turns(*turns), history)[:n]
 
 
@@ -77,15 +77,23 @@ def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Ev
     return found
 
 
+def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
+    """The fastest proven candidate of each launch option, against the fastest baseline of its own rounds."""
+    best: dict[Launch, tuple[float, KernelConfig]] = {}
+    for e in tried:
+        if e.status is Status.PASSED and e.timing and e.speedup:
+            launch = launch_of(e.config)
+            if launch not in best or e.speedup.ratio > best[launch][0]:
+                best[launch] = (e.speedup.ratio, e.config)
+    return {launch: config for launch, (_, config) in best.items()}
+
+
 def near_the_best(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
     """Neighbours of the fastest proven candidate of each launch option that were not tried, options in turns."""
     known, options = {e.config for e in tried}, launch_options(problem, gpu)
-    turns = []
+    best, turns = winners(tried), []
     for launch in options:
-        passed = [e for e in tried if e.status is Status.PASSED and e.timing and e.speedup]
-        passed = [e for e in passed if launch_of(e.config) == launch]
-        if passed:
-            best = max(passed, key=lambda e: e.speedup.ratio if e.speedup else 0.0).config
-            near = neighbours(problem, best, gpu)
+        if launch in best:
+            near = neighbours(problem, best[launch], gpu)
             turns.append([c for c in near if c not in known and launch_of(c) in options])
     return list(dict.fromkeys(in_turns(*turns)))

@@ -316,11 +316,17 @@ def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
 
 
+def rows_to_load(problem: Problem) -> int:
+    """Rows of A that a tile of wgmma need load: M up to the next multiple of 8, all of its rows at most."""
+    return min(-(-problem.m // 8) * 8, WGMMA_ROWS)
+
+
 def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """The wgmma kernels that load no more rows of A than there are, with and without PDL; up to 8 gemv does it."""
-    if not 8 < problem.m <= 56 or gpu.arch != 90:
+    rows = rows_to_load(problem)
+    if not 8 < rows < WGMMA_ROWS or gpu.arch != 90:
         return []
-    return [replace(c, pdl=pdl) for c in few_rows_kernels(-(-problem.m // 8) * 8) for pdl in (False, True)]
+    return [replace(c, pdl=pdl) for c in few_rows_kernels(rows) for pdl in (False, True)]
 
 
 def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outblas.borrow import borrowed, earlier_winners, transposed, winners
+from outblas.borrow import borrowed, transposed
 from outblas.config import Launch, Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
 from outblas.problem import Problem
 from outblas.roofline import H200
+from outblas.second_search import winners
 
 HERE = Problem(1024, 1024, 1024)
 WIDE, NARROW, TALL = (Sm90WgmmaConfig(128, n, 64, 4, 2) for n in (128, 64, 192))
@@ -78,4 +79,4 @@ def test_launch_options_that_are_nothing_are_left_out() -> None:
 def test_the_installed_kernels_of_a_library_by_problem() -> None:
     choice = Choice(WIDE, 1.1, 1.09, 1.12)
     library = Library("h200", (LibraryRow(HERE, "lt_auto", plain=choice),))
-    assert earlier_winners(library) == {HERE: [WIDE]}
+    assert library.installed() == {HERE: [WIDE]}

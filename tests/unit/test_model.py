@@ -17,6 +17,7 @@ from helpers import synthetic_recording
 from outblas import model
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import DeviceError, RecordError
+from outblas.model_columns import config_columns
 from outblas.model_terms import let_in, on_the_busiest_sm, resident_ctas, workspace_us
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
@@ -205,7 +206,7 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
         times: dict[str, float] = {}
         for family, x in world.items():
             mine = [c for c in configs if c.family == family]
-            us = model.time_us(x, family, model.problem_columns(problem, H200), model.config_columns(mine), H200)
+            us = model.time_us(x, family, model.problem_columns(problem, H200), config_columns(mine), H200)
             times.update(zip(map(config_name, mine), map(float, us), strict=True))
         lines.append(json.dumps({"p": problem.key, "first": {}, "med": {**times, "torch": 1.0}}))
     data, out = tmp_path / "times.jsonl", tmp_path / "model.json"
@@ -268,7 +269,7 @@ def test_a_split_over_a_workspace_uses_all_sms_and_pays_for_its_sums() -> None:
     assert model.predict_us(problem, replace(cluster, split_kind="workspace")) < 0.8 * model.predict_us(
         problem, replace(cluster, stages=10)
     )
-    c = model.config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster])
+    c = config_columns([replace(cluster, split_kind="workspace", split_k=s) for s in (2, 4, 16)] + [cluster])
     x = model.load("h200")[0][Sm90WgmmaConfig.family]
     sums = workspace_us(x, c, np.array(32.0))
     assert x["workspace"] < sums[0] < sums[1] < sums[2] and sums[3] == 0.0
@@ -314,7 +315,7 @@ def test_narrow_boxes_of_b_cost_nn_only() -> None:
 
 def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
     few, x = Sm80GemvConfig(8, 32, 1, 8, 2), {"stacked": 0.5}
-    c = model.config_columns([few, replace(few, pdl=True)])
+    c = config_columns([few, replace(few, pdl=True)])
     assert (c["occupancy"] >= 2).all()
     fit = c["occupancy"][0]
     assert on_the_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]
@@ -325,7 +326,7 @@ def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
 @pytest.mark.parametrize("few", [Sm80MmaConfig(16, 16, 256, 4, 1, 1, 8), Sm80DirectConfig(16, 8)])
 def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> None:
     pdl, x = replace(few, pdl=True), {"stacked": 0.5}
-    c = model.config_columns([few, pdl, replace(pdl, even=True)])
+    c = config_columns([few, pdl, replace(pdl, even=True)])
     for ctas in (100.0, 132.0 * 2, 132.0 * 99):
         busiest = on_the_busiest_sm(x, c, np.array(ctas), let_in(c, np.array(ctas), H200), H200)
         assert busiest[2] == busiest[0] <= busiest[1]

@@ -13,6 +13,7 @@ from helpers import ROOT
 from outblas import model
 from outblas import model_residual as residual
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.model_columns import config_columns
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.space import candidates
@@ -76,7 +77,7 @@ def test_it_stays_within_its_limit_and_times_above_the_floor() -> None:
 def test_features_are_finite_and_of_order_one() -> None:
     for problem in (Problem(1, 128256, 4096), Problem(16384, 16384, 16384), Problem(64, 64, 64)):
         configs = [c for c in candidates(problem) if isinstance(c, Sm90WgmmaConfig)]
-        columns = model.config_columns(configs)
+        columns = config_columns(configs)
         found = residual.features(Sm90WgmmaConfig.family, model.problem_columns(problem, H200), columns, H200.sms)
         assert found.shape == (len(configs), len(residual.NAMES)) and np.isfinite(found).all()
         assert np.abs(found).max() < 10

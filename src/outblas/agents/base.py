@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from outblas.config import KernelConfig
+from outblas.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
 from outblas.roofline import Gpu
@@ -60,6 +60,12 @@ def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]
     """The candidates that were not tried yet, in their order."""
     tried = {evaluation.config for evaluation in history}
     return [config for config in candidates if config not in tried]
+
+
+def by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCHES) -> list[list[KernelConfig]]:
+    """The configs of each launch option, in their order."""
+    listed = list(order)
+    return [[config for config in listed if launch_of(config) == launch] for launch in launches]
 
 
 def in_turns(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outblas.agents.base import Agent, in_turns, unexplored
-from outblas.config import LAUNCHES, KernelConfig, launch_of
+from outblas.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
 
@@ -22,5 +22,4 @@ class Heuristic(Agent):
         if not candidates:
             return []
         ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
-        turns = [[c for c in ranked if launch_of(c) == launch] for launch in LAUNCHES]
-        return unexplored(in_turns(*turns), history)[:n]
+        return unexplored(in_turns(*by_launch(ranked)), history)[:n]

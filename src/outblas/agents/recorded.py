@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outblas.agents.base import Agent, in_turns, unexplored
-from outblas.config import LAUNCHES, KernelConfig, launch_of
+from outblas.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.config import KernelConfig
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
@@ -48,8 +48,9 @@ class Recorded(Agent):
         guessed = {c: measured[s] for c in unknown if c.early and (s := replace(c, early=False)) in measured}
         known = {**measured, **guessed}
         fastest = sorted(known, key=known.__getitem__)
-        turns = [[c for c in fastest if launch_of(c) == launch] for launch in LAUNCHES]
-        return in_turns(*turns) + self._by_model(problem, [c for c in unknown if c not in guessed]) + failed
+        return (
+            in_turns(*by_launch(fastest)) + self._by_model(problem, [c for c in unknown if c not in guessed]) + failed
+        )
 
     def _sorted_out(
         self, problem: Problem, candidates: Sequence[KernelConfig]

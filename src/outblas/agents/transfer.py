@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
-from outblas.agents.base import Agent, in_turns, unexplored
+from outblas.agents.base import Agent, by_launch, in_turns, unexplored
 from outblas.agents.recorded import RECORDING_VARIABLE
-from outblas.config import LAUNCHES, KernelConfig, launch_of
+from outblas.config import KernelConfig
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
@@ -63,11 +63,7 @@ class Transfer(Agent):
 
         ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
         measured = self._measured(problem, candidates)
-        turns = [
-            _mixed([c for c in measured if launch_of(c) == launch], [c for c in ranked if launch_of(c) == launch])
-            for launch in LAUNCHES
-        ]
-        return in_turns(*turns)
+        return in_turns(*map(_mixed, by_launch(measured), by_launch(ranked)))
 
     def _measured(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         """Offered candidates by what the sisters tell, nearest sister first; each once."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.averages import launch_words
+from outblas.averages import launch_of_row, launch_words, table_words
 from outblas.errors import RecordError
 from outblas.files import write_atomic
 from outblas.report.counters import counters_text
@@ -25,6 +25,8 @@ NOTES = Path("docs/kernels.md")
 #: Of ``scripts/profile_regimes.py``, beside the result files; the notes say so where it is not there.
 COUNTERS = "ncu.json"
 
+#: The launch option as notes have it.
+_FLAGS = {"plain": "without PDL", "pdl": "with PDL", "weights": "with constant weights"}
 #: Figures of a server's median latency over one baseline, and how the table's notes name it.
 _SERVED_OVER = {
     "geomean_torch": "over torch.matmul",
@@ -90,8 +92,7 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the table's lines cannot say by themselves: lines of Markdown."""
     notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
     for r in sorted(rows, key=_order):
-        name = f"{r['suite']} {r['layout']} {r['dtype']}/{r['acc']}, {r['mode']}"
-        flag = "with constant weights" if r["early"] else "with PDL" if r["pdl"] else "without PDL"
+        name, flag = table_words(r["suite"], r), _FLAGS[launch_of_row(r)]
         if r.get("by_m"):
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {flag}: {', '.join(parts)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outblas.averages import launch_of_row, problem_of
+from outblas.averages import launch_of_row, problem_of, table_words
 from outblas.config import config_name
 from outblas.library import Library
 from outblas.results import Result, bench_files, read_result
@@ -30,8 +30,10 @@ def notes_of_replaced(directory: Path) -> list[str]:
     notes = []
     for path in bench_files(directory) if library.rows else ():
         result = read_result(path)
-        count, row = replaced(result, library), result.rows[0]
+        count = replaced(result, library)
         if count:
-            kind = f"{result.suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
-            notes.append(f"- {kind}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now")
+            table = table_words(result.suite, result.rows[0])
+            notes.append(
+                f"- {table}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now"
+            )
     return notes
