@@ -6,7 +6,7 @@
 A table is SUITE:LAYOUT:DTYPE:ACC; --tables names some, by default all that are published. A STEM is a table in
 small letters with underscores. Steps, each for every table, each in a process of its own:
 
-record   the catalogue over the first table only              -> <work>/recording/
+record   the catalogue over the first table only, or --recorded ones  -> <work>/recording/
 tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
          the same M, N, K in the tables before it, taking turns with the ranking model's choices
                                                               -> <work>/library.json, one for all tables
@@ -153,9 +153,7 @@ class Work:
 
 
 def record(work: Work, table: Table) -> None:
-    if table != TABLES[0]:
-        return
-    if work.recorded():
+    if any(set(table.problems()) <= set(recording.problems) for recording in work.recorded()):
         print(f"record {table}: done before", flush=True)
         return
     progress = printer(f"record {table}")
@@ -435,13 +433,14 @@ MAKING = ("record", "tune", "borrow", "refine", "again", "confirm")
 
 
 def jobs(
-    steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table]
-) -> list[list[str]]:
+    steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
+    recorded: Sequence[Table] = TABLES[:1],
+) -> list[list[str]]:  # fmt: skip
     """``[step, table]`` or ``["bench", table, mode]``, in the order in which they are to run."""
     found: list[list[str]] = []
     for step in steps:
         if step == "record":
-            found += [[step, str(table)] for table in tables if table == TABLES[0]]
+            found += [[step, str(table)] for table in tables if table in recorded]
         elif step == "bench":
             found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
         else:
@@ -510,6 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", default=",".join(DEFAULT_STEPS))
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--extra", default=str(TABLES[0]), help="tables benched in the modes beside offline too")
+    parser.add_argument("--recorded", default=str(TABLES[0]), help="tables that step record measures")
     parser.add_argument("--from-nothing", action="store_true", help="borrow nothing from the packaged library")
     parser.add_argument("--here", nargs="+", metavar="WORD", help=argparse.SUPPRESS)  # one job, in this process
     options = parser.parse_args(arguments)
@@ -522,14 +522,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(f"error: {error}")
         return
     try:
-        tables, extra = (
-            [Table.parse(text) for text in listed.split(",")] for listed in (options.tables, options.extra)
+        tables, extra, recorded = (
+            [Table.parse(text) for text in listed.split(",")]
+            for listed in (options.tables, options.extra, options.recorded)
         )
         steps, modes = named(options.steps, list(STEPS), "--steps"), named(options.modes, MODES, "--modes")
     except OutblasError as error:
         parser.error(str(error))
     seconds: dict[str, float] = {}
-    for job in jobs(steps, tables, modes, extra):
+    for job in jobs(steps, tables, modes, extra, recorded):
         begin = monotonic()
         base = [sys.executable, __file__, "--work", str(work.path), "--gpu-device-id", str(work.gpu_index)]
         base += ["--from-nothing"] if work.from_nothing else []

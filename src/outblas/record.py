@@ -21,15 +21,15 @@ from outblas.journal import Journal
 from outblas.model import left_out
 from outblas.problem import Problem
 from outblas.provenance import collect
-from outblas.recording import CODE, Recording
+from outblas.recording import CODE, Recording, stem_of
 from outblas.source import kernels_sha
 from outblas.space import gpu_of_device, why_illegal
 
 #: Interleaved rounds per cell.
 ROUNDS = 5
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
-#: the model was not fitted on, 1.34 would have lost no measured best (``checks`` in its file).
-WITHIN = 1.5
+#: the model was not fitted on, 1.27 would have lost no measured best (``checks`` in its file).
+WITHIN = 1.35
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
 HOPELESS = 1.25
 Progress = Callable[..., None]
@@ -46,8 +46,8 @@ def run_record(
 ) -> Path | None:
     """Record ``problems`` x ``catalogue``; return the path of the cells file.
 
-    A killed run resumes at the first problem that is not in its journal (``record.jsonl`` in
-    ``out_dir``). Stops cleanly after ``seconds`` and returns None if problems are left.
+    A killed run resumes at the first problem that is not in its journal (``<stem>_record.jsonl`` in ``out_dir``:
+    a folder may hold the recordings of several tables). Stops cleanly after ``seconds`` and returns None if problems are left.
 
     Raises:
         DeviceError: no such GPU. RecordError: the disk refuses. UsageError: a journal of other settings.
@@ -64,7 +64,7 @@ def run_record(
         "hopeless": HOPELESS,
         "kernels": kernels_sha(),
     }
-    journal = Journal(out_dir / "record.jsonl", settings)
+    journal = Journal(out_dir / f"{stem_of(suite, problems)}_record.jsonl", settings)
     done = {entry["problem"] for entry in journal.entries}
     proved = {
         name

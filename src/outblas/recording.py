@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -106,8 +106,7 @@ class Recording:
         import pyarrow as pa
 
         folder = Path(directory)
-        first = self.problems[0]
-        stem = "_".join((self.suite, first.layout, first.dtype, first.acc))
+        stem = stem_of(self.suite, self.problems)
         rows, columns = (a.ravel() for a in np.indices(self.status.shape))
         passed = (self.status == CODE[Status.PASSED]).ravel()
         words = pa.array([s.value for s in STATUSES])
@@ -231,6 +230,12 @@ class Recording:
                 raise RecordError(f"the recording has {fault}", "a dense matrix", "record it again")
 
 
+def stem_of(suite: str, problems: Sequence[Problem]) -> str:
+    """Start of the names of a recording's files: the suite, and the first problem's layout, dtype and accumulator."""
+    first = problems[0]
+    return "_".join((suite, first.layout, first.dtype, first.acc))
+
+
 def packaged() -> list[str]:
     """Names of the recordings that come with the package."""
     root = _package_root()
@@ -291,10 +296,45 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
         ) from error
 
 
+def _each_problem_once(parts: list[Recording]) -> list[Recording]:
+    """Suites share problems: the first part that has one keeps it, so that its row is of one run.
+
+    Raises:
+        RecordError: a part has nothing that is not in those before it.
+    """
+    seen: set[Problem] = set()
+    kept: list[Recording] = []
+    for part in parts:
+        rows = [i for i, p in enumerate(part.problems) if p not in seen]
+        seen.update(part.problems)
+        if not rows:
+            raise RecordError(
+                f"all {len(part.problems)} problems of recording {part.suite} are listed twice",
+                "one recording of a table", "keep one of the two",
+            )  # fmt: skip
+        kept.append(part if len(rows) == len(part.problems) else _rows(part, rows))
+    return kept
+
+
+def _rows(part: Recording, rows: list[int]) -> Recording:
+    return replace(
+        part,
+        problems=tuple(part.problems[i] for i in rows),
+        status=part.status[rows],
+        median_us=part.median_us[rows],
+        spread=part.spread[rows],
+        rounds=part.rounds[rows],
+        baselines={name: us[rows] for name, us in part.baselines.items()},
+        baseline_spread={name: spread[rows] for name, spread in part.baseline_spread.items()},
+        baseline_detail={name: tuple(lines[i] for i in rows) for name, lines in part.baseline_detail.items()},
+    )
+
+
 def _merge(parts: list[Recording]) -> Recording:
     """One matrix over all problems and candidates; a cell that no part has was left out."""
     if len({part.gpu.name for part in parts}) > 1:
         raise RecordError("the folder holds recordings of several GPUs", "one GPU", "keep one folder per GPU")
+    parts = _each_problem_once(parts)
     catalogue = tuple(dict.fromkeys(c for part in parts for c in part.catalogue))
     column = {c: i for i, c in enumerate(catalogue)}
     problems = tuple(p for part in parts for p in part.problems)

@@ -116,6 +116,20 @@ def other(recording: Recording, **changes: Any) -> Recording:
     return dataclasses.replace(recording, **changes)
 
 
+def test_a_problem_of_two_recordings_keeps_the_row_of_the_first(tmp_path: Path) -> None:
+    one = synthetic_recording()
+    two = dataclasses.replace(one, suite="twin", median_us=2 * one.median_us)
+    some = dataclasses.replace(one.problems[0], m=7)
+    two = dataclasses.replace(two, problems=(*one.problems[:-1], some))
+    one.write(tmp_path)
+    two.write(tmp_path)
+    both = Recording.load(tmp_path)
+    assert both.problems == (*one.problems, some)
+    np.testing.assert_array_equal(both.median_us[:-1], one.median_us)
+    np.testing.assert_array_equal(both.median_us[-1], two.median_us[-1])
+    assert both.baselines_of(some) == two.baselines_of(some)
+
+
 def test_a_folder_of_several_recordings_is_one_matrix(tmp_path: Path) -> None:
     tn = synthetic_recording()
     nn = synthetic_recording(seed=8)

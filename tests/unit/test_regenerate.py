@@ -96,6 +96,19 @@ def test_every_table_is_in_one_library_and_each_problem_is_tuned_once(script: An
     assert len(Recording.load(work.recording).problems) == len(SHAPES), "one table is recorded"
 
 
+def test_several_tables_are_recorded_in_one_folder(script: Any, work: Any) -> None:
+    tables = [script.Table.parse(text) for text in ALL.split(",")]
+    recorded = [tables[0], tables[1], tables[3]]
+    listed = script.jobs(["record", "tune"], tables, [], [], recorded)
+    assert [job[1] for job in listed if job[0] == "record"] == [str(t) for t in recorded]
+    for job in listed:
+        script.run_job(work, job)
+    wanted = list(dict.fromkeys(p for t in recorded for p in t.problems()))
+    assert set(Recording.load(work.recording).problems) == set(wanted)
+    agents = {name: about["agent"] for name, about in work.load().provenance["tables"].items()}
+    assert agents == {str(t): "recorded" if t in recorded else "transfer" for t in tables}
+
+
 def test_the_other_tables_begin_with_what_the_recording_found_best(script: Any, work: Any) -> None:
     run(script, work, "record", "tune", tables=ALL)
     recording, fake = Recording.load(work.recording), script.fake
