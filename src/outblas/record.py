@@ -47,7 +47,8 @@ def run_record(
     """Record ``problems`` x ``catalogue``; return the path of the cells file.
 
     A killed run resumes at the first problem that is not in its journal (``<stem>_record.jsonl`` in ``out_dir``:
-    a folder may hold the recordings of several tables). Stops cleanly after ``seconds`` and returns None if problems are left.
+    a folder may hold the recordings of several tables). Stops cleanly after ``seconds`` and returns None if problems
+    are left.
 
     Raises:
         DeviceError: no such GPU. RecordError: the disk refuses. UsageError: a journal of other settings.
