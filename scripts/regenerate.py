@@ -7,11 +7,11 @@ A table is SUITE:LAYOUT:DTYPE:ACC; --tables names some, by default all that are 
 small letters with underscores. Steps, each for every table, each in a process of its own:
 
 record   the catalogue over the first table only, or --recorded ones  -> <work>/recording/
-tune     a recorded table: the recording's best two of each launch option, timed again; another: what won on
-         the same M, N, K in the tables before it, taking turns with the ranking model's choices
+tune     what the packaged library has (but --from-nothing), and then, for a recorded table: the recording's best
+         two of each launch option, timed again; for another: what won on the same M, N, K in the tables before it,
+         taking turns with the ranking model's choices
                                                               -> <work>/library.json, one for all tables
-borrow   what won on shapes nearby, and (but --from-nothing) what the packaged library has for the same shape; the
-         better kernel stays
+borrow   what won on shapes nearby; the better kernel stays
 refine   what is near each row's best candidates (L2 hints, order of tiles, parts of K); the better kernel stays
 confirm  what won by little, once more in a fresh process: a kernel that is not ahead there is not kept
 bench    the library against every baseline, fresh process    -> <work>/STEM_MODE.parquet
@@ -60,17 +60,17 @@ from outblas.record import run_record
 from outblas.recording import CODE, Recording
 from outblas.results import MODES, read_result, write_result
 from outblas.roofline import Gpu
-from outblas.second_search import InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
+from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
 from outblas.source import kernels_sha
-from outblas.space import catalogue, gpu_of_device
+from outblas.space import catalogue, gpu_of_device, why_illegal
 from outblas.store import Store
 from outblas.suites import Table, sample
 from outblas.tables import behind, better_of, is_of, named_by, of_table, with_rows
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
-#: Measurements per problem: of a recorded table, of one that goes by its sisters and the model, of one whose sister
-#: has another dtype only, of suite llm, most of whose problems have no sister at first; of the first table where
-#: these kernels were not recorded.
+#: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
+#: the model, of one whose sister has another dtype only, of suite llm, most of whose problems have no sister at first;
+#: of the first table where these kernels were not recorded.
 RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 15, 16
 TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
@@ -87,7 +87,7 @@ AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
 #: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
 #: those led; most of the cost is proving configs that are new.
 REFINE_BUDGET, REFINE_LLM_BUDGET = 6, 4
-#: Winners of shapes nearby and of the packaged library that are tried; most of them are proved already.
+#: Winners of shapes nearby that are tried; most of them are proved already.
 BORROW_BUDGET = 5
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
 
@@ -169,9 +169,14 @@ def tune_table(work: Work, table: Table) -> None:
         return
     gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
     agent, budget = searcher(work, table, library, gpu)
-    options = tuning(work, table, "tune")
+    options, known = tuning(work, table, "tune"), packaged_kernels(work, gpu)
+    agent, budget = Before(known, agent), budget + max((len(known.get(p, ())) for p in todo), default=0)
+
+    def offered(problem: Problem) -> Sequence[KernelConfig]:
+        return list(dict.fromkeys((*known.get(problem, ()), *worth_trying(problem, gpu))))
+
     with (
-        LiveEvaluator(work.gpu_index, options, offered=lambda p: worth_trying(p, gpu)) as evaluator,
+        LiveEvaluator(work.gpu_index, options, offered=offered) as evaluator,
         Store(work.store(table)) as store,
     ):
         # The library is saved after every group, so that a killed run asks for no baseline twice.
@@ -183,6 +188,14 @@ def tune_table(work: Work, table: Table) -> None:
             library.save(work.library)
             progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean('pdl'):.3f}x")
         print(f"tune {table}: {failures(store.evaluations('tune'))}", flush=True)
+
+
+def packaged_kernels(work: Work, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
+    """What the packaged library installs, by problem, where it is legal still; nothing for a search from nothing."""
+    if work.from_nothing:
+        return {}
+    installed = Library.packaged(gpu.name, missing_ok=True).installed()
+    return {p: [c for c in configs if why_illegal(p, c, gpu) is None] for p, configs in installed.items()}
 
 
 def tuning(work: Work, table: Table, step: str) -> Options:
@@ -239,17 +252,16 @@ def refine(work: Work, table: Table) -> None:
 
 
 def borrow(work: Work, table: Table) -> None:
-    """What won on shapes nearby, and what the packaged library has for the same shape; the better kernel stays."""
+    """What won on shapes nearby; the better kernel stays."""
     if "borrowed" in of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return
     gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "borrow")
     won = {p: winners(known) for p, known in tried.items()}
-    earlier = {} if work.from_nothing else Library.packaged(gpu.name, missing_ok=True).installed()
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = {e.config for e in tried[problem]}
-        return borrowed(problem, won, earlier.get(problem, ()), known, gpu)[:BORROW_BUDGET]
+        return borrowed(problem, won, known, gpu)[:BORROW_BUDGET]
 
     problems = [p for p in table.problems() if p in tried]
     second_search(work, table, "borrow", problems, InOrder(0, gpu), BORROW_BUDGET, offered)
@@ -510,7 +522,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--extra", default=str(TABLES[0]), help="tables benched in the modes beside offline too")
     parser.add_argument("--recorded", default=str(TABLES[0]), help="tables that step record measures")
-    parser.add_argument("--from-nothing", action="store_true", help="borrow nothing from the packaged library")
+    parser.add_argument("--from-nothing", action="store_true", help="begin without the packaged library's kernels")
     parser.add_argument("--here", nargs="+", metavar="WORD", help=argparse.SUPPRESS)  # one job, in this process
     options = parser.parse_args(arguments)
     work = Work(options.work, options.gpu_device_id, options.from_nothing)

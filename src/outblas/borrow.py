@@ -1,4 +1,4 @@
-"""What won on shapes nearby, and on the same shape in an earlier library: what a search of its own missed.
+"""What won on shapes nearby: what a search of its own missed.
 
 A tuned suite knows more of a problem than its own search does: shapes a factor of two away ask for much the same
 kernel. Their winners are compiled and proved already, so that a try costs its timing only.
@@ -6,7 +6,7 @@ kernel. Their winners are compiled and proved already, so that a try costs its t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import log2
 
@@ -33,17 +33,16 @@ _TRANSPOSED_HINTS: dict[Cache, Cache] = {
 
 
 def borrowed(
-    problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], earlier: Sequence[KernelConfig],
-    known: Collection[KernelConfig], gpu: Gpu,
-) -> list[KernelConfig]:  # fmt: skip
-    """Legal configs that are not ``known``: the ``earlier`` ones, then winners nearby, launch options in turns.
+    problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], known: Collection[KernelConfig], gpu: Gpu
+) -> list[KernelConfig]:
+    """Legal configs that are not ``known``: winners nearby, launch options in turns.
 
     A winner's weight is the sum of ``1 / (1 + distance)²`` over the shapes that it won on, up to :data:`FARTHEST`
     away; a shape with M and N swapped gives its winner for the transposed product.
 
     Args:
         won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.second_search.winners`.
-        earlier: what an earlier library installs here. known: what was tried.
+        known: what was tried.
     """
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
     for other, configs in won.items():
@@ -56,8 +55,7 @@ def borrowed(
                 config = transposed(config) if swapped else config
                 by[config] = by.get(config, 0.0) + 1 / (1 + away) ** 2
     turns = in_turns(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
-    offered = dict.fromkeys((*earlier, *turns))
-    return [c for c in offered if c not in known and why_illegal(problem, c, gpu) is None]
+    return [c for c in dict.fromkeys(turns) if c not in known and why_illegal(problem, c, gpu) is None]
 
 
 def transposed(config: KernelConfig) -> KernelConfig:

@@ -50,6 +50,22 @@ class InOrder(Agent):
         return unexplored(candidates, history)[:n]
 
 
+class Before(Agent):
+    """What is known of a problem first, then what another agent proposes, under its name."""
+
+    def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
+        super().__init__(then.seed, then.gpu)
+        self.name, self._first, self._then = then.name, first, then
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        offered = set(candidates)
+        known = [c for c in self._first.get(problem, ()) if c in offered]
+        others = self._then.propose(problem, candidates, (), len(candidates))
+        return unexplored(list(dict.fromkeys((*known, *others))), history)[:n]
+
+
 def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     """Those in which kernels may differ: PDL where a launch is anything; early loads of B where, besides, memory or the
     launch binds."""

@@ -18,7 +18,7 @@ from fake_gpu import FakeGpu, install
 from outblas import bench, record
 from outblas.agents import Agent
 from outblas.averages import launch_of_row
-from outblas.config import launch_of
+from outblas.config import Sm90WgmmaConfig, launch_of
 from outblas.errors import UsageError
 from outblas.evaluation import Status
 from outblas.journal import Journal
@@ -26,7 +26,8 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.results import read_result, write_result
-from outblas.second_search import near_the_best
+from outblas.roofline import H200
+from outblas.second_search import near_the_best, worth_trying
 from outblas.space import candidates
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
         install(monkeypatch, target)
     module.fake = install(monkeypatch, module)
     monkeypatch.setattr("outblas.suites.suite", problems_of)
+    monkeypatch.setattr(module, "packaged_kernels", lambda work, gpu: {})
     return module
 
 
@@ -309,7 +311,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
 
 
-def test_winners_nearby_and_of_before_are_tried_once_and_the_better_kernel_stays(
+def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(script, work, *MADE)
@@ -318,7 +320,7 @@ def test_winners_nearby_and_of_before_are_tried_once_and_the_better_kernel_stays
     tried = script.searched(work, table, "borrow")
     known = {e.config for e in tried[problem]}
     unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
-    monkeypatch.setattr(Library, "installed", lambda self: {problem: [unknown]})
+    monkeypatch.setattr(script, "borrowed", lambda p, won, known, gpu: [unknown] if p == problem else [])
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if (p, c) == (problem, unknown) else usual(p, c))
     run(script, work, "borrow")
@@ -327,21 +329,32 @@ def test_winners_nearby_and_of_before_are_tried_once_and_the_better_kernel_stays
     provenance = Library.load(work.library).provenance["tables"][str(table)]
     assert provenance["borrowed"] == len(tried) and "confirmed" not in provenance
     with script.Store(work.store(table)) as store:
-        second = [(e.problem, e.config) for e in store.evaluations("borrow")]
-    assert not {(p, e.config) for p, known in tried.items() for e in known} & set(second), "nothing is tried twice"
+        assert [(e.problem, e.config) for e in store.evaluations("borrow")] == [(problem, unknown)]
     run(script, work, "borrow")
     assert f"borrow {table}: done before" in capsys.readouterr().out
 
 
-def test_from_nothing_borrows_nothing_of_the_packaged_library(
+def test_a_packaged_kernel_is_timed_beside_what_the_search_proposes(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(script, work, *MADE)
-    asked: list[Any] = []
-    monkeypatch.setattr(Library, "packaged", lambda *a, **named: pytest.fail("the packaged library is asked"))
-    monkeypatch.setattr(script, "borrowed", lambda p, won, earlier, known, gpu: asked.append(earlier) or [])
-    script.borrow(replace(work, from_nothing=True), script.TABLES[0])
-    assert asked and not any(asked)
+    problem, table, gpu = Problem(*SHAPES[0]), script.TABLES[0], script.gpu_of_device(0)
+    offered = worth_trying(problem, gpu)
+    unknown = replace(next(c for c in offered if isinstance(c, Sm90WgmmaConfig)), group=16)
+    assert unknown not in offered
+    monkeypatch.setattr(script, "packaged_kernels", lambda work, gpu: {problem: [unknown]})
+    run(script, work, "tune")
+    asked = {p: configs for _, p, configs in script.fake.asked}
+    assert unknown in asked[problem] and len(asked[problem]) == script.UNRECORDED_BUDGET + 1
+    assert work.load().provenance["tables"][str(table)]["agent"] == "transfer"
+
+
+def test_from_nothing_begins_without_the_packaged_library(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    gpu = H200
+    assert Problem(64, 64, 64) in script.packaged_kernels(work, gpu)
+    assert script.packaged_kernels(replace(work, from_nothing=True), gpu) == {}
     commands: list[list[str]] = []
     monkeypatch.setattr(script.subprocess, "run", lambda command, check: commands.append(command))
     for more in ([], ["--from-nothing"]):
