@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from outblas.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
 from outblas.roofline import Gpu
+
+if TYPE_CHECKING:
+    from outblas.recording import Recording
 
 
 class Agent:
@@ -47,6 +51,16 @@ class Agent:
             when the agent has nothing more to try.
         """
         raise NotImplementedError
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Learn from recorded problems before any search; the default learns nothing.
+
+        Whoever compares agents calls it with the problems that are not held out, and with no other: an agent that
+        learns across shapes uses nothing else that was fitted on measurements from then on.
+
+        Args:
+            recording: holds ``problems``, and others that must not be looked at.
+        """
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:
         """Learn from a finished batch, over all its problems; the default learns nothing."""
