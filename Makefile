@@ -58,6 +58,8 @@ $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
-	$(PIP) --editable '.[dev]'
-	@$(PIP) '$(TORCH_CPU)' || echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"
+	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
+	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl]'; else \
+		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
+		$(PIP) --editable '.[dev]'; fi
 	@touch $@ $(VENV)/.base

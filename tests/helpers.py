@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from outblas.belief import Regressor
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.features import CANDIDATE, PROBLEM
+from outblas.policy import BELIEF, SEARCH, Policy
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 
@@ -76,3 +79,18 @@ def passed_evaluation(problem: Problem, config: KernelConfig, low: float = 1.1, 
 
 def failed_evaluation(problem: Problem, config: KernelConfig, status: Status = Status.WRONG) -> Evaluation:
     return Evaluation(problem, config, status, "gate 3: 1 of 4096", Verdict(status, ("compiles",), "gate 3"))
+
+
+def random_policy(seed: int = 0, width: int = 8) -> Policy:
+    """A policy that was never trained."""
+    rng = np.random.default_rng(seed)
+    inputs, wide = len(PROBLEM) + len(CANDIDATE), len(CANDIDATE) + len(BELIEF) + len(PROBLEM) + len(SEARCH)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.2, shape).astype(np.float32)
+
+    regressor = Regressor(
+        draw(inputs), np.ones(inputs, np.float32), (draw(2, inputs, 8), draw(2, 8, 1)), (draw(2, 1, 8), draw(2, 1, 1))
+    )
+    scorer = {"w0": draw(wide, width), "b0": draw(width), "w1": draw(width, width), "b1": draw(width)}
+    return Policy(regressor, {**scorer, "w2": draw(width, 1), "b2": draw(1), "greed": np.float32(1.0)}, "about")

@@ -14,6 +14,8 @@ AGENTS: dict[str, str] = {
     "exhaustive": "random_search:Exhaustive",
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:Evolution",
+    "ppo": "ppo:Ppo",
+    "ppo-oneshot": "ppo:PpoOneshot",
     "recorded": "recorded:Recorded",
     "transfer": "transfer:Transfer",
 }

@@ -15,6 +15,7 @@ from outblas.cli.listing import listing
 from outblas.cli.record import record
 from outblas.cli.report import report
 from outblas.cli.results import results
+from outblas.cli.train import sweep, train
 from outblas.cli.tune import tune
 
 app = typer.Typer(
@@ -47,6 +48,8 @@ app.command("eval")(evaluate)
 app.command("bench")(bench)
 app.command("record")(record)
 app.command("tune")(tune)
+app.command("train")(train)
+app.command("sweep")(sweep)
 app.command("report")(report)
 app.command("results")(results)
 app.command("doctor")(doctor)

@@ -1,0 +1,138 @@
+"""The trained policy: what PPO across shapes learned to try first, and next after what it has seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outblas.agents.base import Agent, by_launch, unexplored
+from outblas.config import KernelConfig, Launch, config_name, launch_of
+from outblas.cubin import default_directory
+from outblas.evaluation import Evaluation
+from outblas.policy import Policy, View
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+
+if TYPE_CHECKING:
+    from outblas.learn.ppo import PpoSettings
+    from outblas.recording import Recording
+
+#: Environment variable: name or path of the policy to follow, instead of the GPU's packaged one.
+POLICY_VARIABLE = "OUTBLAS_POLICY"
+
+
+class Ppo(Agent):
+    """Highest score first; each launch option is a search of its own, and they take turns.
+
+    Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
+
+    Args:
+        policy: None: the one named by ``OUTBLAS_POLICY``, else the GPU's packaged one, loaded at the first proposal,
+            which raises UsageError where there is none.
+    """
+
+    #: Appended to the name of the packaged policy.
+    kind = ""
+
+    def __init__(self, seed: int, gpu: Gpu, policy: Policy | None = None) -> None:
+        super().__init__(seed, gpu)
+        self._policy = policy
+        self._views: dict[tuple[Problem, int], View] = {}
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Train a policy on these problems, with the packaged one's recipe and this agent's seed.
+
+        A training is kept in the cache, and one that was interrupted goes on.
+        """
+        from outblas.learn.ppo import Run, train
+
+        settings = self.recipe()
+        names = [p.key for p in problems] + [config_name(c) for c in recording.catalogue]
+        about = json.dumps([names, recording.provenance, asdict(settings.regress), self.seed], sort_keys=True)
+        folder = default_directory() / "policies" / hashlib.sha256(about.encode()).hexdigest()[:16]
+        own = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:16]
+        self._policy = train(recording, problems, settings, Run(folder / own, folder / "regressor.npz"))
+        self._views.clear()
+
+    def recipe(self) -> PpoSettings:
+        """What the packaged policy was trained with."""
+        from outblas.learn.ppo import RECIPE
+
+        return replace(RECIPE, seed=self.seed)
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        orders, made = [], []
+        for group in by_launch(candidates):
+            if group:
+                own = self._own(history, launch_of(group[0]))
+                orders.append(self._order(problem, group, own)[:n])
+                made.append(len(own))
+        chosen: list[KernelConfig] = []
+        while len(chosen) < n and any(orders):
+            # The option that was measured least is next; the first of those that are level.
+            turn = min((i for i, order in enumerate(orders) if order), key=made.__getitem__)
+            chosen.append(orders[turn].pop(0))
+            made[turn] += 1
+        return chosen
+
+    def _own(self, history: Sequence[Evaluation], launch: Launch) -> list[Evaluation]:
+        """What an option's search has seen of its history."""
+        return [e for e in history if launch_of(e.config) == launch]
+
+    def _order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    ) -> list[KernelConfig]:
+        place = {config: i for i, config in enumerate(group)}
+        seen = [e for e in history if e.config in place]
+        proven = [e for e in seen if e.timing is not None]
+        scores = self._load().scores(
+            self._view(problem, group),
+            [place[e.config] for e in seen],
+            [place[e.config] for e in proven],
+            [math.log(e.timing.median_us) for e in proven if e.timing is not None],
+        )
+        return unexplored([group[i] for i in np.argsort(-scores, kind="stable")], history)
+
+    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> View:
+        key = problem, hash(tuple(group))
+        if key not in self._views:
+            if len(self._views) > 256:
+                self._views.clear()
+            shown = [replace(c, early=False) if c.early else c for c in group]
+            self._views[key] = self._load().view(problem, shown, self.gpu)
+        return self._views[key]
+
+    def _load(self) -> Policy:
+        if self._policy is None:
+            self._policy = _loaded(os.environ.get(POLICY_VARIABLE) or self.gpu.name + self.kind)
+        return self._policy
+
+
+class PpoOneshot(Ppo):
+    """A contextual bandit: trained on episodes of one measurement, it learns nothing from what it measures."""
+
+    kind = "-oneshot"
+
+    def recipe(self) -> PpoSettings:
+        return replace(super().recipe(), budget=1)
+
+    def _order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    ) -> list[KernelConfig]:
+        return unexplored(super()._order(problem, group, ()), history)
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str) -> Policy:
+    return Policy.load(Path(name) if os.sep in name else name)

@@ -1,0 +1,80 @@
+"""What is believed of candidates' times: a small regressor's guess, corrected by what was measured on this problem.
+
+The guess is the mean of a few multilayer perceptrons over problem and candidate features; it predicts the logarithm of
+a time up to a constant of the problem. The correction is a Gaussian process on what the guess left at the measured
+candidates (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1): an unknown constant,
+a part that candidates with similar knobs share, and noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.features import Features
+
+Floats = NDArray[np.float64]
+
+#: Prior standard deviations, in log time: of the problem's constant, of what similar candidates share, of the noise.
+CONSTANT, SHARED, NOISE = 1.0, 0.05, 0.01
+#: Euclidean distance in knobs (``features.knobs_of``) over which what is shared falls to e^-1/2.
+LENGTH = 0.5
+
+
+@dataclass(frozen=True)
+class Regressor:
+    """Perceptrons of equal shape, side by side.
+
+    Attributes:
+        mean, scale: float32[F], what inputs are shifted and multiplied by (0 where training saw one value only).
+        weights: float32[nets, in, out] of each layer. biases: float32[nets, 1, out].
+    """
+
+    mean: Features
+    scale: Features
+    weights: tuple[Features, ...]
+    biases: tuple[Features, ...]
+
+    def __call__(self, problem: Features, candidates: Features) -> tuple[Floats, Floats]:
+        """Mean and standard deviation over the nets of the predicted log time, up to a constant: float64[C] each."""
+        x = np.concatenate([np.broadcast_to(problem, (len(candidates), len(problem))), candidates], axis=1)
+        h = ((x - self.mean) * self.scale)[None]
+        for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            h = h @ w + b
+            if layer + 1 < len(self.weights):
+                h = silu(h)
+        each = h[:, :, 0].astype(np.float64)
+        each -= each.mean(axis=1, keepdims=True)
+        return each.mean(axis=0), each.std(axis=0)
+
+
+def silu(x: Any) -> Any:
+    """x * sigmoid(x)."""
+    return x / (1 + np.exp(-np.clip(x, -60, 60)))
+
+
+def posterior(
+    guess: Floats, knobs: Features, measured: Sequence[int], log_us: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of the log time of every candidate, given some measurements.
+
+    With none, the mean is the guess (up to a constant) and the deviation is that of what is shared.
+
+    Args:
+        guess: float64[C]. knobs: float32[C, K]. measured: indices of proven candidates, each once.
+        log_us: their log times.
+    """
+    if not len(measured):
+        return guess, np.full(len(guess), SHARED)
+    at = np.asarray(measured)
+    square = np.square(knobs[:, None, :] - knobs[None, at, :]).sum(axis=2, dtype=np.float64)
+    kernel = CONSTANT**2 + SHARED**2 * np.exp(-0.5 * square / LENGTH**2)
+    inner = kernel[at] + NOISE**2 * np.eye(len(at))
+    left = np.asarray(log_us) - guess[at]
+    solved = np.linalg.solve(inner, np.concatenate([left[:, None], kernel.T], axis=1))
+    variance = CONSTANT**2 + SHARED**2 - np.einsum("ij,ji->i", kernel, solved[:, 1:])
+    return guess + kernel @ solved[:, 0], np.sqrt(np.maximum(variance, 0.0))

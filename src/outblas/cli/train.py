@@ -1,0 +1,94 @@
+"""``outblas train`` and ``outblas sweep``: a policy from a recording, and the hyper-parameters to train it with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import out
+
+if TYPE_CHECKING:
+    from outblas.learn.ppo import PpoSettings
+
+RecordingOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
+StepsOption = Annotated[int | None, typer.Option(help="Transitions in all; by default the recipe's.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the training.")]
+
+
+def train(
+    recording: RecordingOption = "h200",
+    run: Annotated[Path, typer.Option(help="Directory of checkpoints and logs; resumed if it exists.")] = Path(
+        "runs/train"
+    ),
+    oneshot: Annotated[bool, typer.Option(help="Episodes of one measurement: a contextual bandit.")] = False,
+    sampler: Annotated[str, typer.Option(help="Shapes to train on: grid, llm or log-uniform.")] = "grid",
+    steps: StepsOption = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    entropy: Annotated[float | None, typer.Option(help="Entropy bonus.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Transitions per minibatch.")] = None,
+    preset: Annotated[str, typer.Option(help="Reward: gated or additive.")] = "gated",
+    seed: SeedOption = 0,
+    settings: Annotated[Path | None, typer.Option(help="Settings that `outblas sweep` found.")] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the run directory.")] = False,
+    wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
+) -> None:
+    """Train the policy of agent ppo on recorded problems (no GPU)."""
+    from outblas.learn.ppo import RECIPE, Run
+    from outblas.learn.ppo import train as train_ppo
+    from outblas.recording import Recording
+
+    base = RECIPE if settings is None else _read(settings)
+    given = {"steps": steps, "lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
+    chosen = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+    chosen = replace(chosen, sampler=sampler, preset=preset, seed=seed, budget=1 if oneshot else chosen.budget)
+    loaded = Recording.load(recording)
+    with common.progress_bar("train") as progress:
+        policy = train_ppo(loaded, loaded.problems, chosen, Run(run, None, tensorboard, wandb), progress)
+    policy.save(run / "policy.npz")
+    about = json.loads(policy.about)
+    out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
+    out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
+
+
+def sweep(
+    recording: RecordingOption = "h200",
+    run: Annotated[Path, typer.Option(help="Directory of the study; resumed if it exists.")] = Path("runs/sweep"),
+    trials: Annotated[int, typer.Option(help="Trials in all, pruned ones included.")] = 20,
+    steps: StepsOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Search PPO's hyper-parameters with Optuna (no GPU); the result is a file for `outblas train --settings`."""
+    common.at_least("--trials", trials, 1)
+
+    from outblas.files import write_atomic
+    from outblas.learn.ppo import RECIPE
+    from outblas.learn.sweep import sweep as sweep_ppo
+    from outblas.recording import Recording
+
+    loaded = Recording.load(recording)
+    base = replace(RECIPE, seed=seed, steps=RECIPE.steps if steps is None else steps)
+    with common.progress_bar("sweep") as progress:
+        best, score = sweep_ppo(loaded, loaded.problems, trials, run, base, progress)
+    path = run / "settings.json"
+    write_atomic(path, (json.dumps(asdict(best), indent=1) + "\n").encode())
+    out.print(f"best: {path}, mean log quality {score:.5f}\ntrain: outblas train --settings {path}", markup=False)
+
+
+def _read(path: Path) -> PpoSettings:
+    from outblas.errors import RecordError
+    from outblas.learn.ppo import PpoSettings
+    from outblas.learn.regress import RegressSettings
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return PpoSettings(**{**data, "regress": RegressSettings(**data["regress"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RecordError(
+            f"settings {path} cannot be read ({error})", "a file that `outblas sweep` wrote", "name another"
+        ) from error

@@ -1,0 +1,166 @@
+"""Training of the regressor (``outblas.belief``) on recorded problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outblas.belief import Regressor
+from outblas.config import LAUNCHES, launch_of
+from outblas.errors import ToolchainMissing, UsageError
+from outblas.evaluation import Status
+from outblas.features import Features, candidate_features, problem_features
+from outblas.problem import Problem
+from outblas.recording import CODE, Recording
+
+try:
+    import torch
+except ImportError as error:
+    raise ToolchainMissing("torch is not installed", "torch >= 2.6", "pip install 'outblas[rl]' torch") from error
+
+#: Cells this log time over the best of their task are the hinge between square and linear loss.
+HUBER = 0.05
+#: A cell counts by (best / time) to this power, and no less than FAR: it is to rank the front.
+FRONT, FAR = 4, 0.02
+#: Share of a task's mean error that is taken off: the regressor predicts up to a constant.
+CENTRED = 0.98
+
+
+@dataclass(frozen=True)
+class RegressSettings:
+    """Defaults of the recipe.
+
+    Attributes:
+        nets, width: perceptrons side by side, and units of their two hidden layers.
+        epochs, batch: passes over the tasks; tasks per step. lr: highest rate of a one-cycle schedule (AdamW).
+    """
+
+    nets: int = 3
+    width: int = 96
+    epochs: int = 24
+    batch: int = 16
+    lr: float = 6e-3
+    weight_decay: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Task:
+    """Proven cells of one problem and launch option: inputs float32[n, F] and log times float64[n]."""
+
+    inputs: Features
+    log_us: np.ndarray
+
+
+def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
+    """Every launch option of every problem that has two proven cells or more."""
+    found = []
+    launches = np.array([LAUNCHES.index(launch_of(c)) for c in recording.catalogue])
+    for problem in problems:
+        row = recording.row(problem)
+        passed = recording.status[row] == CODE[Status.PASSED]
+        about = problem_features(problem, recording.gpu)
+        for launch in range(len(LAUNCHES)):
+            cells = np.flatnonzero(passed & (launches == launch))
+            if len(cells) > 1:
+                each = candidate_features(problem, [recording.catalogue[i] for i in cells], recording.gpu)
+                wide = np.broadcast_to(about, (len(each), len(about)))
+                log_us = np.log(recording.median_us[row, cells].astype(np.float64))
+                found.append(Task(np.concatenate([wide, each], axis=1), log_us))
+    return found
+
+
+class _Nets(torch.nn.Module):
+    """Perceptrons of equal shape, evaluated together."""
+
+    def __init__(self, inputs: int, settings: RegressSettings) -> None:
+        super().__init__()
+        sizes = [inputs, settings.width, settings.width, 1]
+        self.weights, self.biases = torch.nn.ParameterList(), torch.nn.ParameterList()
+        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+            gain = math.sqrt(2 / fan_in) * (0.1 if fan_out == 1 else 1.0)
+            self.weights.append(torch.randn(settings.nets, fan_in, fan_out) * gain)
+            self.biases.append(torch.zeros(settings.nets, 1, fan_out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tasks, cells, inputs] -> [nets, tasks, cells]."""
+        h = x.reshape(1, -1, x.shape[-1]).expand(len(self.weights[0]), -1, -1)
+        for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            h = torch.baddbmm(b, h, w)
+            if layer + 1 < len(self.weights):
+                h = torch.nn.functional.silu(h)
+        return h.reshape(-1, *x.shape[:2])
+
+
+def train_regressor(
+    recording: Recording, problems: Sequence[Problem], settings: RegressSettings | None = None, seed: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Regressor:  # fmt: skip
+    """A regressor trained on the recorded cells of ``problems``.
+
+    Deterministic for a seed and a number of threads.
+
+    Raises:
+        UsageError: a problem was not recorded, or none has two proven cells.
+    """
+    settings = settings or RegressSettings()
+    tasks = tasks_of(recording, problems)
+    if not tasks:
+        raise UsageError("no recorded cells to learn from", "problems with two proven cells or more", "name others")
+    stacked = np.concatenate([t.inputs for t in tasks])
+    mean, deviation = stacked.mean(axis=0), stacked.std(axis=0)
+    # An input that was always the same tells nothing, and its weight stays what chance made it: it is left out.
+    scale = np.where(deviation < 1e-6, 0.0, 1.0 / np.maximum(deviation, 1e-6)).astype(np.float32)
+    x, y, weight = _padded(tasks, mean.astype(np.float32), scale)
+    generator = torch.random.fork_rng()
+    with generator:
+        torch.manual_seed(seed)
+        nets = _fit(_Nets(x.shape[-1], settings), x, y, weight, settings, progress)
+    weights, biases = ([p.detach().numpy().astype(np.float32) for p in part] for part in (nets.weights, nets.biases))
+    return Regressor(mean.astype(np.float32), scale, tuple(weights), tuple(biases))
+
+
+def _fit(
+    nets: _Nets, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings: RegressSettings,
+    progress: Callable[[int, int, str], None] | None,
+) -> _Nets:  # fmt: skip
+    per_epoch = math.ceil(len(x) / settings.batch)
+    optimizer = torch.optim.AdamW(nets.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.lr, total_steps=per_epoch * settings.epochs, pct_start=0.1
+    )
+    for epoch in range(settings.epochs):
+        order, total = torch.randperm(len(x)), 0.0
+        for batch in order.split(settings.batch):
+            cells = int((weight[batch] > 0).sum(dim=1).max())
+            loss = _loss(nets(x[batch, :cells]), y[batch, :cells], weight[batch, :cells])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            total += float(loss.detach()) * len(batch)
+        if progress is not None:
+            progress(epoch + 1, settings.epochs, f"loss {total / len(x):.4f}")
+    return nets
+
+
+def _loss(predicted: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    share = weight / weight.sum(dim=1, keepdim=True)
+    error = predicted - y
+    size = (error - CENTRED * (error * share).sum(dim=2, keepdim=True)).abs()
+    huber = torch.where(size < HUBER, size**2 / (2 * HUBER), size - HUBER / 2)
+    return (share * huber).sum(dim=2).mean()
+
+
+def _padded(tasks: Sequence[Task], mean: Features, scale: Features) -> tuple[torch.Tensor, ...]:
+    """Inputs [tasks, cells, F], log time over the task's best and weight [tasks, cells]; 0 behind a task's cells."""
+    longest = max(len(t.log_us) for t in tasks)
+    x = np.zeros((len(tasks), longest, len(mean)), dtype=np.float32)
+    y, weight = (np.zeros((len(tasks), longest), dtype=np.float32) for _ in range(2))
+    for i, task in enumerate(tasks):
+        n, behind = len(task.log_us), task.log_us - task.log_us.min()
+        x[i, :n], y[i, :n] = (task.inputs - mean) * scale, behind
+        weight[i, :n] = np.maximum(np.exp(-FRONT * behind), FAR)
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(weight)
