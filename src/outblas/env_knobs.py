@@ -48,9 +48,9 @@ class KnobEnv(gymnasium.Env):
     budget is spent, or all that was offered is tried.
 
     Rewards: the improvement of the best :func:`outblas.reward.reward` so far, 0 if there is none; the first measurement
-    is paid by itself. An illegal config is paid its own reward (-2 by the gated preset) every time and improves nothing; one that was
-    tried before is answered as before and paid 0. Both cost a measurement. So an episode's sum is its best reward, less
-    what was illegal.
+    is paid by itself. An illegal config is paid its own reward (-2 by the gated preset) every time, and improves
+    nothing; one that was tried before is answered as before and paid 0. Both cost a measurement. So an
+    episode's sum is its best reward, less what was illegal.
 
     Observations, float32, each of its own name:
 
