@@ -4,9 +4,8 @@
     outblas results --write        # the table of docs/kernels.md, from that file
 
 Ours is the kernel of the packaged library's row, without PDL; where the row falls back, the ranking model's first
-choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts this
-script again, which launches every kernel twice on the operands of outblas.timing and has the second launch profiled.
-The L2 is flushed before each pass, or left as the pass before left it ("warm") where the clock's rotating operands fit.
+choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts
+outblas.ncu_target, which launches every kernel twice and has the second launch profiled.
 Exit status 1, and nothing is written, where ncu is not there or refuses.
 """
 
@@ -23,14 +22,15 @@ from typing import Any
 from outblas import ncu
 from outblas.baselines import LT_AUTO, LtAuto
 from outblas.config import KernelConfig, config_from_name, config_name
-from outblas.errors import DeviceError, OutblasError, RecordError
+from outblas.errors import DeviceError, OutblasError
 from outblas.files import write_atomic
 from outblas.library import Library
 from outblas.model import rank
+from outblas.ncu_target import Algorithm, Profiler, Work, cache_of
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.report.counters import FORMAT
-from outblas.roofline import Gpu, floor_us, operand_sets, regime
+from outblas.roofline import Gpu, regime
 from outblas.space import candidates, gpu_of_device
 
 #: Regime -> two problems of it (TN, fp16).
@@ -49,12 +49,6 @@ def choose(problem: Problem, library: Library, gpu: Gpu) -> tuple[KernelConfig, 
         return row.plain.config, "library"
     offered = [c for c in candidates(problem, gpu) if not c.pdl]
     return offered[int(rank(problem, offered, gpu)[0])], "model"
-
-
-def cache_of(problem: Problem, gpu: Gpu) -> ncu.Cache:
-    """What a call finds in L2 when the offline clock rotates over the operand sets: see roofline."""
-    rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
-    return "warm" if rotated <= gpu.l2_bytes else "flushed"
 
 
 def plan(gpu: Gpu) -> list[dict[str, Any]]:
@@ -89,87 +83,24 @@ def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, s
     return theirs.choice(problem)
 
 
-def launch(items: list[dict[str, Any]]) -> None:
-    """The part that runs under ncu: per problem a mark and ours, a mark and theirs; without problems, one mark."""
-    import torch
-
-    from outblas.dispatch import load_kernel
-    from outblas.timing import Bench
-
-    torch.cuda.init()
-    torch.cuda._sleep(1)  # loads its kernel
-    if not items:
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
-    for item in items:
-        problem = Problem.from_key(item["problem"])
-        theirs = LtAuto()
-        theirs.offer(problem, bytes.fromhex(item["algo"]), item["detail"])
-        with Bench(problem, gpu=gpu_of_device(0)) as bench:
-            for entry in (load_kernel(problem, config_from_name(item["config"]))[0], theirs):
-                call = entry.bind(problem, *bench.operands(0))
-                call(bench.stream)
-                bench.synchronize()
-                torch.cuda.profiler.start()
-                with bench.current():
-                    torch.cuda._sleep(1)
-                call(bench.stream)
-                bench.synchronize()
-                torch.cuda.profiler.stop()
-
-
-class Profiler:
-    """Runs this script under ncu. ``metrics``: those that ncu has on this GPU, asked first, so that a refusal is quick.
-
-    Args:
-        tool: path of ncu. scratch: where what is to be launched and what ncu wrote is left. timeout_s: for each run.
-    """
-
-    def __init__(self, tool: str, scratch: Path, timeout_s: float) -> None:
-        self._tool, self._scratch, self._timeout_s = tool, scratch, timeout_s
-        self.metrics = ncu.known_metrics(
-            tool, self._target("probe", []), timeout_s=timeout_s, log=self._scratch / "probe.csv"
+def works_of(items: list[dict[str, Any]]) -> list[Work]:
+    """Ours and theirs of every item, to be profiled."""
+    return [
+        Work(
+            Problem.from_key(item["problem"]),
+            (config_from_name(item["config"]), Algorithm(bytes.fromhex(item["algo"]), item["detail"])),
+            item["l2"],
         )
-
-    def rows(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A row per problem and side, in the order of ``items``; one run of ncu per state of L2."""
-        rows = []
-        caches: tuple[ncu.Cache, ...] = ("flushed", "warm")
-        for cache in caches:
-            part = [item for item in items if item["l2"] == cache]
-            if part:
-                target = self._target(cache, part)
-                log = self._scratch / f"{cache}.csv"
-                rows += rows_of(part, ncu.profile(self._tool, target, self.metrics, cache, self._timeout_s, log))
-        order = [item["problem"] for item in items]
-        return sorted(rows, key=lambda row: order.index(row["problem"]))  # stable: ours stays before theirs
-
-    def _target(self, name: str, items: list[dict[str, Any]]) -> list[str]:
-        file = self._scratch / f"{name}.json"
-        file.write_text(json.dumps(items))
-        return [sys.executable, str(Path(__file__).resolve()), "--run", str(file)]
+        for item in items
+    ]
 
 
-def rows_of(items: list[dict[str, Any]], launches: list[ncu.Launch]) -> list[dict[str, Any]]:
-    """Two rows per item, ours and theirs, with all the kernels that each launched.
-
-    Raises:
-        RecordError: the profile does not have a mark and a kernel for each.
-    """
-    groups = ncu.between_marks(launches)
-    if len(groups) != 2 * len(items) or not all(groups):
-        raise RecordError(
-            f"the profile has {len(groups)} entries, {sum(map(bool, groups))} of them with kernels",
-            f"{2 * len(items)} with one at least",
-            "profile again",
-        )
+def rows_of(items: list[dict[str, Any]], found: list[list[list[ncu.Launch]]]) -> list[dict[str, Any]]:
+    """Two rows per item, ours and theirs, with all the kernels that each launched (``found``: per item and side)."""
     rows = []
-    for i, item in enumerate(items):
+    for item, sides in zip(items, found, strict=True):
         head = {key: item[key] for key in ("group", "problem", "regime", "l2")}
-        for side, kernels in zip(("ours", LT_AUTO), groups[2 * i : 2 * i + 2], strict=True):
+        for side, kernels in zip(("ours", LT_AUTO), sides, strict=True):
             mine = side == "ours"
             name, by = (item["config"], item["chosen_by"]) if mine else (item["detail"], "autotuned")
             rows.append(
@@ -184,18 +115,15 @@ def main() -> int:
     parser.add_argument("--ncu", metavar="PATH", help="Nsight Compute's command line; by default it is looked for")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each run of ncu (default 300)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave ncu's own output (CSV) there")
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.run is not None:
-        launch(json.loads(options.run.read_text()))
-        return 0
     try:
         tool = ncu.find(options.ncu)
         with contextlib.ExitStack() as stack:
             scratch = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outblas-ncu-")))
             scratch.mkdir(parents=True, exist_ok=True)
             profiler = Profiler(tool, scratch, options.timeout)
-            rows = profiler.rows(plan(gpu_of_device(0)))
+            items = plan(gpu_of_device(0))
+            rows = rows_of(items, profiler.kernels(works_of(items)))
         provenance = {**collect("scripts/profile_regimes.py"), "ncu": ncu.version(tool)}
         absent = [m for m in ncu.METRICS if m not in profiler.metrics]
         result = {"format": FORMAT, "provenance": provenance, "metrics_absent": absent, "rows": rows}

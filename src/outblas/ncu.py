@@ -240,6 +240,11 @@ def between_marks(launches: Iterable[Launch], mark: str = MARK) -> list[list[Lau
     return groups
 
 
+def stall_metric(reason: str) -> str:
+    """ncu's name of the warps that wait for one of :data:`STALL_REASONS`, per instruction issued."""
+    return _STALL.format(reason)
+
+
 def figures(launch: Launch) -> dict[str, Any]:
     """A kernel's counters by plain name, ready for JSON.
 

@@ -12,11 +12,12 @@ A file that is not ours is refused before SQLite may write to it, and so stays a
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ APPLICATION_ID = 0x4F424C53
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _BUSY_SECONDS = 30.0
+#: (run, problem key, config name) -> counters.
+_Counters = dict[tuple[str, ...], dict[str, float]]
 
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -47,6 +50,18 @@ CREATE TABLE evaluations (
     body TEXT NOT NULL
 );
 CREATE INDEX by_pair ON evaluations (run, problem, config);
+"""
+#: What was profiled of evaluations recorded before. Made when first written to: a store without it is whole, and a
+#: release that does not know the table reads the rest.
+_COUNTERS = """
+CREATE TABLE IF NOT EXISTS counters (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    problem TEXT NOT NULL,
+    config TEXT NOT NULL,
+    counters TEXT NOT NULL,
+    about TEXT NOT NULL
+)
 """
 
 
@@ -109,19 +124,46 @@ class Store:
             RecordError: the disk is full or the file failed; what was recorded before is intact.
         """
         rows = [(run_id, e.problem.key, config_name(e.config), e.status.value, _dump(e.to_json())) for e in evaluations]
-        with self._guard("written"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, '{}')", (run_id, _now()))
-                self._db.executemany(
-                    "INSERT INTO evaluations (run, problem, config, status, body) VALUES (?, ?, ?, ?, ?)", rows
-                )
-                self._db.execute("COMMIT")
-            except BaseException:
-                # SQLite may have rolled back by itself (disk full), then there is nothing to undo.
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, '{}')", (run_id, _now()))
+            self._db.executemany(
+                "INSERT INTO evaluations (run, problem, config, status, body) VALUES (?, ?, ?, ?, ?)", rows
+            )
+
+    def add_counters(
+        self, run_id: str, counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]], about: dict[str, Any]
+    ) -> None:
+        """Record counters of pairs that the run has evaluated, in one transaction; what it read before, it reads on.
+
+        From here on the pairs' evaluations carry them, beside those that they were recorded with. Of a pair profiled
+        twice the first counts.
+
+        Args:
+            about: where they come from, kept beside them (JSON).
+
+        Raises:
+            UsageError: a pair that the run has not evaluated, or a counter that is no finite number.
+            RecordError: the disk is full or the file failed; what was recorded before is intact.
+        """
+        known = self.done(run_id)
+        rows = []
+        for (problem, config), values in counters.items():
+            name = config_name(config)
+            if (problem.key, name) not in known:
+                raise UsageError(f"counters of {name} on {problem.key}", f"a pair that run {run_id} tried", "try it")
+            odd = [key for key, value in values.items() if not _is_figure(value)]
+            if odd:
+                raise UsageError(f"counter {odd[0]} is {values[odd[0]]!r}", "a finite number", "leave it out")
+            rows.append((run_id, problem.key, name, _dump(dict(values)), _dump(about)))
+        with self._transaction():
+            self._db.execute(_COUNTERS)
+            self._db.executemany(
+                "INSERT INTO counters (run, problem, config, counters, about) VALUES (?, ?, ?, ?, ?)", rows
+            )
+
+    def profiled(self, run_id: str) -> dict[tuple[str, str], dict[str, float]]:
+        """(problem key, config name) -> counters of every pair of a run that was profiled."""
+        return {(p, c): values for (_, p, c), values in self._profiled(run_id).items()}
 
     def done(self, run_id: str) -> set[tuple[str, str]]:
         """(problem key, config name) of every evaluation that a run has recorded."""
@@ -129,19 +171,23 @@ class Store:
             found = self._db.execute("SELECT DISTINCT problem, config FROM evaluations WHERE run = ?", (run_id,))
             return set(found.fetchall())
 
-    def recorded(self, run_id: str, problem: Problem) -> dict[KernelConfig, Evaluation]:
-        """What a run has recorded for one problem; of a pair recorded twice, the first."""
-        query = "SELECT body FROM evaluations WHERE run = ? AND problem = ? ORDER BY id"
+    def recorded(self, run_id: str, problem: Problem, profiled: bool = True) -> dict[KernelConfig, Evaluation]:
+        """What a run has recorded for one problem; of a pair recorded twice, the first.
+
+        Args:
+            profiled: with the counters of :meth:`add_counters`; without, evaluations are as the search saw them.
+        """
         found: dict[KernelConfig, Evaluation] = {}
-        for evaluation in self._read(query, (run_id, problem.key)):
+        counters = self._profiled(run_id, problem) if profiled else {}
+        for evaluation in self._read("WHERE run = ? AND problem = ?", (run_id, problem.key), counters):
             found.setdefault(evaluation.config, evaluation)
         return found
 
     def evaluations(self, run_id: str | None = None) -> Iterator[Evaluation]:
-        """Every evaluation of a run, or of all runs, in the order in which they were recorded."""
+        """Every evaluation of a run, or of all runs, in the order in which they were recorded, with its counters."""
         if run_id is None:
-            return self._read("SELECT body FROM evaluations ORDER BY id", ())
-        return self._read("SELECT body FROM evaluations WHERE run = ? ORDER BY id", (run_id,))
+            return self._read("", (), self._profiled())
+        return self._read("WHERE run = ?", (run_id,), self._profiled(run_id))
 
     def runs(self) -> list[Run]:
         """Every run of the store, oldest first."""
@@ -165,18 +211,56 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, query: str, arguments: tuple[str, ...]) -> Iterator[Evaluation]:
+    def _read(self, where: str, arguments: tuple[str, ...], counters: _Counters) -> Iterator[Evaluation]:
+        query = f"SELECT run, problem, config, body FROM evaluations {where} ORDER BY id"
         with self._guard("read"):
-            for (body,) in self._db.execute(query, arguments):
-                try:
+            for *pair, body in self._db.execute(query, arguments):
+                with self._readable("an evaluation"):
                     evaluation = Evaluation.from_json(json.loads(body))
-                except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
-                    raise RecordError(
-                        f"store {self.path} holds an evaluation that cannot be read ({error})",
-                        f"evaluations written by schema version {VERSION}",
-                        "the file was changed by hand or damaged; restore a copy or start another store",
-                    ) from error
-                yield evaluation
+                more = counters.get(tuple(pair))
+                yield replace(evaluation, counters={**evaluation.counters, **more}) if more else evaluation
+
+    def _profiled(self, run_id: str | None = None, problem: Problem | None = None) -> _Counters:
+        """(run, problem key, config name) -> counters; empty where nothing was ever profiled."""
+        wanted = {"run": run_id, "problem": problem and problem.key}
+        where = " AND ".join(f"{column} = ?" for column, value in wanted.items() if value is not None)
+        query = f"SELECT run, problem, config, counters FROM counters{where and ' WHERE ' + where} ORDER BY id"
+        found: _Counters = {}
+        with self._guard("read"):
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'counters'").fetchone():
+                return {}
+            for *pair, text in self._db.execute(query, [v for v in wanted.values() if v is not None]):
+                with self._readable("counters"):
+                    values = json.loads(text)
+                    if not all(map(_is_figure, values.values())):
+                        raise ValueError("no finite numbers")
+                found.setdefault(tuple(pair), values)
+        return found
+
+    @contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
+            raise RecordError(
+                f"store {self.path} holds {what} that cannot be read ({error})",
+                f"what schema version {VERSION} writes",
+                "the file was changed by hand or damaged; restore a copy or start another store",
+            ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that is written within, or none of it."""
+        with self._guard("written"):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                # SQLite may have rolled back by itself (disk full), then there is nothing to undo.
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
 
     def _is_new(self) -> bool:
         try:
@@ -190,6 +274,10 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise _failure(self.path, what, error) from error
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _create(path: Path) -> None:

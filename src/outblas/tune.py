@@ -71,7 +71,9 @@ def tune(
     rows: list[Row] = []
     try:
         for start in range(0, len(problems), PROBLEMS_AT_ONCE):
-            group = [_Search(p, offered[p], store.recorded(run_id, p)) for p in problems[start:][:PROBLEMS_AT_ONCE]]
+            # Without what was profiled since: a resumed agent must see what it saw.
+            known = {p: store.recorded(run_id, p, profiled=False) for p in problems[start:][:PROBLEMS_AT_ONCE]}
+            group = [_Search(p, offered[p], known[p]) for p in known]
             _search(group, agent, budget, evaluator, store, run_id, score, per_round)
             rows += [_row(search, evaluator) for search in group]
             store.sync()

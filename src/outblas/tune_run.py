@@ -130,6 +130,36 @@ def open_evaluator(device: Device) -> Iterator[Evaluator]:
         yield live
 
 
+@contextmanager
+def open_store(path: Path) -> Iterator[tuple[Store, str]]:
+    """The store of a run directory, and the run's name in it: the directory's, or the only one if that was renamed.
+
+    Raises:
+        RecordError: there is no store, it cannot be read, or it has several runs of other names.
+    """
+    file = RunFiles(path).store
+    if not file.is_file():
+        raise RecordError(f"{path} holds no {file.name}", "the directory of an `outblas tune` run", "pass another path")
+    with Store(file) as store:
+        runs, name = [run.run_id for run in store.runs()], path.resolve().name
+        if name not in runs and len(runs) != 1:
+            do = "give the directory the name of one"
+            raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
+        yield store, name if name in runs else runs[0]
+
+
+def measured_on(path: Path) -> list[str] | None:
+    """Names of the GPUs that a finished run's figures are of; None where its ``run.json`` does not say.
+
+    Raises:
+        RecordError: ``run.json`` cannot be read.
+    """
+    files = RunFiles(path)
+    origin = _read(files.run).get("provenance") if files.run.exists() else None
+    name = origin.get("gpu") if isinstance(origin, dict) else None
+    return name.split("; ") if isinstance(name, str) and name != "unknown" else None
+
+
 def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
     """Make the directory and its run.json, or check that it is of the same settings; returns run.json's content."""
     wanted = json.loads(_text(asdict(settings)))  # as it reads back from the file

@@ -12,6 +12,7 @@ from outblas.cli.common import OutblasGroup, out
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
 from outblas.cli.listing import listing
+from outblas.cli.profile import profile
 from outblas.cli.record import record
 from outblas.cli.report import report
 from outblas.cli.results import results
@@ -50,6 +51,7 @@ app.command("record")(record)
 app.command("tune")(tune)
 app.command("train")(train)
 app.command("sweep")(sweep)
+app.command("profile")(profile)
 app.command("report")(report)
 app.command("results")(results)
 app.command("doctor")(doctor)

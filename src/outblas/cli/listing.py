@@ -9,13 +9,13 @@ import typer
 from outblas.cli.common import out
 from outblas.errors import UsageError
 
-KINDS = ("suites", "agents", "kernels")
+KINDS = ("suites", "agents", "kernels", "counters")
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(help="suites, agents or kernels; all of them by default.")] = "",
+    kind: Annotated[str, typer.Argument(help="suites, agents, kernels or counters; all by default.")] = "",
 ) -> None:
-    """List the suites, search agents and kernel families by name."""
+    """List the suites, search agents, kernel families and hardware counters by name."""
     if kind not in ("", *KINDS):
         raise UsageError(f"nothing called {kind!r} to list", " or ".join(KINDS), "pass one of them or nothing")
     for one in (kind,) if kind else KINDS:
@@ -44,4 +44,10 @@ def _kernels() -> list[tuple[str, str]]:
     return [(name, ", ".join(f.name for f in fields(cls))) for name, cls in FAMILIES.items()]
 
 
-_LISTS = {"suites": _suites, "agents": _agents, "kernels": _kernels}
+def _counters() -> list[tuple[str, str]]:
+    from outblas.counters import COUNTERS
+
+    return [(c.name, f"{c.meaning}; {c.unit}; {' or '.join(c.metrics)}") for c in COUNTERS]
+
+
+_LISTS = {"suites": _suites, "agents": _agents, "kernels": _kernels, "counters": _counters}

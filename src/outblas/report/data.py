@@ -63,10 +63,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Run:
-    """A result and, for a tune run, what its ``run.json`` says of how it came about."""
+    """A result and, for a tune run, what its ``run.json`` says of how it came about, and what was profiled of it.
+
+    Attributes:
+        counters: (problem key, config name) -> counters, see :mod:`outblas.counters`; empty if nothing was profiled.
+    """
 
     result: Result
     run: dict[str, Any] = field(default_factory=dict)
+    counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[Group]:
@@ -110,7 +115,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
             "a finished `outblas tune` run",
             "run the same `outblas tune` again; it resumes",
         )
-    return Run(read_result(path / "result.parquet"), _run_json(path / "run.json"))
+    return Run(read_result(path / "result.parquet"), _run_json(path / "run.json"), _counters(path))
 
 
 def regime_rows(group: Group) -> list[dict[str, Any]]:
@@ -143,6 +148,15 @@ def _of_floor(rows: list[Row]) -> dict[str, float]:
         "ours_floor": 100 * median(r["floor_us"] / published_us(r) for r in rows),
         "baseline_floor": 100 * median(r["floor_us"] / r["baseline_us"] for r in rows),
     }
+
+
+def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:
+    from outblas.tune_run import RunFiles, open_store
+
+    if not RunFiles(path).store.exists():
+        return {}
+    with open_store(path) as (store, run_id):
+        return store.profiled(run_id)
 
 
 def _run_json(path: Path) -> dict[str, Any]:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from outblas.averages import Row, figures_of, published_us, torch_ratio
+from outblas.config import config_from_name
+from outblas.counters import HEAD, cells
 from outblas.errors import ToolchainMissing
 from outblas.files import write_atomic
 from outblas.report.assets import CSS, JS
+from outblas.report.counters import short_config
 from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops
 from outblas.report.figures import NAMES, figures
 from outblas.results import PROVENANCE
@@ -22,7 +25,7 @@ from outblas.results import PROVENANCE
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 #: Columns of words; every other column holds figures and aligns right.
-_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact"})
+_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact", HEAD[-1]})
 #: Columns of words that may be long, and break.
 _LONG = frozenset({"Value"})
 
@@ -58,6 +61,7 @@ def render(run: Run) -> str:
             f"<header><h1>{escape(title)}</h1>{_origin(run)}</header>",
             "<main>",
             *(_section(group, index) for index, group in enumerate(groups)),
+            _counters(run),
             _method(groups),
             _provenance(run),
             "</main>",
@@ -226,6 +230,19 @@ def _fallback_line(r: Row) -> tuple[Any, ...]:
     on = "on" if r["pdl"] else "off"
     part = f"{100 * r['floor_us'] / us:.1f}"
     return (shape(r), on, r["baseline"], f"{us:.2f}", f"{tflops(r, us):.1f}", part, r["regime"], r["status"])
+
+
+def _counters(run: Run) -> str:
+    """What ``outblas profile`` found, a line per candidate; nothing where it did not run."""
+    if not run.counters:
+        return ""
+    lines = [
+        (problem, *cells(counters), short_config(config_from_name(name)))
+        for (problem, name), counters in run.counters.items()
+    ]
+    caption = "By Nsight Compute, of one launch alone; a stall is the warps that wait per instruction issued"
+    table = _table(caption, ("Problem", *HEAD, "Config"), lines, limited=True)
+    return f"<section aria-labelledby='counters'><h2 id='counters'>Hardware counters</h2>{table}</section>"
 
 
 def _origin(run: Run) -> str:

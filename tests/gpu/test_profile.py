@@ -1,0 +1,47 @@
+"""Counters of a run's kernels by Nsight Compute itself; skipped, with the reason, where ncu is not there or may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+
+from outblas import ncu
+from outblas.device import Device
+from outblas.errors import DeviceError, ToolchainMissing
+from outblas.problem import Problem
+from outblas.profile import run_profile
+from outblas.store import Store
+from outblas.tune_run import run_tune
+
+pytestmark = pytest.mark.gpu
+
+PROBLEMS = (Problem(64, 4096, 64), Problem(1024, 1024, 1024))
+
+
+def test_the_best_of_a_run_have_counters_that_a_kernel_can_have(tmp_path: Path) -> None:
+    try:
+        ncu.find()
+    except ToolchainMissing as error:
+        pytest.skip(str(error))
+    run = tmp_path / "run"
+    run_tune(PROBLEMS, "custom", "heuristic", 4, 0, Device(gpu_index=0), run, "outblas tune")
+    try:
+        found = run_profile(run, 0, top=2)
+    except DeviceError as error:
+        if "ERR_NVGPUCTRPERM" in str(error) or "newer Nsight Compute" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert {problem for problem, _ in found.counters} == set(PROBLEMS)
+    for counters in found.counters.values():
+        shares = [counters[name] for name in ("tensor_pipe", "dram", "l2_hit_rate", "occupancy") if name in counters]
+        assert shares and all(0 <= share <= 1.01 for share in shares)
+        assert counters["instructions"] > 0 and counters["cycles"] > 0
+        assert any(name.startswith("stall_") and value > 0 for name, value in counters.items())
+    with Store(run / "store.sqlite") as store:
+        stored = {(e.problem, e.config): e.counters for e in store.evaluations("run")}
+    assert all(counters.items() <= stored[pair].items() for pair, counters in found.counters.items())
+    assert run_profile(run, 0, top=2).new == 0
