@@ -14,6 +14,10 @@ AGENTS: dict[str, str] = {
     "exhaustive": "random_search:Exhaustive",
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:Evolution",
+    "greedy": "greedy:Greedy",
+    "tpe": "tpe:Tpe",
+    "surrogate": "surrogate:Surrogate",
+    "nvmmh": "nvmmh:NvMatmulHeuristics",
     "recorded": "recorded:Recorded",
     "transfer": "transfer:Transfer",
 }
