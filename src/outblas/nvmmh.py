@@ -1,4 +1,4 @@
-"""nvMatmulHeuristics' first choice, mapped to our own family.
+"""nvMatmulHeuristics' choices, and the first of them mapped to our own family.
 
 The package runs in a subprocess, many problems at a time: one of its calls has been seen to segfault.
 A problem that kills the subprocess counts as "no choice" and the rest goes on.
@@ -27,7 +27,8 @@ _LAYOUTS = {"TN": "NT_ROW_MAJOR", "NN": "NN_ROW_MAJOR"}
 #: Inputs, accumulator, output: H fp16, T bf16, S fp32.
 _PRECISIONS = {("fp16", "fp32"): "HSH", ("fp16", "fp16"): "HHH", ("bf16", "fp32"): "TST"}
 
-#: Reads [[m, n, k, layout, precision], ...], writes one JSON line each as soon as it is known.
+#: Reads [gpu, [[m, n, k, layout, precision], ...]]; the argument is how many choices. Writes one JSON line for each
+#: problem as soon as it is known: [[bm, bn, ...], ...], fastest predicted first.
 _SCRIPT = """
 import json, sys
 from nvMatmulHeuristics import (NvMatmulHeuristicsFlags as F, NvMatmulHeuristicsInterfaceEx as I,
@@ -35,10 +36,10 @@ from nvMatmulHeuristics import (NvMatmulHeuristicsFlags as F, NvMatmulHeuristics
 gpu, problems = json.load(sys.stdin)
 api = I(backend=T.CUTLASS3, flags=F.PERF_MODEL_BASED_AUTO_TUNING, gpu=G[gpu])
 for m, n, k, layout, precision in problems:
-    found = api.get(api.makeNvMatmulHeuristicsProblem(m, n, k, L[layout]), 1, precision=precision)
-    g = found[0]["kernel"] if found else None
-    print(json.dumps(g and [g.cta_tile_m, g.cta_tile_n, g.cta_tile_k, g.stages, g.split_k, g.cluster_m, g.cluster_n,
-                            g.cta_order]), flush=True)
+    problem = api.makeNvMatmulHeuristicsProblem(m, n, k, L[layout])
+    found = sorted(api.get(problem, int(sys.argv[1]), precision=precision), key=lambda f: f["runtime"])
+    print(json.dumps([[g.cta_tile_m, g.cta_tile_n, g.cta_tile_k, g.stages, g.split_k, g.cluster_m, g.cluster_n,
+                       g.cta_order] for g in (f["kernel"] for f in found)]), flush=True)
 """
 
 
@@ -74,19 +75,39 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem,
 
 
 def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[Choice | None]:
-    """First choice per problem, None where the package has none or dies of the question."""
+    """First choice per problem, None where the package has none or dies of the question.
+
+    Raises:
+        ToolchainMissing: the package is not installed.
+    """
+    return [found[0] if found else None for found in _all_choices(problems, gpu, 1, script)]
+
+
+def ranked_choices(
+    problems: Sequence[Problem], gpu: Gpu = H200, count: int = 64, script: str = _SCRIPT
+) -> dict[Problem, list[Choice]]:
+    """Up to ``count`` different choices per problem, fastest predicted first; none where :func:`choices` has none.
+
+    Raises:
+        ToolchainMissing: the package is not installed.
+    """
+    found = _all_choices(problems, gpu, count, script)
+    return {p: list(dict.fromkeys(ranked)) for p, ranked in zip(problems, found, strict=True)}
+
+
+def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str) -> list[list[Choice]]:
     if script is _SCRIPT and importlib.util.find_spec("nvMatmulHeuristics") is None:
         raise ToolchainMissing(
             "nvMatmulHeuristics is not installed", "the wheel nvidia-matmul-heuristics", "pip install 'outblas[gpu]'"
         )
     if gpu.name not in _GPUS:
-        return [None] * len(problems)
-    out: list[Choice | None] = []
+        return [[] for _ in problems]
+    out: list[list[Choice]] = []
     while len(out) < len(problems):
-        answers = _ask(problems[len(out) :], _GPUS[gpu.name], script)
+        answers = _ask(problems[len(out) :], _GPUS[gpu.name], count, script)
         out += answers
         if len(out) < len(problems):
-            out.append(None)  # the one in hand when the subprocess died
+            out.append([])  # the one in hand when the subprocess died
     return out
 
 
@@ -122,12 +143,12 @@ def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
     return sorted(values, key=lambda v: (abs(v - wanted), v))
 
 
-def _ask(problems: Sequence[Problem], gpu: str, script: str) -> list[Choice | None]:
+def _ask(problems: Sequence[Problem], gpu: str, count: int, script: str) -> list[list[Choice]]:
     """Answers up to the subprocess' end, natural or not."""
     rows = [[p.m, p.n, p.k, _LAYOUTS[p.layout], _PRECISIONS[p.dtype, p.acc]] for p in problems]
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script], input=json.dumps([gpu, rows]), capture_output=True, text=True,
+            [sys.executable, "-c", script, str(count)], input=json.dumps([gpu, rows]), capture_output=True, text=True,
             timeout=_TIMEOUT_S,
         )  # fmt: skip
         text = done.stdout
@@ -135,4 +156,4 @@ def _ask(problems: Sequence[Problem], gpu: str, script: str) -> list[Choice | No
         text = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     parsed = [json.loads(line) for line in lines if line.startswith(("[", "null"))]
-    return [Choice(*row) if row else None for row in parsed]
+    return [[Choice(*row) for row in rows or ()] for rows in parsed]

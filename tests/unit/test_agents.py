@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +15,13 @@ import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 from outblas.agents import AGENTS, make_agent
+from outblas.agents import nvmmh as agents_nvmmh
 from outblas.agents.evolution import knob_distance
 from outblas.agents.transfer import Transfer, sisters, translate
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.errors import UsageError
 from outblas.evaluation import FAILURES, Evaluation, Status
+from outblas.nvmmh import Choice
 from outblas.problem import Problem
 from outblas.recording import CODE, STATUSES, Recording
 from outblas.replay import ReplayEvaluator
@@ -35,7 +38,12 @@ every_agent = pytest.mark.parametrize("name", AGENTS)
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ranking model with a known order, in place of the real one."""
+    real = importlib.import_module("outblas.model")
     stand_in = ModuleType("outblas.model")
+    stand_in.time_us, stand_in.START = real.time_us, real.START  # type: ignore[attr-defined]
+    stand_in.predict_many = lambda problem, configs, gpu: np.array(  # type: ignore[attr-defined]
+        [1000.0 / config.bm + config.bn for config in configs]
+    )
     stand_in.rank = lambda problem, configs, gpu: np.argsort(  # type: ignore[attr-defined]
         [1000.0 / config.bm + config.bn for config in configs], kind="stable"
     )
@@ -48,6 +56,16 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     synthetic = synthetic_recording(candidates=len(CANDIDATES))
     monkeypatch.setattr(Recording, "load", classmethod(lambda cls, name: synthetic))
     return synthetic
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Stands in for nvMatmulHeuristics; what needs Optuna is skipped where there is none."""
+    if "name" in request.fixturenames and request.getfixturevalue("name") == "tpe":
+        pytest.importorskip("optuna")
+    found = [Choice(128, 8 * i, 64, 3, 1, 1, 1, 0) for i in (4, 2, 6)]
+    ask = lambda problems, gpu, count: {p: found[:count] for p in problems}  # noqa: E731
+    monkeypatch.setattr(agents_nvmmh, "ranked_choices", ask)
 
 
 def answer(config: KernelConfig) -> Evaluation:
@@ -122,6 +140,13 @@ def test_respects_budget_and_mask_under_tune(name: str, tmp_path: Path) -> None:
             tried = store.recorded("r", problem)
             assert len(tried) == 5 and set(tried) <= set(replay.candidates(problem))
         assert len(list(store.evaluations("r"))) == 5 * len(replay.recording.problems)
+
+
+@every_agent
+def test_says_whether_the_seed_matters(name: str) -> None:
+    """One run of an agent that does not draw tells all."""
+    tried = [[e.config for e in search(name, seed, 24)] for seed in range(6)]
+    assert any(other != tried[0] for other in tried) == make_agent(name).draws
 
 
 def test_seeds_and_problems_differ_for_random() -> None:

@@ -78,7 +78,7 @@ gpu, problems = json.load(sys.stdin)
 for m, n, k, layout, precision in problems:
     if m == 13:
         import signal; os.kill(os.getpid(), signal.SIGSEGV)
-    print("null" if m == 14 else json.dumps([64, 64, 64, 8, 1, 1, 2, 0]), flush=True)
+    print("null" if m == 14 else json.dumps([[64, 64, 64, 8, 1, 1, 2, 0]] * int(sys.argv[1])), flush=True)
 """
 
 

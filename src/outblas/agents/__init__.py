@@ -16,6 +16,10 @@ AGENTS: dict[str, str] = {
     "evolution": "evolution:Evolution",
     "ppo": "ppo:Ppo",
     "ppo-oneshot": "ppo:PpoOneshot",
+    "greedy": "greedy:Greedy",
+    "tpe": "tpe:Tpe",
+    "surrogate": "surrogate:Surrogate",
+    "nvmmh": "nvmmh:NvMatmulHeuristics",
     "recorded": "recorded:Recorded",
     "transfer": "transfer:Transfer",
 }

@@ -29,9 +29,11 @@ class Agent:
     Attributes:
         name: its name in the registry.
         gpu: what the candidates will run on.
+        draws: False: proposals do not depend on the seed, one run tells all.
     """
 
     name = "unnamed"
+    draws: bool = True
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         self.seed = seed

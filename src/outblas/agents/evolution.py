@@ -20,7 +20,8 @@ PARENTS = 4
 #: Share of proposals drawn at random, so that no candidate is out of reach.
 EXPLORE = 0.15
 
-_KNOBS = tuple(sorted({f.name for family in FAMILIES.values() for f in fields(family)}))
+#: Names of all knobs of all families, sorted.
+KNOBS = tuple(sorted({f.name for family in FAMILIES.values() for f in fields(family)}))
 _codes: dict[object, int] = {}
 
 
@@ -36,7 +37,7 @@ class Evolution(Agent):
         parents = [e.config for e in sorted(passed, key=reward, reverse=True)[:PARENTS]]
         if not parents or len(left) <= n:
             return rng.sample(left, min(n, len(left)))
-        knobs = np.stack([_encode(config) for config in left])
+        knobs = np.stack([encode(config) for config in left])
         free = np.ones(len(left), dtype=bool)
         chosen: list[KernelConfig] = []
         for _ in range(n):
@@ -45,7 +46,7 @@ class Evolution(Agent):
             else:
                 # Parent i is drawn with weight 1 / 2^i.
                 parent = rng.choices(parents, [0.5**i for i in range(len(parents))])[0]
-                distance = np.where(free, (knobs != _encode(parent)).sum(axis=1), len(_KNOBS) + 2)
+                distance = np.where(free, (knobs != encode(parent)).sum(axis=1), len(KNOBS) + 2)
                 pool = np.flatnonzero(distance == distance.min())
             index = int(pool[rng.randrange(len(pool))])
             free[index] = False
@@ -55,12 +56,12 @@ class Evolution(Agent):
 
 def knob_distance(a: KernelConfig, b: KernelConfig) -> int:
     """Number of knobs that differ; the family counts as one, and so does a knob that only one has."""
-    return int((_encode(a) != _encode(b)).sum())
+    return int((encode(a) != encode(b)).sum())
 
 
 @lru_cache(maxsize=65536)
-def _encode(config: KernelConfig) -> NDArray[np.int32]:
+def encode(config: KernelConfig) -> NDArray[np.int32]:
     """One integer per knob (family first); equal values, equal integers."""
-    values = [config.family, *(getattr(config, knob, None) for knob in _KNOBS)]
+    values = [config.family, *(getattr(config, knob, None) for knob in KNOBS)]
     # The type is part of the key: True == 1 as a dictionary key.
     return np.array([_codes.setdefault((type(v), v), len(_codes)) for v in values], dtype=np.int32)
