@@ -16,6 +16,10 @@ AGENTS: dict[str, str] = {
     "evolution": "evolution:Evolution",
     "recorded": "recorded:Recorded",
     "transfer": "transfer:Transfer",
+    "kt-genetic": "kernel_tuner_strategy:Genetic",
+    "kt-annealing": "kernel_tuner_strategy:Annealing",
+    "kt-local": "kernel_tuner_strategy:LocalSearch",
+    "kt-diffevo": "kernel_tuner_strategy:DifferentialEvolution",
 }
 
 
