@@ -1,0 +1,76 @@
+"""Configs as points of a Kernel Tuner search space: one tunable parameter per knob, the kernel family first.
+
+Kernel Tuner (https://github.com/KernelTuner/kernel_tuner) wants one value of every parameter at every point, so a knob
+that a family lacks has the value :data:`ABSENT` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from outblas.config import FAMILIES, KernelConfig, config_from_json
+from outblas.errors import ConfigError, ToolchainMissing
+
+#: Value of a knob that a family does not have.
+ABSENT = "none"
+#: Every parameter: the family, and each knob of any family once, in order of declaration.
+PARAMETERS = ("family", *dict.fromkeys(f.name for family in FAMILIES.values() for f in fields(family)))
+
+Value = str | int | bool
+#: One value per parameter, in the order of the parameters.
+Point = tuple[Value, ...]
+
+
+def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point:
+    """A config's values of the parameters."""
+    return tuple(getattr(config, name) if _has(config, name) else ABSENT for name in parameters)
+
+
+def config_at(values: Mapping[str, Any]) -> KernelConfig:
+    """The config with these values, inverse of :func:`point`.
+
+    Raises:
+        ConfigError: for an unknown family, a knob that is missing or unknown, or a value that it cannot have.
+    """
+    unknown = sorted(set(values) - set(PARAMETERS))
+    if unknown:
+        raise ConfigError(
+            f"tunable parameters {unknown}", f"some of {', '.join(PARAMETERS)}", "read a file on OutBLAS's kernels"
+        )
+    return config_from_json({name: value for name, value in values.items() if value != ABSENT})
+
+
+def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMETERS) -> dict[str, list[Value]]:
+    """Parameter -> the values that it has among the configs: :data:`ABSENT` first, then in ascending order.
+
+    Kernel Tuner calls values adjacent that follow each other in these lists.
+    """
+    columns = zip(*(point(config, parameters) for config in configs), strict=True)
+    return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
+
+
+def varying(configs: Sequence[KernelConfig]) -> tuple[str, ...]:
+    """The parameters that have more than one value among the configs."""
+    return tuple(name for name, values in tunable(configs).items() if len(values) > 1)
+
+
+def need_kernel_tuner() -> None:
+    """Raises :class:`ToolchainMissing` where Kernel Tuner is not installed."""
+    try:
+        import kernel_tuner  # noqa: F401
+    except ImportError as error:
+        raise ToolchainMissing(
+            f"Kernel Tuner cannot be imported ({error})", "kernel_tuner 1.5 or later", "pip install 'outblas[kernel-tuner]'"
+        ) from error
+
+
+def _has(config: KernelConfig, name: str) -> bool:
+    return name == "family" or name in config.__dataclass_fields__
+
+
+def _order(value: Value) -> tuple[bool, str, int]:
+    if isinstance(value, str):
+        return (value != ABSENT, value, 0)
+    return (True, "", value)
