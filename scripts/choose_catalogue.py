@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from measured import Row, of_recording, of_store
+from measured import of_store
 
 from outblas.config import KernelConfig, Sm80GemvConfig, config_name
 from outblas.files import write_atomic
+from outblas.learn.rows import Row, of_recording
 from outblas.recording import Recording
 from outblas.roofline import H200
 from outblas.space import beside_the_catalogue, catalogue

@@ -5,10 +5,9 @@
     python scripts/fit_model.py times.jsonl more.jsonl --recording h200
 
 Stores are what ``scripts/regenerate.py`` and ``outblas tune`` leave, JSON lines are described in ``measured.py``.
-All families are fitted together, in log space, by Levenberg-Marquardt on robustly weighted residuals, of which
-what all cells of a problem have in common counts little: the model is to rank. Every figure reported is for
-held-out problems: k folds by shape (M, N, K in all layouts and dtypes), and what a fold is asked was never in
-its fit. The shipped coefficients are then fitted on all problems.
+The fit is ``outblas.learn.formula``'s. Every figure reported is for held-out problems: k folds by shape (M, N, K in
+all layouts and dtypes), and what a fold is asked was never in its fit. The shipped coefficients are then fitted
+on all problems.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,58 +26,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from fit_residual import fit_residual
-from measured import Row, launch_masks, of_jsonl, of_recording, of_store
+from measured import of_jsonl, of_store
 
 from outblas import model, model_residual
-from outblas.model_columns import columns_by_family
+from outblas.learn.formula import fit
+from outblas.learn.residual import fit_residual
+from outblas.learn.rows import Row, launch_masks, of_recording
 from outblas.provenance import commit
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu
 
 TOPS = (4, 8, 16, 32)
 FACTORS = (1.5, 2.0, 2.5, 3.0, 4.0)
-#: Cells count by the square of (best of their launch option / their time), but no less than this: the model is to rank
-#: the front. The error is reported over cells within NEAR x the best of their problem.
-NEAR, FAR_WEIGHT = 3.0, 0.05
-#: Log residual beyond which a cell pulls with constant force (Huber).
-HUBER = 0.06
-#: Share of the mean residual of a problem that is taken off its cells' before they count.
-CENTRED = 0.9
-#: Pull of every coefficient, in log, towards its start: keeps what the data do not determine sane.
-#: (The cells of one problem weigh 1 together.)
-PRIOR = 3e-3
-
-Coefficients = dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Cells of one family as columns for the formula.
-
-    Attributes:
-        where: int[cells of the family], their places among all cells.
-    """
-
-    where: np.ndarray
-    problem: dict[str, np.ndarray]
-    config: dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Cells:
-    """All cells of a fit, row after row: their row, log time, and weight (1 a row together)."""
-
-    row: np.ndarray
-    log_times: np.ndarray
-    weights: np.ndarray
-    families: dict[str, Columns]
-
-    def centred(self, values: np.ndarray) -> np.ndarray:
-        """Less most of each row's weighted mean; ``values``: [cells] or [cells, any]."""
-        weighted = values * (self.weights if values.ndim == 1 else self.weights[:, None])
-        mean = np.add.reduceat(weighted, np.flatnonzero(np.diff(self.row, prepend=-1)), axis=0)
-        return np.asarray(values - CENTRED * mean[self.row])
+#: The error is reported over cells within NEAR x the best of their problem.
+NEAR = 3.0
 
 
 def main() -> None:
@@ -155,98 +115,6 @@ def _read(args: argparse.Namespace) -> tuple[list[Row], Gpu, dict[str, Any]]:
     named = [f"recording {Path(args.recording).name}"] if args.recording else []
     source = ", ".join([*named, *(path.name for path in files)])
     return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
-
-
-# --- fitting -------------------------------------------------------------------------------------
-
-
-def fit(rows: Sequence[Row], gpu: Gpu, steps: int = 60) -> Coefficients:
-    """Coefficients of every family: damped Gauss-Newton with numeric derivatives, all in logarithms.
-
-    A family without cells stays where the fit starts.
-    """
-    cells = _cells(rows, gpu)
-    names = [(family, name) for family, start in model.START.items() for name in start]
-    start = np.log([model.START[family][name] for family, name in names])
-
-    def predicted(x: np.ndarray, family: str) -> np.ndarray:
-        own = {name: np.exp(v) for (f, name), v in zip(names, x, strict=True) if f == family}
-        columns = cells.families[family]
-        return np.log(model.time_us(own, family, columns.problem, columns.config, gpu))
-
-    def residuals(x: np.ndarray) -> np.ndarray:
-        out = -cells.log_times
-        for family, columns in cells.families.items():
-            out[columns.where] += predicted(x, family)
-        return out
-
-    def jacobian(x: np.ndarray) -> np.ndarray:
-        out = np.zeros((len(cells.row), len(names)))
-        for family, columns in cells.families.items():
-            here = predicted(x, family)
-            for i in (i for i, (f, _) in enumerate(names) if f == family):
-                step = np.where(np.arange(len(names)) == i, 1e-4, 0.0)
-                out[columns.where, i] = (predicted(x + step, family) - here) / 1e-4
-        return cells.centred(out)
-
-    def cost(r: np.ndarray, x: np.ndarray) -> float:
-        size = np.abs(r)
-        huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
-        return float(np.sum(cells.weights * huber) + PRIOR * np.sum((x - start) ** 2) / 2)
-
-    x, damping = start.copy(), 1e-2
-    r = cells.centred(residuals(x))
-    best = cost(r, x)
-    for _ in range(steps):
-        slopes = jacobian(x)
-        weighted = slopes * (cells.weights * np.minimum(1.0, HUBER / np.maximum(np.abs(r), 1e-12)))[:, None]
-        hessian = slopes.T @ weighted + PRIOR * np.eye(len(names))
-        gradient = weighted.T @ r + PRIOR * (x - start)
-        before = best
-        while damping < 1e6:
-            step = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
-            trial = x + np.clip(step, -0.7, 0.7)
-            r_trial = cells.centred(residuals(trial))
-            if (value := cost(r_trial, trial)) < best:
-                x, r, best, damping = trial, r_trial, value, max(damping / 4, 1e-6)
-                break
-            damping *= 4
-        if before - best < 1e-4 * before:
-            break
-    found: Coefficients = {family: {} for family in model.START}
-    for (family, name), value in zip(names, np.exp(x), strict=True):
-        found[family][name] = float(value)
-    return found
-
-
-def _cells(rows: Sequence[Row], gpu: Gpu) -> Cells:
-    parts: dict[str, list[tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]]] = {}
-    offset = 0
-    for row in rows:
-        shape = model.problem_columns(row.problem, gpu)
-        for family, mine, columns in columns_by_family(row.configs):
-            same = {k: np.full(len(mine), v) for k, v in shape.items()}
-            parts.setdefault(family, []).append((offset + mine, same, columns))
-        offset += len(row.configs)
-
-    def join(columns: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
-
-    families = {
-        family: Columns(np.concatenate([p[0] for p in some]), join([p[1] for p in some]), join([p[2] for p in some]))
-        for family, some in parts.items()
-    }
-    number = np.repeat(np.arange(len(rows)), [len(r.times) for r in rows])
-    times, weights = (np.concatenate(v) for v in ([r.times for r in rows], [_weights(r) for r in rows]))
-    return Cells(number, np.log(times), weights, families)
-
-
-def _weights(row: Row) -> np.ndarray:
-    weights = np.empty(len(row.times))
-    for mask in launch_masks(row.configs):
-        front = np.maximum(np.square(row.times[mask].min() / row.times[mask]), FAR_WEIGHT)
-        weights[mask] = front / front.sum()
-    return weights / weights.sum()
 
 
 # --- checking ------------------------------------------------------------------------------------

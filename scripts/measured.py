@@ -1,4 +1,4 @@
-"""Measured times of (problem, config) for the scripts beside: from recordings, stores of tunings and JSON lines.
+"""Measured times of (problem, config) for the scripts beside: from stores of tunings and JSON lines.
 
 A JSONL has one problem per line: ``{"p": problem key, "first": {config name: us}, "med": {config name:
 us}}``; ``med`` (a median over rounds) wins over ``first`` (a sample or two).
@@ -7,8 +7,7 @@ us}}``; ``med`` (a median over rounds) wins over ``first`` (a sample or two).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 
 from outblas.config import KernelConfig, config_from_name
 from outblas.evaluation import Evaluation
+from outblas.learn.rows import Row, row
 from outblas.problem import Problem
-from outblas.recording import Recording
 from outblas.store import Store
 
 #: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
@@ -26,29 +25,6 @@ LAUNCH_MATTERS_US = 30.0
 #: have, too, and the largest drift that is believed; by regression over 3,600 (problem, launch option) with two
 #: runs, where it was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
 DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
-
-
-@dataclass(frozen=True)
-class Row:
-    """The measured cells of one problem from one source.
-
-    Attributes:
-        source: name of a recording, or of a file without its extension.
-        times: microseconds per call, one of each config.
-    """
-
-    source: str
-    problem: Problem
-    configs: tuple[KernelConfig, ...]
-    times: np.ndarray
-
-
-def of_recording(recording: Recording, name: str) -> list[Row]:
-    """Rows of a recording's problems, without what was not measured."""
-    return [
-        _row(name, p, dict(zip(recording.catalogue, times, strict=True)))
-        for p, times in zip(recording.problems, recording.median_us, strict=True)
-    ]
 
 
 def of_store(path: Path) -> list[Row]:
@@ -64,7 +40,7 @@ def of_store(path: Path) -> list[Row]:
         for e in evaluations:
             if e.timing is not None:
                 found.setdefault(e.problem, {}).setdefault(run_id, []).append(e)
-    return [_row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
+    return [row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
 
 
 def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]:
@@ -93,7 +69,7 @@ def of_jsonl(path: Path) -> list[Row]:
 def _line(source: str, found: dict[str, Any]) -> Row:
     times = {**_as_medians(found["first"], found["med"]), **found["med"]}
     named = {name: t for name, t in times.items() if ":" in name and t}  # baselines have no family
-    return _row(source, Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})
+    return row(source, Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})
 
 
 def _as_medians(first: dict[str, Any], med: dict[str, float]) -> dict[str, float]:
@@ -111,14 +87,3 @@ def _as_medians(first: dict[str, Any], med: dict[str, float]) -> dict[str, float
 
 def _one(time: Any) -> float:
     return float(min(time) if isinstance(time, list) else time)
-
-
-def _row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> Row:
-    kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
-    return Row(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
-
-
-def launch_masks(configs: Iterable[KernelConfig]) -> list[np.ndarray]:
-    """bool[len(configs)] of the configs without PDL and of those with it, such as there are any of."""
-    pdl = np.array([c.pdl for c in configs], dtype=bool)
-    return [mask for mask in (~pdl, pdl) if mask.any()]

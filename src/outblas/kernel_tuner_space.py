@@ -62,7 +62,9 @@ def need_kernel_tuner() -> None:
         import kernel_tuner  # noqa: F401
     except ImportError as error:
         raise ToolchainMissing(
-            f"Kernel Tuner cannot be imported ({error})", "kernel_tuner 1.5 or later", "pip install 'outblas[kernel-tuner]'"
+            f"Kernel Tuner cannot be imported ({error})",
+            "kernel_tuner 1.5 or later",
+            "pip install 'outblas[kernel-tuner]'",
         ) from error
 
 

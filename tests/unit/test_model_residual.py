@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from typing import Any
-
 import numpy as np
 import pytest
 
-from helpers import ROOT
 from outblas import model
 from outblas import model_residual as residual
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.learn.residual import fit_residual
+from outblas.learn.rows import Row
 from outblas.model_columns import config_columns
 from outblas.problem import Problem
 from outblas.roofline import H200
@@ -83,18 +80,7 @@ def test_features_are_finite_and_of_order_one() -> None:
         assert np.abs(found).max() < 10
 
 
-@pytest.fixture
-def fitting(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("fit_residual", ROOT / "scripts" / "fit_residual.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fit_residual", module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_fit_finds_what_was_put_in(fitting: Any) -> None:
+def test_a_fit_finds_what_was_put_in() -> None:
     """Times of the formula, pingpong 10% slower than it says: within every problem that is what is left."""
     by, _ = model.load("h200")
     truth = coefficient("pingpong.one", 0.1)
@@ -103,8 +89,8 @@ def test_a_fit_finds_what_was_put_in(fitting: Any) -> None:
         problem = Problem(m, n, k)
         configs = tuple(c for c in candidates(problem) if not c.pdl)
         times = model.predict_by(by, truth, problem, configs, H200)
-        rows.append(fitting.Row("synthetic", problem, configs, times))
-    found = fitting.fit_residual(rows, by, H200)
+        rows.append(Row("synthetic", problem, configs, times))
+    found = fit_residual(rows, by, H200)
     for row in rows:
         wrong = np.log(row.times / model.predict_by(by, found, row.problem, row.configs, H200))
         before = np.log(row.times / model.predict_by(by, None, row.problem, row.configs, H200))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -15,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outblas.agents.base import Agent, by_launch, unexplored
-from outblas.config import KernelConfig, Launch, config_name, launch_of
-from outblas.cubin import default_directory
+from outblas.config import KernelConfig, Launch, launch_of
 from outblas.evaluation import Evaluation
 from outblas.policy import Policy, View
 from outblas.problem import Problem
@@ -53,14 +50,13 @@ class Ppo(Agent):
 
         A training is kept in the cache, and one that was interrupted goes on.
         """
+        from outblas.learn.cache import folder
         from outblas.learn.ppo import Run, train
 
         settings = self.recipe()
-        names = [p.key for p in problems] + [config_name(c) for c in recording.catalogue]
-        about = json.dumps([names, recording.provenance, asdict(settings.regress), self.seed], sort_keys=True)
-        folder = default_directory() / "policies" / hashlib.sha256(about.encode()).hexdigest()[:16]
-        own = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:16]
-        self._policy = train(recording, problems, settings, Run(folder / own, folder / "regressor.npz"))
+        shared = folder("regressors", recording, problems, asdict(settings.regress), self.seed) / "regressor.npz"
+        own = folder("policies", recording, problems, asdict(settings))
+        self._policy = train(recording, problems, settings, Run(own, shared))
         self._views.clear()
 
     def recipe(self) -> PpoSettings:

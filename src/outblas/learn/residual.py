@@ -1,14 +1,14 @@
-"""The ridge regression of :mod:`outblas.model_residual`, for ``fit_model.py``."""
+"""The ridge regression of :mod:`outblas.model_residual`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from measured import Row
 
 from outblas import model, model_residual
 from outblas.config import KernelConfig
+from outblas.learn.rows import Row
 from outblas.model_columns import columns_by_family
 from outblas.problem import Problem
 from outblas.roofline import Gpu
