@@ -32,6 +32,8 @@ class Agent:
     """
 
     name = "unnamed"
+    #: False: proposals do not depend on the seed, one run tells all.
+    draws: bool = True
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         self.seed = seed

@@ -14,6 +14,8 @@ class Heuristic(Agent):
     """Fastest predicted first; equal predictions in catalogue order. A library row has a winner of every launch option,
     and PDL is nearly always predicted faster: by one order for all a small budget would hardly see the others."""
 
+    draws = False
+
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:

@@ -23,6 +23,8 @@ class RandomSearch(Agent):
 class Exhaustive(Agent):
     """Every candidate, in catalogue order; with a budget that covers them, the true best."""
 
+    draws = False
+
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:

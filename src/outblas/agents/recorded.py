@@ -32,6 +32,8 @@ class Recorded(Agent):
             first proposal, which raises UsageError where there is none.
     """
 
+    draws = False
+
     def __init__(self, seed: int, gpu: Gpu, recording: Recording | None = None) -> None:
         super().__init__(seed, gpu)
         self._recording = recording

@@ -40,6 +40,8 @@ class Transfer(Agent):
         winners: what the tables tuned so far would install, by problem.
     """
 
+    draws = False
+
     def __init__(
         self,
         seed: int,

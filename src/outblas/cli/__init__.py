@@ -9,6 +9,7 @@ import typer
 from outblas import __version__
 from outblas.cli.bench import bench
 from outblas.cli.common import OutblasGroup, out
+from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
 from outblas.cli.listing import listing
@@ -47,6 +48,7 @@ app.command("eval")(evaluate)
 app.command("bench")(bench)
 app.command("record")(record)
 app.command("tune")(tune)
+app.command("compare")(compare)
 app.command("report")(report)
 app.command("results")(results)
 app.command("doctor")(doctor)
