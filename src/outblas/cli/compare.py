@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -58,7 +58,8 @@ def compare(
 
         def update(done: int, total: int, note: str) -> None:
             now = monotonic()
-            begun.append((now, done)) if not begun else None
+            if not begun:
+                begun.append((now, done))
             start, first = begun[0]
             if not err.is_terminal and done > first:  # a bar has an estimate of its own
                 note += f", about {(now - start) * (total - done) / (done - first):.0f} s left"
@@ -81,8 +82,8 @@ def print_comparison(comparison: Comparison) -> None:
             "out searched; geometric mean of best time / found time, half of its 95% interval",
             markup=False,
         )
-        # As wide as it is: a figure that is cut off says nothing.
-        out.print(_table(comparison, made), width=max(out.width, 60 + 15 * len(comparison.budgets)))
+        for line in _lines(comparison, made):
+            out.print(line, markup=False)
         for budget in comparison.budgets:
             best, level = best_of(made, budget)
             others = f"; intervals of {', '.join(f.agent for f in level)} overlap its own" if level else ""
@@ -95,18 +96,15 @@ def print_comparison(comparison: Comparison) -> None:
     )
 
 
-def _table(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("agent", no_wrap=True)
-    for heading in (*(f"b={b}" for b in comparison.budgets), "ms/task", "s to prepare"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[str]:
+    """The table as text, as wide as it is: rich would cut figures off where the terminal is narrow."""
+    cells = [["agent", *(f"b={b}" for b in comparison.budgets), "ms/task", "s to prepare"]]
     for agent in comparison.agents:
-        cells = [f"{made[agent, b].quality:.3f} ±{made[agent, b].half_width:.3f}" for b in comparison.budgets]
-        cost = comparison.meta["costs"][agent]
-        table.add_row(agent, *cells, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}")
-    return table
+        found, cost = [made[agent, b] for b in comparison.budgets], comparison.meta["costs"][agent]
+        figures = [f"{f.quality:.3f} ±{f.half_width:.3f}" for f in found]
+        cells.append([agent, *figures, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:], widths[1:])]) for c in cells]
 
 
 def _words(text: str) -> list[str]:
