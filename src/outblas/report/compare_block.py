@@ -25,9 +25,10 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
     made, budgets = figures(comparison, split), comparison.budgets
     best = {budget: best_of(made, budget) for budget in budgets}
     lines = [
-        f"Split *{split}*: {split_words(comparison, split)}. Best recorded time over the best time found after so many\n"
-        "measurements (0: the first proposal, unmeasured), geometric mean over problems, launch options and seeds, with\n"
-        "half of its 95% interval over problems; bold: the best, and all whose interval overlaps its interval.",
+        f"Split *{split}*: {split_words(comparison, split)}.",
+        "Best recorded time over the best time found after so many measurements (0: the first proposal, unmeasured):",
+        "geometric mean over problems, launch options and seeds, and half of its 95% interval over problems. Bold: the",
+        "best of each column, and all whose interval overlaps its interval.",
         "",
         "| agent | " + " | ".join(f"{b}" for b in budgets) + " |",
         "| --- |" + " ---: |" * len(budgets),

@@ -33,7 +33,7 @@ def compare_svg(comparison: Comparison) -> str:
     made = {split: figures(comparison, split) for split in comparison.splits}
     low = min(f.low for of_split in made.values() for f in of_split.values())
     low = max(0.0, math.floor(20 * low) / 20)
-    top = 96 + LINE * (len(comparison.agents) // _per_line() + 1)
+    top = 96 + LINE * math.ceil(len(comparison.agents) / _per_line())
     width = (WIDTH - LEFT - RIGHT - GAP * (len(made) - 1)) / len(made)
     title = f"Agents on held-out problems of {comparison.meta['suite']}: best time / found time"
     where = f"recording of {comparison.measured['gpu']}, {str(comparison.measured['date'])[:10]}; bands: 95% intervals"

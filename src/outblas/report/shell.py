@@ -15,7 +15,7 @@ from outblas.report.assets import CSS, JS
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 #: Columns of words; every other column holds figures and aligns right.
-_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact"})
+_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact", "Agent", "Overlaps"})
 #: Columns of words that may be long, and break.
 _LONG = frozenset({"Value"})
 
