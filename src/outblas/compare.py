@@ -165,8 +165,8 @@ def run_unit(unit: Unit, plan: Plan, recording: Recording) -> Iterator[dict[str,
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Yields:
-        Journal entries: the unit, ``prepare_s`` (seconds; None after the first), ``seconds`` of searching, ``tasks``:
-        [problem key, launch, qualities, found] of each that was finished.
+        Journal entries: the unit, ``prepare_s`` (CPU seconds; None after the first), ``seconds`` (of CPU, searching),
+        ``tasks``: [problem key, launch, qualities, found] of each that was finished.
 
     Raises:
         UsageError: the agent breaks its contract. ToolchainMissing: it needs a package that is not there.
@@ -175,17 +175,17 @@ def run_unit(unit: Unit, plan: Plan, recording: Recording) -> Iterator[dict[str,
     tasks = [task for task in tasks if task.key not in unit.done]
     agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
     training = recording.only(split.training)  # what is held out is not even there to be looked at
-    start = time.monotonic()
+    start = time.process_time()
     agent.prepare(training, split.training)
-    now = time.monotonic()
-    prepare_s: float | None = now - start
+    cpu = time.process_time()
+    prepare_s: float | None = cpu - start
     head = {"split": unit.split, "agent": unit.agent, "seed": unit.seed}
     learns = type(agent).observe is not Agent.observe
-    start, finished = now, list[list[Any]]()
+    began, finished = time.monotonic(), list[list[Any]]()
     for task in tasks:
         searcher = copy.deepcopy(agent, {id(training): training}) if learns else agent
         finished.append([*task.key, *search(searcher, task, evaluator, plan.budgets)])
-        now = time.monotonic()
-        if now - start > ENTRY_S or task is tasks[-1]:
-            yield {**head, "prepare_s": prepare_s, "seconds": now - start, "tasks": finished}
-            start, finished, prepare_s = time.monotonic(), [], None
+        if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
+            now = time.process_time()
+            yield {**head, "prepare_s": prepare_s, "seconds": now - cpu, "tasks": finished}
+            began, cpu, finished, prepare_s = time.monotonic(), time.process_time(), [], None

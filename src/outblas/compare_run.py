@@ -175,7 +175,7 @@ def _meta(
 
 
 def _cost(agent: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds to prepare once and milliseconds per task, on average."""
+    """CPU seconds to prepare once and CPU milliseconds per task, the replay's share included, on average."""
     mine = [entry for entry in entries if entry["agent"] == agent]
     prepared = [entry["prepare_s"] for entry in mine if entry["prepare_s"] is not None]
     tasks = sum(len(entry["tasks"]) for entry in mine)

@@ -79,7 +79,7 @@ def print_comparison(comparison: Comparison) -> None:
         size = comparison.meta["splits"][split]
         out.print(
             f"split {split}: {size['training']} problems to learn from, {size['searched']} of {size['held_out']} held "
-            "out searched; geometric mean of best time / found time, half of its 95% interval",
+            "out searched; geometric mean of best time / found time, half of its 95% interval; CPU time",
             markup=False,
         )
         for line in _lines(comparison, made):

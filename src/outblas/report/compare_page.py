@@ -100,7 +100,7 @@ def _overall(comparison: Comparison, of_splits: dict[str, Made]) -> str:
         cost = comparison.meta["costs"][agent]
         each = [f"{mean_regret(made, agent):.2%}" for made in of_splits.values()]
         lines.append((agent, f"{regret:.2%}", *each, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"))
-    caption = f"Mean regret over budgets {budget_words(comparison.budgets)}, best agent first; cost on one CPU thread"
+    caption = f"Mean regret over budgets {budget_words(comparison.budgets)}, best agent first; cost in CPU time"
     head = ("Agent", "All splits", *(f"Split {s}" for s in of_splits), "ms per task", "s to prepare")
     return f"<section aria-labelledby='all'><h2 id='all'>Overall</h2>{table(caption, head, lines)}</section>"
 
