@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +40,14 @@ def collect(command: str, gpu_index: int = 0) -> dict[str, Any]:
         "commit": commit(),
         "command": command,
     }
+
+
+def joined(provenance: Mapping[str, Any], field: str) -> Any:
+    """A field of a recording's provenance; of one with parts that differ, every value as text."""
+    values = [part.get(field, "unknown") for part in provenance.get("parts", [provenance])]
+    if all(value == values[0] for value in values):
+        return values[0]
+    return "; ".join(dict.fromkeys(map(str, values)))
 
 
 def toolchain() -> dict[str, str | None]:

@@ -184,6 +184,14 @@ class Recording:
         index = int(np.argmin(np.where(allowed, self.median_us[row], np.inf)))
         return self.catalogue[index], float(self.median_us[row, index])
 
+    def only(self, problems: Sequence[Problem]) -> Recording:
+        """The same recording with no other problems than these, in this order.
+
+        Raises:
+            UsageError: one was not recorded. RecordError: there is none.
+        """
+        return _rows(self, [self.row(p) for p in problems])
+
     def baselines_of(self, problem: Problem) -> dict[str, float]:
         """Name -> microseconds of every baseline measured for a problem."""
         row = self.row(problem)

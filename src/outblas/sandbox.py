@@ -218,7 +218,7 @@ class Sandbox:
 def _work(connection: Connection, factory: str, args: tuple[Any, ...], parent: int) -> None:
     """The worker's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=follow, args=(parent,), daemon=True).start()
     try:
         module, _, name = factory.partition(":")
         handler: Callable[[list[Any], Emit], None] = getattr(importlib.import_module(module), name)(*args)
@@ -244,7 +244,7 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], parent: i
         connection.send(("end",))
 
 
-def _follow(parent: int) -> None:
+def follow(parent: int) -> None:
     """End with the driver, even when it was killed and this process is stuck in a call."""
     while os.getppid() == parent:
         time.sleep(0.5)

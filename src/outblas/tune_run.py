@@ -18,6 +18,7 @@ from outblas.evaluator import Evaluator
 from outblas.files import write_atomic
 from outblas.library import Library
 from outblas.problem import Problem
+from outblas.provenance import joined
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
@@ -199,19 +200,11 @@ def _origin(evaluator: Evaluator, device: Device, command: str) -> dict[str, Any
 
         return {"provenance": collect(command, device.gpu_index or 0)}
     recorded = evaluator.recording.provenance
-    measured = {field: _joined(recorded, field) for field in PROVENANCE}
+    measured = {field: joined(recorded, field) for field in PROVENANCE}
     return {
         "provenance": {**measured, "command": command},
         "recording": {"name": device.recording, "provenance": measured},
     }
-
-
-def _joined(provenance: Mapping[str, Any], field: str) -> Any:
-    """A field of a recording's provenance; of one with parts that differ, every value as text."""
-    values = [part.get(field, "unknown") for part in provenance.get("parts", [provenance])]
-    if all(value == values[0] for value in values):
-        return values[0]
-    return "; ".join(dict.fromkeys(map(str, values)))
 
 
 def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:

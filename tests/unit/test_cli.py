@@ -24,7 +24,9 @@ from outblas.problem import Problem
 from outblas.results import read_result
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
-COMMANDS = ("eval", "bench", "record", "tune", "profile", "report", "results", "doctor", "list")
+COMMANDS = (
+    *("eval", "bench", "record", "tune", "train", "sweep", "profile", "compare", "report", "results", "doctor", "list"),
+)
 
 
 def outblas(*arguments: str) -> Any:

@@ -9,6 +9,7 @@ import typer
 from outblas import __version__
 from outblas.cli.bench import bench
 from outblas.cli.common import OutblasGroup, out
+from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
 from outblas.cli.listing import listing
@@ -52,6 +53,7 @@ app.command("tune")(tune)
 app.command("train")(train)
 app.command("sweep")(sweep)
 app.command("profile")(profile)
+app.command("compare")(compare)
 app.command("report")(report)
 app.command("results")(results)
 app.command("doctor")(doctor)

@@ -11,12 +11,14 @@ from outblas.cli.common import out
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Run directory of `outblas tune`, or result file of `outblas bench`.")],
+    run: Annotated[
+        Path, typer.Argument(help="Run directory of `outblas tune`, or result file of `outblas bench` or `compare`.")
+    ],
     out_file: Annotated[
         Path | None, typer.Option("--out", help="The page; by default report.html in the run, or beside the file.")
     ] = None,
 ) -> None:
-    """Write the HTML report of a run: speed-ups, heat maps, roofline, losses, provenance."""
+    """Write the HTML report of a run: speed-ups, heat maps, roofline, losses; or agents compared; and provenance."""
     from outblas.report import write_report
 
     path = out_file or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from outblas.averages import Row, figures_of, published_us, torch_ratio
+from outblas.compare_result import KIND, read_comparison
 from outblas.config import config_from_name
 from outblas.counters import HEAD, cells
-from outblas.errors import ToolchainMissing
 from outblas.files import write_atomic
-from outblas.report.assets import CSS, JS
+from outblas.report.compare_page import render_comparison
 from outblas.report.counters import short_config
 from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops
 from outblas.report.figures import NAMES, figures
-from outblas.results import PROVENANCE
-
-#: Only what is inline may load: the browser itself refuses every request.
-_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-
-#: Columns of words; every other column holds figures and aligns right.
-_TEXT = frozenset({"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact", HEAD[-1]})
-#: Columns of words that may be long, and break.
-_LONG = frozenset({"Value"})
+from outblas.report.shell import chart, html_page, spelt, table, when
+from outblas.results import PROVENANCE, read_meta
 
 _SELECTION = (
     "Selection bias: winners are shown with the times that they were chosen by, which flatters them a little; "
@@ -36,13 +27,16 @@ _SELECTION = (
 
 
 def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
-    """Write the report of a bench result file or a tune run directory.
+    """Write the report of a bench result file, a tune run directory or a comparison of agents.
 
     Raises:
         RecordError: when the run cannot be read or the page cannot be written.
         ToolchainMissing: without plotly.
     """
-    return write_atomic(Path(out_html), render(load_run(run_path)).encode())
+    path = Path(run_path)
+    if path.is_file() and read_meta(path).get("kind") == KIND:
+        return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode())
+    return write_atomic(Path(out_html), render(load_run(path)).encode())
 
 
 def render(run: Run) -> str:
@@ -68,24 +62,7 @@ def render(run: Run) -> str:
             "<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>",
         ]
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_CSP}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{CSS}</style>
-</head>
-<body>
-{body}
-<script type="application/json" id="outblas-data">{_json(data)}</script>
-<script>{_plotly()}</script>
-<script>{JS}</script>
-</body>
-</html>
-"""
+    return html_page(title, body, data)
 
 
 def _payload(group: Group, gpu: str) -> dict[str, Any]:
@@ -107,15 +84,15 @@ def _section(group: Group, index: int) -> str:
         f"<section aria-labelledby='g{index}'><h2 id='g{index}'>{escape(group.title)}</h2>",
         _cards(group),
         "<h3>Speed-up distribution</h3><div class='pair'>",
-        *(_chart(index, *chart) for chart in charts),
+        *(chart(index, *words) for words in charts),
         "</div><h3>Heat maps over M and N</h3>",
         _heat(group, index),
     ]
     if group.mode != "server":
         note = "What the library runs, the best baseline, and the fastest that the hardware model allows."
-        parts += ["<h3>Roofline</h3>", _chart(index, "roofline", "Roofline", note)]
+        parts += ["<h3>Roofline</h3>", chart(index, "roofline", "Roofline", note)]
     note = "Geometric mean of the speed-up of every decade of FLOP (2MNK); hover for the number of problems."
-    parts += ["<h3>By size</h3>", _chart(index, "decades", "Speed-up by FLOP decade", note)]
+    parts += ["<h3>By size</h3>", chart(index, "decades", "Speed-up by FLOP decade", note)]
     parts += ["<h3>By regime</h3>", _regimes(group)]
     parts += ["<h3>Losses and fall-backs</h3>", _losses(group), _fallbacks(group)]
     return "\n".join([*parts, "</section>"])
@@ -144,14 +121,6 @@ def _cards(group: Group) -> str:
     return f"<ul class='cards'>{''.join(cards)}</ul>"
 
 
-def _chart(index: int, name: str, title: str, note: str) -> str:
-    return (
-        f"<figure><div class='plot {name}' id='{name}-{index}' data-group='{index}' data-figure-name='{name}' "
-        f"role='img' aria-label='{escape(title)}'></div>"
-        f"<figcaption><b>{escape(title)}.</b> {escape(note)}</figcaption></figure>"
-    )
-
-
 def _heat(group: Group, index: int) -> str:
     ks = sorted({r["k"] for r in group.rows})
     slider = (
@@ -166,7 +135,7 @@ def _heat(group: Group, index: int) -> str:
         "Blue is faster than the best baseline, orange slower; the scale is logarithmic and centred at 1. "
         "1.00 without colour: the library falls back to the baseline, or is level with it."
     )
-    return f"<div class='controls'>{controls}</div>" + _chart(index, "heat", "Speed-up over M and N for one K", note)
+    return f"<div class='controls'>{controls}</div>" + chart(index, "heat", "Speed-up over M and N for one K", note)
 
 
 def _regimes(group: Group) -> str:
@@ -187,7 +156,7 @@ def _regimes(group: Group) -> str:
         for r in regime_rows(group)
     ]
     caption = "Published speed-up by regime; % of floor is the median of floor / time"
-    return _table(caption, (*head, *head_floor), lines)
+    return table(caption, (*head, *head_floor), lines)
 
 
 def _losses(group: Group) -> str:
@@ -212,7 +181,7 @@ def _losses(group: Group) -> str:
         for r in rows
     ]
     caption = f"Losses: {len(rows)} of {len(group.rows)} rows are below 0.99×, worst first"
-    return _table(caption, head, lines, limited=True)
+    return table(caption, head, lines, limited=True)
 
 
 def _fallbacks(group: Group) -> str:
@@ -222,7 +191,7 @@ def _fallbacks(group: Group) -> str:
     head = ("Problem", "PDL", "Baseline", "Baseline µs", "Baseline TFLOP/s", "% of floor", "Regime", "Status of ours")
     lines = [_fallback_line(r) for r in rows]
     caption = f"Fall-backs: {len(rows)} of {len(group.rows)} rows run the baseline and count as 1.000×"
-    return _table(caption, head, lines, limited=True)
+    return table(caption, head, lines, limited=True)
 
 
 def _fallback_line(r: Row) -> tuple[Any, ...]:
@@ -241,14 +210,14 @@ def _counters(run: Run) -> str:
         for (problem, name), counters in run.counters.items()
     ]
     caption = "By Nsight Compute, of one launch alone; a stall is the warps that wait per instruction issued"
-    table = _table(caption, ("Problem", *HEAD, "Config"), lines, limited=True)
-    return f"<section aria-labelledby='counters'><h2 id='counters'>Hardware counters</h2>{table}</section>"
+    found = table(caption, ("Problem", *HEAD, "Config"), lines, limited=True)
+    return f"<section aria-labelledby='counters'><h2 id='counters'>Hardware counters</h2>{found}</section>"
 
 
 def _origin(run: Run) -> str:
     """Where the figures come from, in words; a replay says so before anything else."""
     m = run.measured
-    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(_when(m.get("date", "unknown")))
+    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(when(m.get("date", "unknown")))
     bias = f" {_SELECTION}" if run.tuned else ""
     if run.replayed:
         return (
@@ -256,12 +225,6 @@ def _origin(run: Run) -> str:
             f"Nothing was timed on the machine that made this report.{bias}</p>"
         )
     return f"<p class='origin'>Measured on {gpu}, {date}.{bias}</p>"
-
-
-def _when(date: Any) -> str:
-    """A UTC time of ISO 8601 to the minute, as one reads it; anything else as it is."""
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(\+00:00|Z)", str(date))
-    return f"{found[1]} {found[2]} UTC" if found else str(date)
 
 
 def _method(groups: Sequence[Group]) -> str:
@@ -288,9 +251,9 @@ def _provenance(run: Run) -> str:
         facts["SM clock"] = f"{min(clock):g} to {max(clock):g} MHz"
     if heat:
         facts["temperature"] = f"{min(heat):g} to {max(heat):g} °C"
-    lines = [(name, _spelt(value)) for name, value in facts.items()]
-    table = _table("Where these figures come from", ("Fact", "Value"), lines)
-    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{table}</section>"
+    lines = [(name, spelt(value)) for name, value in facts.items()]
+    found = table("Where these figures come from", ("Fact", "Value"), lines)
+    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
 
 
 def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
@@ -307,41 +270,3 @@ def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         elif key not in ("format", "kind") and known.get(key) != value:
             facts[f"run: {key}"] = value
     return facts
-
-
-def _spelt(value: Any) -> str:
-    """A fact in words."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_spelt(v)}" for key, v in value.items())
-    return ", ".join(map(_spelt, value)) if isinstance(value, list) else str(value)
-
-
-def _table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], limited: bool = False) -> str:
-    """A table in a scroll box, ``limited`` in height too; the first cell of a line is its header."""
-    cls = [" class='text long'" if h in _LONG else " class='text'" if h in _TEXT else "" for h in head]
-    top = "".join(f"<th scope='col'{c}>{escape(h)}</th>" for h, c in zip(head, cls, strict=True))
-    body = "".join(
-        f"<tr><th scope='row'>{escape(str(line[0]))}</th>"
-        + "".join(f"<td{c}>{escape(str(v))}</td>" for v, c in zip(line[1:], cls[1:], strict=True))
-        + "</tr>"
-        for line in lines
-    )
-    return (
-        f"<div class='scroll{' limited' if limited else ''}' tabindex='0' role='region' "
-        f"aria-label='{escape(caption)}'><table>"
-        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _json(data: Any) -> str:
-    """JSON that no content can end early: ``<``, ``>`` and ``&`` are escaped."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ToolchainMissing("plotly is not installed", "plotly 5.18 or later", "pip install plotly") from error
-    return str(get_plotlyjs())

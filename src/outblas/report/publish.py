@@ -1,18 +1,30 @@
 """What ``outblas results`` writes or checks: summary.json, the README's table, its picture, the kernel notes' counters.
 
-All four come from the committed result files alone, and are the same bytes every time.
+Where there is a comparison of agents, its block in the README and its picture, too. All come from the committed result
+files alone, and are the same bytes every time.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outblas.averages import launch_of_row, launch_words, table_words
+from outblas.compare_result import Comparison, read_comparison
 from outblas.errors import RecordError
 from outblas.files import write_atomic
+from outblas.report.compare_block import (
+    COMPARE_BEGIN,
+    COMPARE_END,
+    compare_block,
+    comparison_of,
+    with_section,
+)
+from outblas.report.compare_block import PICTURE as COMPARE_PICTURE
+from outblas.report.compare_picture import compare_svg
 from outblas.report.counters import counters_text
 from outblas.report.picture import speedup_svg
 from outblas.report.replaced import notes_of_replaced
@@ -131,16 +143,24 @@ def with_table(document: Path, table: str, begin: str = BEGIN, end: str = END) -
     Raises:
         RecordError: when it cannot be read or does not have each marker once, in order.
     """
-    try:
-        text = document.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecordError(
-            f"cannot read {document}: {error.strerror}", "a file of the repository", "run it from there"
-        ) from error
+    return text_with_table(_read(document), table, str(document), begin, end)
+
+
+def text_with_table(text: str, table: str, document: str, begin: str, end: str) -> str:
+    """``text`` of a ``document`` with ``table`` between the markers; raises RecordError without each marker once."""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise RecordError(f"{document} has no place for the table", f"{begin} and {end} once each", "add the two lines")
     before, rest = text.split(begin)
     return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def _read(document: Path) -> str:
+    try:
+        return document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(
+            f"cannot read {document}: {error.strerror}", "a file of the repository", "run it from there"
+        ) from error
 
 
 def picture_text(directory: Path) -> str:
@@ -167,9 +187,23 @@ def _wanted(directory: Path, readme: Path | None, picture: Path | None, notes: P
         wanted[readme] = with_table(readme, markdown_table(json.loads(summary), notes_of_replaced(directory)))
     if picture is not None:
         wanted[picture] = picture_text(directory)
+    compared = comparison_of(directory)
+    if compared is not None:
+        _add_comparison(wanted, read_comparison(compared), readme, picture)
     if notes is not None:
         wanted[notes] = with_table(notes, counters_text(Path(directory) / COUNTERS), NCU_BEGIN, NCU_END)
     return wanted
+
+
+def _add_comparison(wanted: dict[Path, str], comparison: Comparison, readme: Path | None, picture: Path | None) -> None:
+    """The README's block on agents, in a section of its own where it has none yet, and its picture."""
+    drawn = None if picture is None else picture.with_name(COMPARE_PICTURE)
+    if drawn is not None:
+        wanted[drawn] = compare_svg(comparison)
+    if readme is not None:
+        address = None if drawn is None else Path(os.path.relpath(drawn, readme.parent)).as_posix()
+        text, block = with_section(wanted[readme]), compare_block(comparison, address)
+        wanted[readme] = text_with_table(text, block, str(readme), COMPARE_BEGIN, COMPARE_END)
 
 
 def _cell(value: Any) -> str:

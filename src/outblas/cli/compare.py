@@ -1,0 +1,120 @@
+"""``outblas compare``: agents on held-out problems of a recording, with no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import err, out
+from outblas.device import DEFAULT_RECORDING, parse_device
+from outblas.errors import UsageError
+
+if TYPE_CHECKING:
+    from outblas.compare_result import Comparison
+    from outblas.compare_stats import Figure
+
+
+def compare(
+    agents: Annotated[str, typer.Option(help="Agents, separated by commas; see `outblas list agents`.")] = (
+        "random,heuristic,evolution"
+    ),
+    budgets: Annotated[
+        str, typer.Option(help="Measurements after which to compare; 0: the first proposal, unmeasured.")
+    ] = "0,1,2,4,8,16,32",
+    seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
+    held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
+    splits: Annotated[
+        str, typer.Option(help="What is held out: shapes (M, N, K), families (N, K), layout (all but TN).")
+    ] = "shapes,families",
+    split_seed: Annotated[int, typer.Option(help="Which shapes and families are held out, and which sample.")] = 0,
+    sample: Annotated[
+        int | None, typer.Option(help="Search only so many held-out problems of each split, stratified by regime.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="replay:NAME: the recording that answers.")
+    ] = f"replay:{DEFAULT_RECORDING}",
+    out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
+    jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run's journal beside the output.")] = True,
+) -> None:
+    """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
+    where = parse_device(device)
+    if where.recording is None:
+        raise UsageError(
+            f"--device {device}", "a recording, which knows the best of every problem", "e.g. --device replay:h200"
+        )
+
+    from outblas.compare import Plan
+    from outblas.compare_result import read_comparison
+    from outblas.compare_run import run_compare
+
+    plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample)
+    with common.progress_bar("compare") as progress:
+        begun: list[tuple[float, int]] = []
+
+        def update(done: int, total: int, note: str) -> None:
+            now = monotonic()
+            if not begun:
+                begun.append((now, done))
+            start, first = begun[0]
+            if not err.is_terminal and done > first:  # a bar has an estimate of its own
+                note += f", about {(now - start) * (total - done) / (done - first):.0f} s left"
+            progress(done, total, note)
+
+        run_compare(plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume, update)
+    print_comparison(read_comparison(out_file))
+    out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """A table per split, the best agent of each budget, and the best overall."""
+    from outblas.compare_stats import best_of, budget_words, figures, overall
+
+    of_splits = {split: figures(comparison, split) for split in comparison.splits}
+    for split, made in of_splits.items():
+        size = comparison.meta["splits"][split]
+        out.print(
+            f"split {split}: {size['training']} problems to learn from, {size['searched']} of {size['held_out']} held "
+            "out searched; geometric mean of best time / found time, half of its 95% interval; CPU time",
+            markup=False,
+        )
+        for line in _lines(comparison, made):
+            out.print(line, markup=False)
+        for budget in comparison.budgets:
+            best, level = best_of(made, budget)
+            others = f"; intervals of {', '.join(f.agent for f in level)} overlap its own" if level else ""
+            out.print(f"budget {budget}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
+        out.print()
+    (best_agent, regret), *_ = overall(list(of_splits.values()))
+    within = budget_words(comparison.budgets)
+    out.print(
+        f"best agent overall: {best_agent}, mean regret {regret:.2%} (budgets {within}, all splits)", markup=False
+    )
+
+
+def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[str]:
+    """The table as text, as wide as it is: rich would cut figures off where the terminal is narrow."""
+    cells = [["agent", *(f"b={b}" for b in comparison.budgets), "ms/task", "s to prepare"]]
+    for agent in comparison.agents:
+        found, cost = [made[agent, b] for b in comparison.budgets], comparison.meta["costs"][agent]
+        figures = [f"{f.quality:.3f} ±{f.half_width:.3f}" for f in found]
+        cells.append([agent, *figures, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:], widths[1:])]) for c in cells]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in _words(text))
+    except ValueError:
+        raise UsageError(
+            f"--budgets {text!r}", "integers separated by commas", "e.g. --budgets 0,1,2,4,8,16,32"
+        ) from None

@@ -1,0 +1,102 @@
+"""Processes that work off the units of a comparison and send what they finish."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from outblas.compare import Plan, Unit, run_unit
+from outblas.errors import DeviceError, OutblasError
+from outblas.recording import Recording
+from outblas.sandbox import follow
+
+_JOIN_S = 5.0
+
+
+def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str, Any]]:
+    """Entries of :func:`outblas.compare.run_unit` as they finish; ``jobs`` processes, one unit each at a time.
+
+    The answers do not depend on ``jobs``: packages that use threads of their own get one.
+
+    Raises:
+        OutblasError: as a unit raised it. RuntimeError: a unit failed otherwise; its traceback is on stderr.
+        DeviceError: a process died.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting, workers = deque(units), dict[Connection, Any]()
+    try:
+        for _ in range(min(jobs, len(waiting))):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, plan, os.getpid()))
+            process.start()
+            theirs.close()
+            workers[ours] = process
+            ours.send(waiting.popleft())
+        while workers:
+            for connection in wait(list(workers)):
+                assert isinstance(connection, Connection)
+                message = _receive(connection, workers[connection])
+                if message is not None:
+                    yield message
+                elif waiting:
+                    connection.send(waiting.popleft())
+                else:
+                    connection.close()  # a process that listens ends by itself
+                    workers.pop(connection).join()
+    finally:
+        for process in workers.values():
+            process.terminate()
+            process.join(_JOIN_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _receive(connection: Connection, process: Any) -> dict[str, Any] | None:
+    """An entry, or None at a unit's end; what the unit raised is raised."""
+    try:
+        message = connection.recv()
+    except (EOFError, OSError):
+        process.join(_JOIN_S)
+        raise DeviceError(
+            f"a process of the comparison died with exit code {process.exitcode}",
+            "enough memory for every job",
+            "run the same command again with fewer --jobs: it resumes",
+        ) from None
+    if isinstance(message, BaseException):
+        raise message
+    assert message is None or isinstance(message, dict)
+    return message
+
+
+def _work(connection: Connection, plan: Plan, parent: int) -> None:
+    """A process's life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=follow, args=(parent,), daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
+    recording: Recording | None = None
+    with contextlib.suppress(EOFError, OSError):  # the parent has nothing more, or is gone
+        while True:
+            unit: Unit = connection.recv()
+            try:
+                recording = recording or Recording.load(plan.recording)
+                for entry in run_unit(unit, plan, recording):
+                    connection.send(entry)
+                connection.send(None)
+            except OutblasError as error:
+                connection.send(error)
+                return
+            except (EOFError, BrokenPipeError):
+                return
+            except Exception as error:
+                traceback.print_exc()
+                connection.send(RuntimeError(f"agent {unit.agent} failed: {type(error).__name__}: {error}"))
+                return

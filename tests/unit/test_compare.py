@@ -1,0 +1,389 @@
+"""A comparison's tasks, its searches, its runs on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from helpers import synthetic_recording
+from outblas import compare, compare_pool, compare_run
+from outblas.agents import make_agent
+from outblas.agents.base import Agent, unexplored
+from outblas.cli import app
+from outblas.compare import Plan, Task, Unit, held_out, run_unit, search, tasks_of
+from outblas.compare_result import read_comparison
+from outblas.compare_run import run_compare
+from outblas.config import KernelConfig, launch_of
+from outblas.errors import DeviceError, UsageError
+from outblas.evaluation import Evaluation, Status
+from outblas.problem import Problem
+from outblas.recording import CODE, Recording
+from outblas.replay import ReplayEvaluator
+from outblas.tune import Interrupted
+
+BUDGETS = (0, 1, 2, 4, 32)
+
+
+def recording_with(status: dict[int, Status] | None = None) -> Recording:
+    """All cells passed but the columns named; column c takes c + 1 microseconds on every problem."""
+    made = synthetic_recording(problems=12, candidates=10)
+    codes = np.full(made.status.shape, CODE[Status.PASSED], np.int8)
+    for column, found in (status or {}).items():
+        codes[:, column] = CODE[found]
+    passed = codes == CODE[Status.PASSED]
+    times = np.broadcast_to(np.arange(1, 11, dtype=np.float32), codes.shape)
+    return replace(
+        made,
+        status=codes,
+        median_us=np.where(passed, times, np.nan).astype(np.float32),
+        spread=np.where(passed, 0.01, np.nan).astype(np.float32),
+        rounds=np.where(passed, 7, 0).astype(np.int16),
+    )
+
+
+class Backwards(Agent):
+    """The last candidate first: the slowest, in ``recording_with``."""
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        return unexplored(candidates, history)[::-1][:n]
+
+
+def agent_of(cls: type[Agent]) -> Agent:
+    return cls(0, synthetic_recording().gpu)
+
+
+def plain_task(recording: Recording) -> Task:
+    return tasks_of(recording, recording.problems[0])[0]
+
+
+# Tasks
+
+
+def test_a_task_offers_the_recorded_candidates_of_one_launch_option() -> None:
+    recording = recording_with({0: Status.LEFT_OUT, 1: Status.ILLEGAL, 2: Status.WRONG})
+    plain, pdl = tasks_of(recording, recording.problems[3])
+    assert (plain.launch, pdl.launch) == ("plain", "pdl")
+    assert plain.candidates == recording.catalogue[2::2] and pdl.candidates == recording.catalogue[3::2]
+    assert (plain.best_us, plain.worst_us) == (5.0, 9.0) and (pdl.best_us, pdl.worst_us) == (4.0, 10.0)
+
+
+def test_a_launch_option_without_a_time_is_no_task() -> None:
+    recording = recording_with(dict.fromkeys(range(1, 10, 2), Status.WRONG))
+    assert [task.launch for task in tasks_of(recording, recording.problems[0])] == ["plain"]
+
+
+def test_a_sample_is_of_the_held_out_problems_and_leaves_the_training_as_it_is() -> None:
+    recording = recording_with()
+    plan = Plan("x", BUDGETS, 0.5)
+    all_split, all_tasks = held_out(plan, recording, "shapes")
+    split, tasks = held_out(replace(plan, sample=2), recording, "shapes")
+    assert split == all_split and len(all_tasks) == 2 * len(split.held_out)
+    assert len(tasks) == 4 and {t.problem for t in tasks} < set(split.held_out)
+    assert held_out(replace(plan, sample=99), recording, "shapes")[1] == all_tasks
+
+
+# Searches
+
+
+def test_quality_is_best_over_found_after_each_budget() -> None:
+    """Plain columns take 1, 3, 5, 7, 9 microseconds; from the back, the best found is 9, 7, 5, 3, 1."""
+    recording = recording_with()
+    found = search(agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 4, 32))
+    assert found == ([1 / 9, 1 / 9, 1 / 7, 1 / 3, 1.0], [True] * 5)
+
+
+def test_a_failure_takes_a_measurement_and_until_something_passed_the_slowest_counts() -> None:
+    recording = recording_with({8: Status.WRONG, 6: Status.HANG})
+    qualities, found = search(agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 3, 4))
+    assert qualities == [1 / 5, 1 / 5, 1 / 5, 1 / 5, 1 / 3]  # the slowest that passed takes 5
+    assert found == [False, False, False, True, True]
+
+
+def test_an_agent_that_stops_keeps_what_it_has() -> None:
+    class Stops(Backwards):
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            return [] if len(history) == 2 else super().propose(problem, candidates, history, n)
+
+    class Never(Agent):
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            return []
+
+    recording = recording_with()
+    replay, task = ReplayEvaluator(recording), plain_task(recording)
+    assert search(agent_of(Stops), task, replay, (2, 4, 32))[0] == [1 / 7] * 3
+    assert search(agent_of(Never), task, replay, (0, 4)) == ([1 / 9] * 2, [False] * 2)
+
+
+def test_no_more_is_measured_than_the_largest_budget_and_one_at_a_time() -> None:
+    asked: list[tuple[int, int]] = []
+    told: list[int] = []
+
+    class Spy(Backwards):
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            asked.append((len(history), n))
+            assert {launch_of(c) for c in candidates} == {"plain"}
+            return super().propose(problem, candidates, history, n)
+
+        def observe(self, evaluations: Sequence[Evaluation]) -> None:
+            told.append(len(evaluations))
+
+    recording = recording_with()
+    search(agent_of(Spy), plain_task(recording), ReplayEvaluator(recording), (0, 3))
+    assert asked == [(0, 1), (1, 1), (2, 1)] and told == [1, 1, 1]
+
+
+@pytest.mark.parametrize("proposal", ["two", "again", "other launch"])
+def test_an_agent_that_breaks_its_contract_is_refused(proposal: str) -> None:
+    class Bad(Agent):
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            stranger = next(c for c in recording.catalogue if c.pdl)
+            return {"two": list(candidates[:2]), "again": [candidates[0]], "other launch": [stranger]}[proposal]
+
+    recording = recording_with()
+    with pytest.raises(UsageError, match="one candidate that is offered and not tried yet"):
+        search(agent_of(Bad), plain_task(recording), ReplayEvaluator(recording), (4,))
+
+
+# Units
+
+
+def units_rows(unit: Unit, plan: Plan, recording: Recording) -> dict[tuple[str, str], Any]:
+    entries = list(run_unit(unit, plan, recording))
+    return {(key, launch): (q, f) for entry in entries for key, launch, q, f in entry["tasks"]}
+
+
+def test_prepare_sees_the_training_problems_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Learner(Backwards):
+        def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+            seen.append((recording, tuple(problems)))
+
+    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Learner(seed, gpu))
+    full = recording_with()
+    units_rows(Unit("shapes", "x", 0), Plan("x", BUDGETS), full)
+    split, _ = held_out(Plan("x", BUDGETS), full, "shapes")
+    ((given, problems),) = seen
+    assert problems == given.problems == split.training and not set(problems) & set(split.held_out)
+    row, full_row = given.row(problems[1]), full.row(problems[1])
+    np.testing.assert_array_equal(given.median_us[row], full.median_us[full_row])
+
+
+def test_what_is_learned_in_one_task_helps_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that repeats what was best anywhere: with memory across tasks the second would start at the best."""
+
+    class Remembers(Backwards):
+        best: KernelConfig | None = None
+
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            left = unexplored(candidates, history)
+            return [self.best] if self.best in left else left[::-1][:1]  # type: ignore[list-item]
+
+        def observe(self, evaluations: Sequence[Evaluation]) -> None:
+            self.best = evaluations[0].config
+
+    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Remembers(seed, gpu))
+    recording, plan = recording_with(), Plan("x", (1, 5), 0.5)
+    found = units_rows(Unit("shapes", "x", 0), plan, recording)
+    assert len(found) > 2 and all(q[0] < 1 and q[1] == 1 for q, _ in found.values())
+    first, *_ = found
+    rest = units_rows(Unit("shapes", "x", 0, frozenset([first])), plan, recording)
+    assert rest == {key: value for key, value in found.items() if key != first}
+
+
+# Runs
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    synthetic_recording(problems=12, candidates=40).write(tmp_path / "recording")
+    return str(tmp_path / "recording")
+
+
+def content(path: Path) -> list[Any]:
+    import pyarrow.parquet as pq
+
+    return list(pq.read_table(path).to_pylist())
+
+
+def run(folder: str, out: Path, **changes: Any) -> list[Any]:
+    settings: dict[str, Any] = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, "command": "test"}
+    run_compare(Plan(folder, BUDGETS, 0.5), out_path=out, **{**settings, **changes})
+    return content(out)
+
+
+def test_a_run_writes_what_a_search_finds_whatever_the_jobs(folder: str, tmp_path: Path) -> None:
+    rows = run(folder, tmp_path / "one.parquet")
+    assert rows == run(folder, tmp_path / "two.parquet", jobs=2)
+    recording = Recording.load(folder)
+    split, tasks = held_out(Plan(folder, BUDGETS, 0.5), recording, "shapes")
+    assert len(rows) == 3 * len(tasks) * len(BUDGETS), "two seeds of random, one of exhaustive, which does not draw"
+    replay = ReplayEvaluator(recording)
+    for seed in (0, 1):
+        mine = [r for r in rows if r["agent"] == "random" and r["seed"] == seed]
+        want = [q for task in tasks for q in search(make_agent("random", seed), task, replay, BUDGETS)[0]]
+        assert [r["quality"] for r in mine] == want
+    comparison = read_comparison(tmp_path / "one.parquet")
+    size = {"training": len(split.training), "held_out": len(split.held_out), "searched": len(split.held_out)}
+    assert comparison.meta["splits"] == {"shapes": {**size, "tasks": len(tasks)}}
+    assert comparison.provenance["command"] == "test" and comparison.measured["gpu"] == "NVIDIA H200"
+    assert comparison.meta["costs"].keys() == {"random", "exhaustive"}
+    assert not (tmp_path / "one.parquet.jsonl").exists()
+
+
+def test_an_interrupted_run_resumes_to_the_same_rows(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(folder, tmp_path / "whole.parquet")
+    monkeypatch.setattr(compare, "ENTRY_S", -1.0)  # in this process: an entry per task
+    monkeypatch.setattr(compare_run, "run_units", in_process)
+
+    def stop(done: int, total: int, note: str) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "cut.parquet"
+    with pytest.raises(Interrupted, match="interrupted with 5 of"):
+        run(folder, out, progress=stop)
+    assert not out.exists()
+    with (tmp_path / "cut.parquet.jsonl").open("ab") as file:
+        file.write(b'{"cut short')
+    seen: list[int] = []
+    assert run(folder, out, progress=lambda done, total, note: seen.append(done)) == whole
+    assert seen[0] == 6 and seen[-1] == len(whole) // len(BUDGETS)
+    assert not (tmp_path / "cut.parquet.jsonl").exists()
+
+
+def test_agents_may_be_added_and_dropped_when_a_run_resumes(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_run, "run_units", in_process)
+    started: list[Unit] = []
+    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: broken_or(name, seed, gpu, started))
+    out = tmp_path / "r.parquet"
+    with pytest.raises(RuntimeError, match="evolution is broken"):
+        run(folder, out, agents=["exhaustive", "evolution"])
+    rows = run(folder, out, agents=["random", "exhaustive"], seeds=1)
+    assert rows == run(folder, tmp_path / "other.parquet", agents=["random", "exhaustive"], seeds=1)
+    assert started.count("exhaustive") == 2, "once in the broken run, once in the other file's"  # type: ignore[arg-type]
+
+
+def in_process(units: Sequence[Unit], plan: Plan, jobs: int) -> Any:
+    for unit in units:
+        yield from run_unit(unit, plan, Recording.load(plan.recording))
+
+
+def broken_or(name: str, seed: int, gpu: Any, started: list[Any]) -> Agent:
+    started.append(name)
+    if name == "evolution":
+        raise RuntimeError("evolution is broken")
+    return make_agent(name, seed, gpu)
+
+
+def test_a_journal_of_other_budgets_is_refused_and_kept(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.parquet"
+    journal = tmp_path / "r.parquet.jsonl"
+    journal.write_text(json.dumps({"budgets": [1]}) + "\n")
+    with pytest.raises(UsageError, match="other settings"):
+        run(folder, out)
+    assert json.loads(journal.read_text()) == {"budgets": [1]}
+    assert run(folder, out, resume=False)
+
+
+def test_what_a_process_raises_is_raised_here(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no recording"):
+        list(compare_pool.run_units([Unit("shapes", "random", 0)], Plan(str(tmp_path / "none"), BUDGETS), 1))
+
+
+def test_a_process_that_died_is_named() -> None:
+    ours, theirs = Pipe()
+    theirs.close()
+    with pytest.raises(DeviceError, match="exit code -9.*fewer --jobs"):
+        compare_pool._receive(ours, SimpleNamespace(join=lambda seconds: None, exitcode=-9))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agents": []}, "agents none"),
+        ({"agents": ["random", "random"]}, "agents random, random"),
+        ({"agents": ["oracle"]}, "unknown agent 'oracle'"),
+        ({"agents": ["recorded"]}, "would read the answers"),
+        ({"agents": ["transfer"]}, "would read the answers"),
+        ({"splits": ["rows"]}, "splits rows"),
+        ({"splits": []}, "splits none"),
+        ({"splits": ["layout"]}, "only layout is TN"),
+        ({"seeds": 0}, "--seeds is 0"),
+        ({"jobs": 0}, "--jobs is 0"),
+    ],
+)
+def test_bad_settings_are_refused_and_leave_nothing(
+    folder: str, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(folder, tmp_path / "out" / "r.parquet", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("budgets", [(), (-1, 2), (2, 1), (1, 1)])
+def test_budgets_must_ascend(folder: str, tmp_path: Path, budgets: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="budgets"):
+        run_compare(Plan(folder, budgets), ["shapes"], ["random"], 1, tmp_path / "r.parquet", "test")
+
+
+# The command
+
+
+def outblas(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+
+
+def test_the_command_prints_every_figure_and_writes_the_file(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.parquet"
+    result = outblas(
+        "compare", "--agents", "random,exhaustive", "--budgets", "0,1,16", "--seeds", "2", "--held-out", "0.5",
+        "--splits", "shapes,families", "--device", f"replay:{folder}", "--out", str(out), "--sample", "3",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    comparison = read_comparison(out)
+    assert comparison.splits == ("shapes", "families") and comparison.meta["splits"]["shapes"]["searched"] == 3
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert sum(line[:1] == ["random"] and len(line) == 9 for line in lines) == 2
+    assert "best agent overall: " in result.stdout and "budget 16: " in result.stdout
+    mean = math.exp(
+        np.log(comparison.quality[(comparison.split == 0) & (comparison.agent == 0) & (comparison.budget == 2)]).mean()
+    )
+    assert f"{mean:.3f}" in next(line for line in lines if line[:1] == ["random"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "replay:nowhere"], "no recording 'nowhere'"),
+        (["--budgets", "1,two"], "--budgets '1,two'"),
+        (["--agents", "oracle"], "unknown agent 'oracle'"),
+        (["--held-out", "2"], "held-out share of 2"),
+        (["--device", "cpu"], "unknown device"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: list[str], words: str, folder: str, tmp_path: Path) -> None:
+    result = outblas("compare", "--device", f"replay:{folder}", "--out", str(tmp_path / "r.parquet"), *arguments)
+    assert result.exit_code == 2 and words in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_live_gpu_has_no_exhaustive_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outblas.device.gpu_count", lambda: 1)
+    result = outblas("compare", "--device", "cuda:0")
+    assert result.exit_code == 2 and "a recording, which knows the best" in result.stderr
