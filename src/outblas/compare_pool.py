@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from outblas.child import Child
 from outblas.compare import Plan, Unit, run_unit
 from outblas.errors import DeviceError, OutblasError
 from outblas.recording import Recording
-from outblas.sandbox import follow
-
-_JOIN_S = 5.0
 
 
 def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str, Any]]:
@@ -30,16 +25,12 @@ def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str
         OutblasError: as a unit raised it. RuntimeError: a unit failed otherwise; its traceback is on stderr.
         DeviceError: a process died.
     """
-    context = multiprocessing.get_context("spawn")
-    waiting, workers = deque(units), dict[Connection, Any]()
+    waiting, workers = deque(units), dict[Connection, Child]()
     try:
         for _ in range(min(jobs, len(waiting))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, plan, os.getpid()))
-            process.start()
-            theirs.close()
-            workers[ours] = process
-            ours.send(waiting.popleft())
+            child = Child(_work, (plan,))
+            workers[child.connection] = child
+            child.connection.send(waiting.popleft())
         while workers:
             for connection in wait(list(workers)):
                 assert isinstance(connection, Connection)
@@ -49,25 +40,19 @@ def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str
                 elif waiting:
                     connection.send(waiting.popleft())
                 else:
-                    connection.close()  # a process that listens ends by itself
-                    workers.pop(connection).join()
+                    workers.pop(connection).end(kill=False)
     finally:
-        for process in workers.values():
-            process.terminate()
-            process.join(_JOIN_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for child in workers.values():
+            child.end(kill=True)
 
 
-def _receive(connection: Connection, process: Any) -> dict[str, Any] | None:
+def _receive(connection: Connection, child: Child) -> dict[str, Any] | None:
     """An entry, or None at a unit's end; what the unit raised is raised."""
     try:
         message = connection.recv()
     except (EOFError, OSError):
-        process.join(_JOIN_S)
         raise DeviceError(
-            f"a process of the comparison died with exit code {process.exitcode}",
+            f"a process of the comparison died with exit code {child.exit_code()}",
             "enough memory for every job",
             "run the same command again with fewer --jobs: it resumes",
         ) from None
@@ -77,10 +62,8 @@ def _receive(connection: Connection, process: Any) -> dict[str, Any] | None:
     return message
 
 
-def _work(connection: Connection, plan: Plan, parent: int) -> None:
+def _work(connection: Connection, plan: Plan) -> None:
     """A process's life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=follow, args=(parent,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
     recording: Recording | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent has nothing more, or is gone

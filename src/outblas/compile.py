@@ -47,7 +47,8 @@ _OUTSIDE = re.compile(r'#\s*include\s*["<]\s*(?:/|\.\.)')
 
 
 def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | None = DEFAULT_CACHE) -> Cubin:
-    """Compile one source for one architecture, or take it from the cache.
+    """Compile one source for one architecture, or take it from the cache; of processes that share a cache and ask for
+    the same at once, one compiles.
 
     Args:
         cache: where compiled cubins are kept; None: compile afresh and keep nothing.
@@ -60,13 +61,16 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     _check_arch(arch)
     if not _self_contained(source):
         cache = None
-    key = "" if cache is None else cache_key(source, arch)
-    if cache is not None and (hit := cache.get(key)) is not None:
+    if cache is None:
+        return _compile(source, arch)
+    key = cache_key(source, arch)
+    if (hit := cache.get(key)) is not None:
         return hit
-    cubin = _compile(source, arch)
-    if cache is not None:
-        cache.put(key, cubin)
-    return cubin
+    with cache.claimed(key):
+        if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
+            hit = _compile(source, arch)
+            cache.put(key, hit)
+    return hit
 
 
 def compile_many(
@@ -90,7 +94,7 @@ def compile_many(
     """
     _check_arch(arch)
     nvrtc_version()  # a missing wheel is the caller's error, once, not that of every source
-    jobs = jobs or _cores()
+    jobs = jobs or cores()
     for done, (index, result) in enumerate(_results(sources, arch, jobs, cache), 1):
         if progress is not None:
             progress(done, len(sources))
@@ -312,7 +316,8 @@ def _check_arch(arch: str) -> None:
         )
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -88,6 +90,20 @@ class CubinCache:
             _publish(self.path(key), _encode(cubin, key))
         except OSError as error:
             self.degrade(f"cannot be written: {error}")
+
+    @contextlib.contextmanager
+    def claimed(self, key: str) -> Iterator[None]:
+        """A process' turn at ``key``: others that claim it wait, until this one is done or dead. Keys share 256 locks,
+        so that none has to be removed; where the cache cannot be written there is no turn to wait for."""
+        with contextlib.ExitStack() as held:
+            if not self.trouble:
+                try:
+                    path = self.directory / "lock" / key[:2]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    fcntl.flock(held.enter_context(path.open("wb")), fcntl.LOCK_EX)
+                except OSError as error:
+                    self.degrade(f"cannot be written: {error}")
+            yield
 
     def degrade(self, trouble: str) -> None:
         """Go on without writing; the first time with a warning."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from outblas.compile_ahead import CompileAhead
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
@@ -13,7 +14,7 @@ from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
-from outblas.worker import Baselines, Item, Options, architecture
+from outblas.worker import Baselines, Item, Options
 
 if TYPE_CHECKING:
     from outblas.verify import Level
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives"]
 
 _FACTORY = "outblas.worker:make_handler"
-#: Kernels not compiled yet from which on starting a process per core pays.
-_COMPILE_AHEAD = 4
 
 
 class LiveEvaluator:
@@ -32,11 +31,14 @@ class LiveEvaluator:
         options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
         factory: makes the worker's handler; tests put another in its place.
         offered: a problem's candidates; None: what :func:`outblas.space.candidates` offers.
+        compile_ahead: fill the compile cache on all cores before the worker, which has one, is asked; False where
+            somebody else does.
     """
 
     def __init__(
         self, gpu_index: int = 0, options: Options | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
         factory: str = _FACTORY, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
+        compile_ahead: bool = True,
     ) -> None:  # fmt: skip
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
@@ -44,7 +46,7 @@ class LiveEvaluator:
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._offered = offered
-        self._compiled: set[tuple[Any, ...]] = set()
+        self._ahead = CompileAhead(self.gpu) if compile_ahead else None
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -80,28 +82,13 @@ class LiveEvaluator:
         """
         listed = list(pairs)
         self.expect(dict.fromkeys(p for p, _ in listed))
-        self._compile_ahead(listed)
+        if self._ahead is not None:
+            for _ in self._ahead.compile(listed):
+                pass
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             items: list[Item] = [(problem, config, self._nvmmh.get(problem)) for _, config in group]
             for index, value in self.sandbox.run(items):
                 yield self._taken(problem, items[index][1], value)
-
-    def _compile_ahead(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> None:
-        """Fill the compile cache on all cores; the worker has one. What is refused here is refused there, and told."""
-        from outblas.compile import compile_many
-        from outblas.source import kernel_kind, make_source
-        from outblas.space import why_illegal
-
-        new = {
-            kind: (p, c)
-            for p, c in pairs
-            if (kind := kernel_kind(p, c)) not in self._compiled and why_illegal(p, c, self.gpu) is None
-        }
-        self._compiled.update(new)
-        if len(new) >= _COMPILE_AHEAD:
-            sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
-            for _ in compile_many(list(sources), architecture(self.gpu)):
-                pass
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
         """Name -> microseconds, of the problem's last rounds; measured now if there are none."""

@@ -25,8 +25,13 @@ class Evaluator(Protocol):
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         """Every config that may be proposed for a problem, in a fixed order."""
 
-    def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterable[Evaluation]:
-        """One evaluation per pair, in any order; lazily, so that each is recorded when it is finished."""
+    def expect(self, problems: Iterable[Problem]) -> None:
+        """Problems that are to come; for evaluators that prepare several at once cheaply. Nothing depends on it."""
+        return None
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterable[Evaluation]:
+        """One evaluation per pair, in any order; lazily, so that each is recorded when it is finished. The pairs may
+        come from a generator that takes time, too: whoever can draws from it while it works on those before."""
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
         """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""

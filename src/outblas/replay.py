@@ -6,7 +6,7 @@ It offers recorded cells only and never interpolates; asking for another cell is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class ReplayEvaluator(Evaluator):
         catalogue = self.recording.catalogue
         return [catalogue[i] for i in np.flatnonzero(self.recording.recorded(problem))]
 
-    def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
+    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
         """The recorded evaluations of the pairs, in their order.
 
         Raises:

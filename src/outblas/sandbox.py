@@ -14,22 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
-_JOIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ class Sandbox:
     ) -> None:  # fmt: skip
         self._factory, self._args = factory, args
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
-        self._process: Any = None
-        self._connection: Connection | None = None
+        self._child: Child | None = None
         #: Workers lost so far.
         self.lost = 0
 
@@ -89,7 +85,7 @@ class Sandbox:
     @property
     def pid(self) -> int | None:
         """Process id of the worker; None before the first batch and after a loss."""
-        return self._process.pid if self._process is not None else None
+        return self._child.pid if self._child is not None else None
 
     def run(self, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Answers as (index, value) in the order they come; a value is :class:`Lost` if the item cost its worker.
@@ -127,7 +123,8 @@ class Sandbox:
         self, batch: list[tuple[int, Any]], left: set[int]
     ) -> Generator[tuple[int, Any], None, tuple[int | None, Lost | None]]:
         """Run one batch; answered items leave ``left``. Returns whom to blame, if anyone, and the loss, if any."""
-        connection = self._ready()
+        child = self._ready()
+        connection = child.connection
         current: int | None = None
         try:
             connection.send(batch)
@@ -155,73 +152,54 @@ class Sandbox:
                         return None, None
                     return min(left), Lost(Status.EXITED, "the worker left it unanswered")
         except (EOFError, OSError):
-            return current, self._obituary()
+            return current, self._obituary(child)
 
-    def _obituary(self) -> Lost:
+    def _obituary(self, child: Child) -> Lost:
         """What ended the worker, after its pipe broke."""
-        process = self._process
-        process.join(_JOIN_S)
-        code = process.exitcode
+        code = child.exit_code()
         self._end(kill=True)
         if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):
             return Lost(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
         return Lost(Status.EXITED, f"the worker ended with exit code {code}")
 
-    def _ready(self) -> Connection:
-        """The connection of a worker that has said hello."""
-        if self._process is not None and not self._process.is_alive():
+    def _ready(self) -> Child:
+        """A worker that has said hello."""
+        if self._child is not None and not self._child.is_alive():
             self._end(kill=True)
-        if self._connection is not None:
-            return self._connection
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_work, args=(theirs, self._factory, self._args, os.getpid()), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self._connection = ours
+        if self._child is not None:
+            return self._child
+        child = self._child = Child(_work, (self._factory, self._args))
         reason = f"it did not start within {self._start_s:g} s"
         try:
-            if ours.poll(self._start_s):
-                kind, *rest = ours.recv()
+            if child.connection.poll(self._start_s):
+                kind, *rest = child.connection.recv()
                 if kind == "ready":
-                    return ours
+                    return child
                 reason = str(rest[0])
         except (EOFError, OSError):
-            self._process.join(_JOIN_S)
-            reason = f"it ended with exit code {self._process.exitcode}"
+            reason = f"it ended with exit code {child.exit_code()}"
         self._end(kill=True, count=False)
         raise DeviceError(
             f"the evaluation worker cannot start: {reason}", "a working GPU process", "run outblas doctor"
         )
 
     def _end(self, kill: bool, count: bool = True) -> None:
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()  # a worker that listens ends by itself
-        if process is None:
-            return
-        if not kill:
-            process.join(_JOIN_S)
-        if process.is_alive():
-            process.kill()
-            process.join(_JOIN_S)
-        if kill and count:
-            self.lost += 1
-        if not process.is_alive():
-            process.close()
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(kill)
+            self.lost += kill and count
 
 
-def _work(connection: Connection, factory: str, args: tuple[Any, ...], parent: int) -> None:
+def made(factory: str, args: tuple[Any, ...]) -> Any:
+    """What the callable named ``module:callable`` gives."""
+    module, _, name = factory.partition(":")
+    return getattr(importlib.import_module(module), name)(*args)
+
+
+def _work(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
     """The worker's life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    threading.Thread(target=follow, args=(parent,), daemon=True).start()
     try:
-        module, _, name = factory.partition(":")
-        handler: Callable[[list[Any], Emit], None] = getattr(importlib.import_module(module), name)(*args)
+        handler: Callable[[list[Any], Emit], None] = made(factory, args)
     except Exception as error:
         connection.send(("error", f"{type(error).__name__}: {error}"))
         return
@@ -242,10 +220,3 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], parent: i
                 connection.send(("error", f"{type(error).__name__}: {error}"))
             return
         connection.send(("end",))
-
-
-def follow(parent: int) -> None:
-    """End with the driver, even when it was killed and this process is stuck in a call."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)

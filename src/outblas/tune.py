@@ -8,7 +8,7 @@ wherever the kill fell, for every agent that keeps its contract.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from outblas.agents.base import Agent
 from outblas.baselines import LT_AUTO, fastest
@@ -74,6 +74,7 @@ def tune(
             # Without what was profiled since: a resumed agent must see what it saw.
             known = {p: store.recorded(run_id, p, profiled=False) for p in problems[start:][:PROBLEMS_AT_ONCE]}
             group = [_Search(p, offered[p], known[p]) for p in known]
+            evaluator.expect([search.problem for search in group])
             _search(group, agent, budget, evaluator, store, run_id, score, per_round)
             rows += [_row(search, evaluator) for search in group]
             store.sync()
@@ -143,28 +144,47 @@ def _search(
 ) -> None:
     """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left."""
     while True:
-        asked = [(search, search.ask(agent, budget, per_round)) for search in group]
-        if not any(configs for _, configs in asked):
-            return
+        asked: list[tuple[_Search, list[KernelConfig]]] = []
         answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
-        pending: list[tuple[Problem, KernelConfig]] = []
-        for search, configs in asked:
-            for config in configs:
-                if config in search.known:
-                    answers[search.problem, config] = search.known[config]
-                    score.add(search.known[config])
-                else:
-                    pending.append((search.problem, config))
-        for evaluation in evaluator.evaluate(pending) if pending else ():
+        pending = _pending(group, agent, budget, per_round, asked, answers, score)
+        for evaluation in evaluator.evaluate(pending):
             store.append(run_id, evaluation)
             answers[evaluation.problem, evaluation.config] = evaluation
             score.add(evaluation)
+        if not any(configs for _, configs in asked):
+            return
         batch: list[Evaluation] = []
         for search, configs in asked:
             new = [answers[search.problem, config] for config in configs]
             search.history += new
             batch += new
         agent.observe(batch)
+
+
+def _pending(
+    group: list[_Search],
+    agent: Agent,
+    budget: int,
+    per_round: int,
+    asked: list[tuple[_Search, list[KernelConfig]]],
+    answers: dict[tuple[Problem, KernelConfig], Evaluation],
+    score: _Score,
+) -> Iterator[tuple[Problem, KernelConfig]]:
+    """Ask the agent problem by problem, for as long as the evaluator takes more: what is to be measured. All proposals
+    of a round come before the agent observes any answer of it, so that they do not depend on who answers how fast.
+
+    Args:
+        asked: every search with its proposals is added here. answers: those that the store knows.
+    """
+    for search in group:
+        configs = search.ask(agent, budget, per_round)
+        asked.append((search, configs))
+        for config in configs:
+            if config in search.known:
+                answers[search.problem, config] = search.known[config]
+                score.add(search.known[config])
+            else:
+                yield search.problem, config
 
 
 def _row(search: _Search, evaluator: Evaluator) -> Row:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas import __version__
 from outblas.agents import make_agent
@@ -27,6 +27,9 @@ from outblas.suites import SUITES
 from outblas.suites import suite as problems_of
 from outblas.tune import Progress, tune
 from outblas.tune_result import result_rows
+
+if TYPE_CHECKING:
+    from outblas.workers import WorkerPlan
 
 FORMAT = 1
 
@@ -80,8 +83,12 @@ def run_tune(
     path: Path,
     command: str,
     progress: Progress | None = None,
+    workers: WorkerPlan | None = None,
 ) -> tuple[Library, RunFiles]:
     """Tune into the directory ``path``, or go on with the run of the same settings that is there.
+
+    Args:
+        workers: several workers in place of ``device``'s one; a run may be resumed with another number of them.
 
     Returns:
         The library, and where it, the result file, the report and the evaluations lie.
@@ -97,19 +104,21 @@ def run_tune(
         raise UsageError(
             f"agent {agent} on a recording would read the answers", "a live GPU for it", "choose another agent"
         )
-    settings = Settings(suite, _short(problems, suite), agent, budget, seed, str(device))
-    with open_evaluator(device) as evaluator:
+    place = str(workers or device)
+    settings = Settings(suite, _short(problems, suite), agent, budget, seed, place)
+    recording = None if device.recording is None else Recording.load(device.recording)
+    if recording is not None:
+        for problem in problems:
+            recording.row(problem)
+    with open_evaluator(device, recording, workers) as evaluator:
         searcher = make_agent(agent, seed, evaluator.gpu)
-        if isinstance(evaluator, ReplayEvaluator):
-            for problem in problems:
-                evaluator.recording.row(problem)
         about = _open(files, settings, command)
         with Store(files.store) as store:
             library = tune(problems, searcher, budget, evaluator, store, path.name, progress)
             library.save(files.library)
-            origin = _origin(evaluator, device, command)
+            origin = _origin(evaluator, device, recording, command)
             rows = list(result_rows(library, store, path.name, evaluator))
-            write_result(rows, {"suite": suite, "device": str(device), **origin}, files.result)
+            write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
     finished = {**about, **origin, "finished": _now()}
     write_atomic(files.run, _text(finished))
 
@@ -120,10 +129,16 @@ def run_tune(
 
 
 @contextmanager
-def open_evaluator(device: Device) -> Iterator[Evaluator]:
-    """The evaluator of a device: the recording, or the live GPU with its worker process."""
-    if device.recording is not None:
-        yield ReplayEvaluator(Recording.load(device.recording))
+def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
+    """The pool of ``workers``, or the evaluator of a device: its recording, or the live GPU with its worker process."""
+    if workers is not None:
+        from outblas.workers import open_pool
+
+        with open_pool(workers) as pool:
+            yield pool
+        return
+    if recording is not None:
+        yield ReplayEvaluator(recording)
         return
     from outblas.evaluate import LiveEvaluator
 
@@ -193,13 +208,16 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
-def _origin(evaluator: Evaluator, device: Device, command: str) -> dict[str, Any]:
+def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
-    if not isinstance(evaluator, ReplayEvaluator):
+    if recording is None:
         from outblas.provenance import collect
+        from outblas.workers import PoolEvaluator
 
+        if isinstance(evaluator, PoolEvaluator):
+            return {"provenance": evaluator.provenance(command)}
         return {"provenance": collect(command, device.gpu_index or 0)}
-    recorded = evaluator.recording.provenance
+    recorded = recording.provenance
     measured = {field: joined(recorded, field) for field in PROVENANCE}
     return {
         "provenance": {**measured, "command": command},

@@ -232,7 +232,7 @@ def test_full_disk_costs_one_warning(cache: CubinCache, monkeypatch: pytest.Monk
     assert [str(w.message) for w in caught if "No space left" in str(w.message)] == [str(caught[0].message)]
     assert len(caught) == 1 and "OUTBLAS_CACHE_DIR" in str(caught[0].message)
     assert not any(r.from_cache for r in results)
-    assert not [p for p in cache.directory.rglob("*") if p.is_file()], "a half file was left"
+    assert not [p for p in (cache.directory / "cubin").rglob("*") if p.is_file()], "a half file was left"
 
 
 def test_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
@@ -301,6 +301,38 @@ def test_two_processes_publish_the_same_key(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["k" * 64]
+
+
+COMPILE = """
+import sys
+from outblas.cubin import CubinCache
+from outblas.compile import compile_source
+from outblas.source import Source
+print("ready", flush=True)
+source = Source(sys.stdin.readline().encode().decode("unicode_escape"), "k", (), (), "fp32", "probe")
+print(compile_source(source, cache=CubinCache(sys.argv[1])).from_cache)
+"""
+
+
+def test_of_processes_that_want_the_same_kernel_one_compiles(tmp_path: Path) -> None:
+    lines = "".join(f"o[{i}] += o[{i + 1}] * {i}.5f;" for i in range(2000))  # slow enough for all to want it at once
+    text = f'extern "C" __global__ void k(float* o) {{ {lines} }}\n'
+    env = {**os.environ, "PYTHONPATH": str(Path(compiling.__file__).parents[1])}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", COMPILE, str(tmp_path)]
+    several = [subprocess.Popen(command, text=True, env=env, **pipes) for _ in range(3)]
+    for process in several:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in several:
+        assert process.stdin is not None
+        process.stdin.write(text)
+        process.stdin.flush()
+    found = []
+    for process in several:
+        said, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        found.append(said.strip())
+    assert sorted(found) == ["False", "True", "True"]
 
 
 def test_missing_wheel(monkeypatch: pytest.MonkeyPatch) -> None:

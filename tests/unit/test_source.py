@@ -126,15 +126,18 @@ def test_even_is_another_launch_of_the_same_cubin(config: KernelConfig) -> None:
 
 def test_a_batch_compiles_the_source_of_even_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
-    from outblas import compile, evaluate
+    from outblas import compile
+    from outblas.compile_ahead import CompileAhead
+    from outblas.roofline import H200
 
     asked: list[Source] = []
-    monkeypatch.setattr(compile, "compile_many", lambda sources, arch: asked.extend(sources) or ())
-    evaluator = object.__new__(evaluate.LiveEvaluator)  # without its worker, which wants a GPU
-    evaluator.options, evaluator._compiled = evaluate.Options(), set()
+    monkeypatch.setattr(compile, "compile_many", lambda sources, arch, jobs: asked.extend(sources) or ())
+    ahead = CompileAhead(H200)
     configs = [Sm80DirectConfig(16, 8, wk=wk, pdl=True, even=even) for wk in (1, 2, 4) for even in (False, True)]
-    evaluator._compile_ahead([(Problem(64, 64, 512), c) for c in configs])
-    assert len(asked) == len(set(asked)) == 3 and len(evaluator._compiled) == 6
+    pairs = [(Problem(64, 64, 512), c) for c in configs]
+    for _ in range(2):
+        assert list(ahead.compile(pairs)) == []
+    assert len(asked) == len(set(asked)) == 3
 
 
 @pytest.mark.parametrize("name", PRELUDES)

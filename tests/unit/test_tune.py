@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,8 @@ class Counting(ReplayEvaluator):
         self.asked: list[tuple[Problem, KernelConfig]] = []
         self._left, self._error = stop_after, error or KeyboardInterrupt()
 
-    def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
-        for pair in reversed(pairs):  # answers may come in any order
+    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+        for pair in reversed(list(pairs)):  # answers may come in any order
             if self._left == 0:
                 raise self._error
             self._left -= 1
@@ -108,14 +108,15 @@ def test_the_whole_budget_may_be_asked_for_at_once(tmp_path: Path) -> None:
     sizes: list[int] = []
 
     class Noting(Counting):
-        def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
-            sizes.append(len(pairs))
-            yield from super().evaluate(pairs)
+        def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+            listed = list(pairs)
+            sizes.append(len(listed))
+            yield from super().evaluate(listed)
 
     for per_round in (4, 6):
         with Store(tmp_path / f"{per_round}.sqlite") as store:
             tune(RECORDING.problems[:5], make_agent("exhaustive"), 6, Noting(), store, "r", per_round=per_round)
-    assert sizes == [20, 10, 30]
+    assert [size for size in sizes if size] == [20, 10, 30]
 
 
 def test_a_row_names_the_autotuned_algorithm(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_run_is_not_mixed_with_another_agent_or_seed(tmp_path: Path) -> None:
 
 def test_a_problem_that_always_fails_uses_the_baseline(tmp_path: Path) -> None:
     class Failing(Counting):
-        def evaluate(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+        def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
             for problem, config in pairs:
                 yield Evaluation(problem, config, Status.COMPILE_ERROR)
 

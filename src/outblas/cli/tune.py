@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SampleOptio
 from outblas.device import parse_device
 from outblas.errors import UsageError
 from outblas.problem import Problem
+
+if TYPE_CHECKING:
+    from outblas.workers import WorkerPlan
 
 
 def tune(
@@ -31,6 +34,19 @@ def tune(
     ] = None,
     sample: SampleOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the agent, and of --sample.")] = 0,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="local: a process per GPU; ray: an actor per GPU of a Ray cluster. By default one GPU."),
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs of --workers local, separated by commas; by default all.")
+    ] = None,
+    worker_count: Annotated[
+        int | None, typer.Option(help="Workers of a replay (by default 2), or of a cluster (by default all its GPUs).")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
+    ] = None,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
     if mnk and sample is not None:
@@ -40,8 +56,9 @@ def tune(
     else:
         problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
     common.at_least("--budget", budget, 1)
-    where = parse_device(device)
-    place = str(where).replace(":", "-").replace("/", "-")
+    plan = _plan(workers, device, gpus, worker_count, ray_address)
+    where = parse_device(device) if plan is None else plan.device
+    place = str(plan or where).replace(":", "-").replace("/", "-")
     path = run or Path("runs") / "-".join(
         (suite, *(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower(), agent)
         + (str(budget), place)
@@ -53,13 +70,28 @@ def tune(
 
         def first(done: int, total: int, note: object = "") -> None:
             if done == 1:  # said only once there is something to wait for: an error stands alone
-                what = f"tuning {len(problems)} problems of {suite} on {where}, agent {agent}, budget {budget}"
+                what = f"tuning {len(problems)} problems of {suite} on {plan or where}, agent {agent}, budget {budget}"
                 err.print(what, markup=False)
             progress(done, total, note)
 
-        library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), first)
+        library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), first, plan)
     for launch in library.launches:
         title = {"plain": "without PDL", "pdl": "PDL allowed", "weights": "constant weights"}[launch]
         fallbacks = f"{library.fallbacks(launch)} of {len(library.rows)} fall back to the baseline"
         out.print(f"{title:<16} geometric mean {library.geomean(launch):.3f}x, {fallbacks}", markup=False)
     out.print(f"library: {files.library}\nresult:  {files.result}\nreport:  {files.report}", markup=False)
+
+
+def _plan(
+    workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
+) -> WorkerPlan | None:
+    """The workers asked for; None: the one of the device."""
+    if workers is None:
+        for option, value in (("--gpus", gpus), ("--worker-count", count), ("--ray-address", ray_address)):
+            if value is not None:
+                raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
+        return None
+    from outblas.workers import make_plan
+
+    indices = None if gpus is None else common.parse_indices("--gpus", gpus)
+    return make_plan(workers, device, indices, count, ray_address)

@@ -17,6 +17,7 @@ from outblas.learn.evaluate import qualities
 from outblas.learn.regress import RegressSettings, train_regressor
 from outblas.policy import Policy
 from outblas.problem import Problem
+from outblas.provenance import commit
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.samplers import sampler
@@ -114,7 +115,7 @@ def train(
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
     _claim(run, settings, problems)
     learn, check = _validation(problems, settings.seed)
-    regressor = _regressor(recording, learn, settings, run, progress)
+    regressor = _regressor(recording, learn, settings, run, _first(progress, settings))
     begun = Policy(regressor, {})
     torch.manual_seed(settings.seed)
     model, done = _model(recording, learn, settings, begun, run)
@@ -122,6 +123,18 @@ def train(
     if done < settings.steps:
         model.learn(settings.steps - done, callback=judge, reset_num_timesteps=done == 0, tb_log_name="ppo")
     return judge.best()
+
+
+def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
+    """Of the regressor's epochs, told as what comes before the first transition."""
+    if progress is None:
+        return None
+    told = progress
+
+    def epoch(done: int, total: int, note: str) -> None:
+        told(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
+
+    return epoch
 
 
 def _validation(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
@@ -256,7 +269,7 @@ class _Judge(BaseCallback):
         return self._best[0]
 
     def _about(self) -> str:
-        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps)}
+        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": commit()}
         return json.dumps({**about, "recording": self._recording.provenance}, sort_keys=True)
 
 

@@ -1,0 +1,133 @@
+"""What lives in every worker: an evaluator of its own, made here, and the tasks that it is given."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from outblas import __version__
+from outblas.config import KernelConfig
+from outblas.errors import DeviceError, OutblasError
+from outblas.evaluator import Evaluator
+from outblas.problem import Problem
+from outblas.sandbox import made
+from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Kind, Spec, Task
+
+Message = tuple[Kind, Any]
+
+
+def live(gpu_index: int, compile_ahead: bool) -> Evaluator:
+    """A GPU of this machine, with its sandbox."""
+    from outblas.evaluate import LiveEvaluator
+
+    return LiveEvaluator(gpu_index, compile_ahead=compile_ahead)
+
+
+def replay(recording: str) -> Evaluator:
+    """A recording by name or path."""
+    from outblas.recording import Recording
+    from outblas.replay import ReplayEvaluator
+
+    return ReplayEvaluator(Recording.load(recording))
+
+
+class Host:
+    """Owns the evaluator; used by one process or one Ray actor."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._made: Evaluator | None = None
+        self._messages: Iterator[Message] = iter(())
+
+    def hello(self) -> Message:
+        """Make the evaluator and say what it is, or why it cannot be."""
+        try:
+            self._made = made(*self._spec)
+            return "ready", self._about()
+        except Exception as error:
+            return "error", _as_ours(error)
+
+    def step(self, task: Task | None) -> Message:
+        """Begin ``task``, or go on with the one in hand (None): the next word on it."""
+        if task is not None:
+            self._messages = self.messages(task)
+        return next(self._messages)
+
+    def messages(self, task: Task) -> Iterator[Message]:
+        """The answers to a task, as they come, and its end."""
+        try:
+            values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
+            for value in values:
+                yield "answer", value
+            yield "end", None
+        except Exception as error:
+            yield "error", _as_ours(error)
+
+    def candidates(self, problem: Problem) -> list[KernelConfig]:
+        return list(self._evaluator.candidates(problem))
+
+    def baselines(self, problem: Problem) -> BaselineNotes:
+        """Of the problem's last rounds here; measured now if there are none."""
+        times = dict(self._evaluator.baselines(problem))
+        return BaselineNotes(problem, times, {name: self._evaluator.baseline_detail(problem, name) for name in times})
+
+    def provenance(self, command: str) -> dict[str, Any]:
+        """Of the first GPU that this worker sees: all of a pool are of one kind."""
+        from outblas.provenance import collect
+
+        return collect(command)
+
+    def close(self) -> None:
+        """End the evaluator's own processes."""
+        close = getattr(self._made, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def _evaluator(self) -> Evaluator:
+        assert self._made is not None, "tasks follow a hello"
+        return self._made
+
+    def _about(self) -> About:
+        from outblas.source import kernels_sha
+
+        place = f"{socket.gethostname()}, process {os.getpid()}, {self._evaluator.source}"
+        return About(self._evaluator.gpu, self._evaluator.source, place, f"{__version__}, kernels {kernels_sha()[:12]}")
+
+    def _asked(self, task: Ask) -> Iterator[Any]:
+        yield getattr(self, task.method)(*task.args)
+
+    def _evaluated(self, task: Evaluate) -> Iterator[Any]:
+        self._evaluator.expect(task.expected)
+        known = False
+        for evaluation in self._evaluator.evaluate(task.pairs):
+            yield evaluation
+            known = known or bool(evaluation.baselines_us)
+        if known:  # timed with the candidates: what the driver may be asked for later, at no cost
+            yield self.baselines(task.pairs[0][0])
+
+
+def serve(connection: Connection, spec: Spec) -> None:
+    """The life of a local worker: one task at a time, until the pipe is closed."""
+    host = Host(spec)
+    try:
+        connection.send(host.hello())
+        while True:
+            for message in host.messages(connection.recv()):
+                connection.send(message)
+    except (EOFError, OSError):
+        return  # the driver has closed the pipe, or is gone
+    finally:
+        host.close()
+
+
+def _as_ours(error: Exception) -> OutblasError:
+    """An error that crosses to the driver; anything but ours is a bug of the evaluator."""
+    if isinstance(error, OutblasError):
+        return error
+    return DeviceError(
+        f"the evaluator failed: {type(error).__name__}: {error}", "an evaluator without errors", "report this bug"
+    )

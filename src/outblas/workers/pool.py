@@ -1,0 +1,314 @@
+"""The evaluator over several workers: whatever order they answer in, every pair is answered once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outblas.config import KernelConfig
+from outblas.errors import DeviceError, UsageError
+from outblas.evaluation import Evaluation, Status, Verdict
+from outblas.evaluator import Evaluator
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+from outblas.sandbox import START_TIMEOUT_S
+from outblas.workers.compiling import Compile, Compiling
+from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
+from outblas.workers.units import Unit, Units
+
+#: Workers that one unit may cost before its candidates are given up.
+MOST_TRIES = 3
+#: Workers lost one after another, with no unit finished in between, before their place is given up.
+MOST_LOSSES = MOST_TRIES + 1
+#: Seconds without a word that count as a hang. Candidates that hang are the sandbox's affair, in seconds; this is for
+#: a worker whose machine or whose own process is stuck.
+QUIET_S = 900.0
+_LOOK_S, _SOON_S = 1.0, 0.01
+
+
+@dataclass
+class _Place:
+    """Where one worker after another may sit."""
+
+    state: str = "stopped"  # starting, idle, busy, or gone: given up
+    unit: Unit | None = None
+    since: float = 0.0
+    losses: int = 0
+    expected: int = 0  # how many of the expected problems it was told of
+
+
+class PoolEvaluator(Evaluator):
+    """Evaluates on all workers of a transport (the contract of outblas.evaluator). One call at a time.
+
+    The pairs of a problem that follow each other are a unit, timed together by one worker. A worker that is lost (its
+    process died, its machine is gone, or it said nothing for ``quiet_s``) is replaced, and what its unit still lacks
+    goes to another; what was answered is not asked for again. The pairs of a unit that has cost ``MOST_TRIES`` workers
+    are answered with the status that the sandbox would give: EXITED, or HANG. A place that lost ``MOST_LOSSES`` workers
+    in a row, or whose evaluator raises DeviceError, is given up and the others go on.
+
+    Args:
+        transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
+        compiler: makes, for a GPU, what fills the compile cache that the workers share (see :class:`Compiling`); None:
+            they compile for themselves.
+    """
+
+    def __init__(
+        self, transport: Transport, compiler: Callable[[Gpu], Compile] | None = None,
+        quiet_s: float = QUIET_S, start_s: float = START_TIMEOUT_S,
+    ) -> None:  # fmt: skip
+        self._transport, self._quiet_s, self._start_s = transport, quiet_s, start_s
+        self._compiler = compiler
+        self._compile: Compile | None = None
+        self._places = [_Place() for _ in range(transport.size)]
+        self._about: dict[int, About] = {}
+        self._expected: list[Problem] = []
+        self._notes: dict[Problem, BaselineNotes] = {}
+        self._reasons: list[str] = []
+        #: Workers lost so far.
+        self.lost = 0
+
+    def __enter__(self) -> PoolEvaluator:
+        try:
+            self._open()
+        except BaseException:
+            self._transport.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers; harmless when done twice."""
+        self._transport.close()
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._about[0].gpu
+
+    @property
+    def source(self) -> str:
+        """``replay:NAME``, or ``cuda`` for any number of GPUs: all are of one kind, and a run may go on with others."""
+        source = self._about[0].source
+        return "cuda" if source.startswith("cuda") else source
+
+    @property
+    def places(self) -> list[str]:
+        """Where each worker runs: host, process, device."""
+        return [self._about[index].place for index in sorted(self._about)]
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        """What the workers' evaluators offer.
+
+        Raises:
+            DeviceError: no worker is left. UsageError: the problem was not recorded.
+        """
+        return self._ask("candidates", problem)  # type: ignore[no-any-return]
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        """Every worker is told with its next unit."""
+        self._expected += problems
+
+    def evaluate(self, pairs: Iterable[Pair]) -> Generator[Evaluation, None, None]:
+        """One evaluation per pair as they finish; closing the iterator early kills the workers that are at work.
+
+        Raises:
+            DeviceError: no worker is left; what was yielded stays valid. Any other error that an evaluator raises.
+        """
+        compiling = None if self._compile is None else Compiling(self._compile)
+        units = Units(pairs, compiling)
+        try:
+            more = True
+            self._start_stopped()
+            while more or units.pending or self._at_work:
+                self._hand_out(units)
+                # Drawing takes the agent's thinking: ahead of the workers, but never while they wait for an answer.
+                events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
+                for event in events:
+                    yield from self._done(event, units)
+                more = more and (bool(events) or units.draw())
+        finally:
+            self._abandon()
+            if compiling is not None:
+                compiling.close()
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        """Name -> microseconds, of the problem's last rounds; measured now if there are none."""
+        return self._notes_of(problem).times
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return self._notes_of(problem).details.get(name, "")
+
+    def provenance(self, command: str) -> dict[str, Any]:
+        """Of a worker's machine, and where all workers ran (key ``workers``)."""
+        return {**self._ask("provenance", command), "workers": self.places}
+
+    def _open(self) -> None:
+        """Start all workers; none may fail, and all must be of one kind."""
+        self._start_stopped()
+        while any(place.state == "starting" for place in self._places):
+            for event in self._transport.wait(_LOOK_S):
+                if event.kind != "ready":
+                    raise event.value if event.kind == "error" else _cannot_start(event.worker, event.value)
+                self._ready(event)
+            for index in self._silent():
+                raise _cannot_start(index, f"it did not start within {self._start_s:g} s")
+        if self._compiler is not None:
+            self._compile = self._compiler(self.gpu)
+
+    def _start_stopped(self) -> None:
+        for index, place in enumerate(self._places):
+            if place.state == "stopped":
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        place = self._places[index]
+        place.state, place.since, place.expected = "starting", time.monotonic(), 0
+        self._transport.start(index)
+
+    def _ready(self, event: Event) -> None:
+        about: About = event.value
+        for other in self._about.values():
+            if (other.gpu, other.build) != (about.gpu, about.build):
+                raise UsageError(
+                    f"workers differ: {other.gpu.name} with OutBLAS {other.build} at {other.place}, "
+                    f"{about.gpu.name} with OutBLAS {about.build} at {about.place}",
+                    "GPUs of one kind and one OutBLAS in a run, whose figures are compared",
+                    "choose GPUs of one kind, and install the same OutBLAS everywhere",
+                )
+        self._about[event.worker] = about
+        self._places[event.worker].state = "idle"
+
+    @property
+    def _at_work(self) -> bool:
+        return any(place.unit is not None for place in self._places)
+
+    def _hand_out(self, units: Units) -> None:
+        for index, place in enumerate(self._places):
+            if place.state == "idle":
+                unit = units.take(index, (i for i, p in enumerate(self._places) if i != index and p.state != "gone"))
+                if unit is not None:
+                    new, place.expected = self._expected[place.expected :], len(self._expected)
+                    self._send(index, Evaluate(tuple(unit.pairs), tuple(new)), unit)
+
+    def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
+        place = self._places[index]
+        place.state, place.unit, place.since = "busy", unit, time.monotonic()
+        self._transport.send(index, task)
+
+    def _heard(self, timeout_s: float) -> list[Event]:
+        """What workers said, hangs among it.
+
+        Raises:
+            DeviceError: no worker is left.
+        """
+        if all(place.state == "gone" for place in self._places):
+            raise DeviceError(
+                f"no worker is left ({'; '.join(self._reasons[-len(self._places) :])})",
+                "at least one that answers",
+                "what was recorded is kept: see to the workers and run the same command again, it resumes",
+            )
+        events = self._transport.wait(timeout_s)
+        for event in events:
+            self._places[event.worker].since = time.monotonic()
+        for index in self._silent():
+            self._transport.stop(index)
+            events.append(_hang(index))
+        return events
+
+    def _silent(self) -> list[int]:
+        """Workers that owe a word for too long."""
+        limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
+        return [i for i, p in enumerate(self._places) if p.state in limits and now - p.since > limits[p.state]]
+
+    def _done(self, event: Event, units: Units) -> Iterator[Evaluation]:
+        """Take up what a worker said of its unit."""
+        place = self._places[event.worker]
+        unit = place.unit
+        if event.kind == "answer" and isinstance(event.value, BaselineNotes):
+            self._notes[event.value.problem] = event.value
+        elif event.kind == "answer" and unit is not None:
+            unit.pairs.remove((event.value.problem, event.value.config))
+            yield event.value
+        self._settle(event)
+        if unit is None or place.unit is not None or not unit.pairs:
+            return
+        if event.kind != "error":  # an evaluator that raises is no fault of its candidates
+            unit.lost_by.append(event.worker)
+        if len(unit.lost_by) < MOST_TRIES:
+            units.put_back(unit)
+            return
+        status = Status.HANG if event == _hang(event.worker) else Status.EXITED
+        detail = f"{len(unit.lost_by)} workers were lost with it, the last one: {self._reasons[-1]}"
+        for problem, config in unit.pairs:
+            yield Evaluation(problem, config, status, detail, Verdict(status, (), detail))
+
+    def _settle(self, event: Event) -> None:
+        """What an event makes of its worker's place; its unit is None when it is free of it."""
+        place = self._places[event.worker]
+        if event.kind == "ready":
+            self._ready(event)
+        elif event.kind == "end":
+            if place.unit is not None and place.unit.pairs:
+                self._reasons.append(f"worker {event.worker}: it left candidates unanswered")
+            place.state, place.unit, place.losses = "idle", None, 0
+        elif event.kind == "error":
+            place.state, place.unit = "idle", None
+            if not isinstance(event.value, DeviceError):
+                raise event.value
+            self._reasons.append(f"worker {event.worker}: {event.value}")
+            self._transport.stop(event.worker)
+            place.state = "gone"
+        elif event.kind == "lost":
+            self._reasons.append(f"worker {event.worker}: {event.value}")
+            self.lost += 1
+            place.losses += 1
+            place.state, place.unit = "gone", None
+            if place.losses < MOST_LOSSES:
+                self._start(event.worker)
+
+    def _abandon(self) -> None:
+        """Kill the workers that are at work, and start others in their places when they are needed."""
+        for index, place in enumerate(self._places):
+            if place.state == "busy":
+                self._transport.stop(index)
+                place.state, place.unit = "stopped", None
+
+    def _ask(self, method: str, argument: Any) -> Any:
+        """The answer of any worker; of another, where one is lost over it."""
+        asked: int | None = None
+        answer: Any = None
+        try:
+            self._start_stopped()
+            while True:
+                if asked is None:
+                    asked = next((i for i, p in enumerate(self._places) if p.state == "idle"), None)
+                    if asked is not None:
+                        self._send(asked, Ask(method, (argument,)))
+                for event in self._heard(_LOOK_S):
+                    if event.kind == "answer":
+                        answer = event.value
+                    self._settle(event)
+                    if event.worker == asked and event.kind == "end":
+                        return answer
+                    if event.worker == asked and event.kind in ("lost", "error"):
+                        asked = None
+        finally:
+            self._abandon()
+
+    def _notes_of(self, problem: Problem) -> BaselineNotes:
+        if problem not in self._notes:
+            self._notes[problem] = self._ask("baselines", problem)
+        return self._notes[problem]
+
+
+def _hang(index: int) -> Event:
+    return Event(index, "lost", "it said nothing for too long")
+
+
+def _cannot_start(index: int, why: str) -> DeviceError:
+    return DeviceError(
+        f"worker {index} cannot start: {why}", "a worker process with a free GPU", "run outblas doctor where it runs"
+    )

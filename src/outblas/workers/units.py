@@ -1,0 +1,77 @@
+"""The units of one batch: drawn as they are wanted, compiled ahead, handed out, put back when a worker is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from outblas.problem import Problem
+from outblas.roofline import work_us
+from outblas.workers.compiling import Compiling
+from outblas.workers.transport import Pair
+
+
+@dataclass
+class Unit:
+    """Pairs of one problem that are not answered yet, and which workers they have cost."""
+
+    problem: Problem
+    pairs: list[Pair]
+    lost_by: list[int] = field(default_factory=list)
+
+
+class Units:
+    """What is to be handed out, in no promised order.
+
+    Args:
+        pairs: pairs of one problem that follow each other are one unit. They may come from a generator whose next
+            pair takes the agent's thinking; it is drawn from while workers work.
+        compiling: compiles a unit's kernels before it is handed out; None: workers do.
+    """
+
+    def __init__(self, pairs: Iterable[Pair], compiling: Compiling | None = None) -> None:
+        self._source: Iterator[Unit] = (Unit(p, list(group)) for p, group in groupby(pairs, key=lambda pair: pair[0]))
+        self._compiling = compiling
+        self._waiting: list[Unit] = []
+        self._drawn = False
+
+    def draw(self) -> bool:
+        """Take one more unit from the source; False when it has no more."""
+        unit = None if self._drawn else next(self._source, None)
+        if unit is None:
+            self._drawn = True
+        elif self._compiling is None:
+            self._waiting.append(unit)
+        else:
+            self._compiling.put(unit)
+        return unit is not None
+
+    @property
+    def pending(self) -> bool:
+        """Whether units are there that may be handed out, now or soon, apart from those still to be drawn."""
+        return bool(self._waiting) or self.compiling
+
+    @property
+    def compiling(self) -> bool:
+        return self._compiling is not None and self._compiling.pending
+
+    def take(self, worker: int, others: Iterable[int]) -> Unit | None:
+        """The unit with the most work, so that no long one is begun last.
+
+        One that has cost ``worker`` is left to ``others``, the other workers that are not given up, if one of them
+        was not lost by it yet.
+        """
+        if self._compiling is not None:
+            self._waiting += self._compiling.done()
+        others = set(others)
+        mine = [unit for unit in self._waiting if worker not in unit.lost_by or not others - set(unit.lost_by)]
+        if not mine:
+            return None
+        unit = max(mine, key=lambda unit: (len(unit.lost_by), work_us(unit.problem) * len(unit.pairs)))
+        self._waiting.remove(unit)
+        return unit
+
+    def put_back(self, unit: Unit) -> None:
+        """To be handed out again, before others."""
+        self._waiting.append(unit)

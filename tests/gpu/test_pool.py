@@ -1,0 +1,48 @@
+"""A pool of real GPUs: each worker has one of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from outblas.agents import make_agent  # noqa: E402
+from outblas.device import gpu_count  # noqa: E402
+from outblas.evaluation import Status  # noqa: E402
+from outblas.problem import Problem  # noqa: E402
+from outblas.store import Store  # noqa: E402
+from outblas.tune import tune  # noqa: E402
+from outblas.workers import make_plan, open_pool  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_two_gpus_tune_together(tmp_path: Path, kind: str) -> None:
+    if gpu_count() < 2:
+        pytest.skip(f"needs two GPUs, here are {gpu_count()}")
+    if kind == "ray":
+        pytest.importorskip("ray")
+        plan = make_plan("ray", count=2, ray_address="local")
+    else:
+        plan = make_plan("local", gpus=(0, 1))
+    problems = [Problem(64 * m, 512, 1024) for m in range(1, 7)]
+    with open_pool(plan) as pool, Store(tmp_path / "s.sqlite") as store:
+        assert len(pool.places) == 2 and pool.source == "cuda"
+        library = tune(problems, make_agent("heuristic", 0, pool.gpu), 4, pool, store, "r")
+        tried = list(store.evaluations("r"))
+        assert pool.lost == 0 and len(pool.provenance("test")["workers"]) == 2
+    assert [row.problem for row in library.rows] == problems
+    assert len(tried) == len({(e.problem, e.config) for e in tried}) == 4 * len(problems)
+    assert sum(e.status is Status.PASSED for e in tried) >= 3 * len(problems), [e.detail for e in tried]
+    assert all(row.baseline for row in library.rows)
+
+
+def test_one_gpu_is_a_pool_too(tmp_path: Path) -> None:
+    problems = [Problem(64, 512, 1024), Problem(128, 512, 1024)]
+    with open_pool(make_plan("local", gpus=(0,))) as pool, Store(tmp_path / "s.sqlite") as store:
+        library = tune(problems, make_agent("heuristic", 0, pool.gpu), 2, pool, store, "r")
+        assert {e.status for e in store.evaluations("r")} == {Status.PASSED}
+    assert [row.problem for row in library.rows] == problems

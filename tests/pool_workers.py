@@ -1,0 +1,122 @@
+"""Evaluators for the workers of a pool's tests: module-level, so that a spawned worker can make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from helpers import synthetic_recording
+from outblas.config import KernelConfig, config_name
+from outblas.errors import DeviceError
+from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluation import Evaluation
+from outblas.problem import Problem
+from outblas.replay import ReplayEvaluator
+from outblas.roofline import Gpu
+
+Pair = tuple[Problem, KernelConfig]
+
+
+class Logged(ReplayEvaluator):
+    """A replay that writes a line per measurement to ``folder/measured``, before it answers."""
+
+    def __init__(self, folder: str, spread: float | None = None) -> None:
+        recording = synthetic_recording()
+        if spread is not None:
+            recording = dataclasses.replace(recording, spread=np.where(recording.spread > 0, spread, recording.spread))
+        super().__init__(recording)
+        self.folder = Path(folder)
+
+    def evaluate(self, pairs: Iterable[Pair]) -> Iterator[Evaluation]:  # type: ignore[override]
+        for pair in pairs:
+            self.before(pair)
+            with (self.folder / "measured").open("a") as log:
+                log.write(f"{pair[0].key} {config_name(pair[1])}\n")
+            yield from super().evaluate([pair])
+
+    def before(self, pair: Pair) -> None:
+        """Misbehave here."""
+
+    def once(self) -> bool:
+        """True for the first who asks, of all workers."""
+        try:
+            (self.folder / "once").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def measured(folder: Path) -> list[str]:
+    return sorted((folder / "measured").read_text().splitlines())
+
+
+class KilledOnce(Logged):
+    """Dies of SIGKILL before the ``n``-th measurement of all."""
+
+    def __init__(self, folder: str, n: int) -> None:
+        super().__init__(folder)
+        self._n = n
+
+    def before(self, pair: Pair) -> None:
+        log = self.folder / "measured"
+        if log.exists() and len(log.read_text().splitlines()) >= self._n and self.once():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledBy(Logged):
+    """Dies of every candidate of one problem (``""``: of any)."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        super().__init__(folder)
+        self._key = key
+
+    def before(self, pair: Pair) -> None:
+        if self._key in ("", pair[0].key):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StuckOnce(Logged):
+    def before(self, pair: Pair) -> None:
+        if self.once():
+            time.sleep(3600)
+
+
+class Slow(Logged):
+    """Tells who it is, and takes its time."""
+
+    def before(self, pair: Pair) -> None:
+        (self.folder / f"pid-{os.getpid()}").touch()
+        time.sleep(0.2)
+
+
+class WithoutGpu(Logged):
+    """Its GPU falls off the bus at the first measurement."""
+
+    def before(self, pair: Pair) -> None:
+        raise DeviceError("the GPU is lost", "a GPU", "see to it")
+
+
+class Bug(Logged):
+    def before(self, pair: Pair) -> None:
+        raise RuntimeError("a bug")
+
+
+class OtherGpu(Logged):
+    @property
+    def gpu(self) -> Gpu:
+        return dataclasses.replace(super().gpu, name="h100")
+
+
+def unable(folder: str) -> Logged:
+    raise RuntimeError("no evaluator here")
+
+
+def live_without_gpu() -> LiveEvaluator:
+    """The live evaluator with its sandbox, whose worker answers without a GPU."""
+    return LiveEvaluator(0, Options(baselines=()), 1.5, "sandbox_handlers:evaluations", compile_ahead=False)
