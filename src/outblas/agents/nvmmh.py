@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.agents.base import Agent, by_launch, in_turns, unexplored
-from outblas.config import KernelConfig
+from outblas.config import KernelConfig, Sm90WgmmaConfig
 from outblas.evaluation import Evaluation
 from outblas.nvmmh import Choice, ranked_choices
 from outblas.problem import Problem
@@ -17,6 +17,8 @@ from outblas.roofline import Gpu
 
 #: Choices asked for each problem; the package has fewer for most.
 CHOICES = 64
+#: How far a candidate of another family than wgmma is from any choice, besides.
+FOREIGN = 4.0
 
 
 class NvMatmulHeuristics(Agent):
@@ -24,9 +26,9 @@ class NvMatmulHeuristics(Agent):
 
     Each of its choices in turn takes the nearest candidate that no choice before took. What is left comes after, by
     its distance to the first choice. The distance is the sum of |log2| of the ratios of bm, bn, bk, the cluster's two
-    extents, split_k, and half of that of the stages: halving a tile counts as much as halving the split. Knobs of which
-    the package says nothing do not count: equals stay in the candidates' order. Where it has no choice for a problem,
-    all do.
+    extents, split_k, and half of that of the stages: halving a tile counts as much as halving the split. Its choices
+    are of wgmma kernels, so that another family is :data:`FOREIGN` away. Knobs of which the package says nothing do not
+    count: equals stay in the candidates' order. Where it has no choice for a problem, all do.
     """
 
     draws = False
@@ -55,12 +57,14 @@ def _order(candidates: Sequence[KernelConfig], choices: Sequence[Choice]) -> lis
     if not candidates or not choices:
         return list(candidates)
     places = np.stack([_place_of_config(config) for config in candidates])
+    foreign = FOREIGN * np.array([not isinstance(config, Sm90WgmmaConfig) for config in candidates])
+    distances = {choice: np.abs(places - _place(choice)).sum(axis=1) + foreign for choice in choices}
     taken: list[int] = []
     for choice in choices[: len(candidates)]:
-        distance = np.abs(places - _place(choice)).sum(axis=1)
+        distance = distances[choice].copy()
         distance[taken] = np.inf
         taken.append(int(distance.argmin()))
-    by_first = np.abs(places - _place(choices[0])).sum(axis=1).argsort(kind="stable")
+    by_first = distances[choices[0]].argsort(kind="stable")
     return [candidates[i] for i in (*taken, *(int(i) for i in by_first if i not in taken))]
 
 

@@ -44,7 +44,7 @@ class Surrogate(Agent):
         self._fitted: Fitted | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Fit on recorded problems, about two minutes for 800 of them on one core.
+        """Fit on recorded problems: 800 of them take a minute or so on one core.
 
         Raises:
             UsageError: a problem is not in the recording, or too few of them have anything to learn from.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -46,7 +47,7 @@ class Tpe(Agent):
         left = left[len(chosen) :]
         if len(left) <= n - len(chosen):
             return chosen + left
-        space = _space(optuna, [*candidates, *(e.config for e in history)])
+        space = _space([*candidates, *(e.config for e in history)])
         study = _study(optuna, space, history, rng.getrandbits(32)) if len(chosen) < n else None
         points = [_point(config) for config in left]
         while study is not None and len(chosen) < n:
@@ -65,21 +66,37 @@ def _optuna() -> Any:
     return optuna
 
 
+@functools.cache
+def _knob_class() -> Any:
+    from optuna.distributions import CategoricalDistribution
+
+    class Knob(CategoricalDistribution):  # type: ignore[misc]
+        """Never changed, so never copied: Optuna copies and compares the categories of all knobs for every trial, which
+        would take most of a proposal's time."""
+
+        def __deepcopy__(self, memo: object) -> Knob:
+            return self
+
+        def __eq__(self, other: object) -> bool:
+            return self is other or bool(super().__eq__(other))
+
+        __hash__ = CategoricalDistribution.__hash__
+
+    return Knob
+
+
+@functools.lru_cache(maxsize=16384)
 def _point(config: KernelConfig) -> dict[str, Any]:
     return {_FAMILY: config.family, **{name: getattr(config, name, _ABSENT) for name in KNOBS}}
 
 
-def _space(optuna: Any, configs: Iterable[KernelConfig]) -> dict[str, Any]:
+def _space(configs: Iterable[KernelConfig]) -> dict[str, Any]:
     """The categories of every knob that takes more than one value among ``configs``, in the order met."""
     values: dict[str, dict[Any, None]] = {}
     for config in configs:
         for name, value in _point(config).items():
             values.setdefault(name, {}).setdefault(value)
-    return {
-        name: optuna.distributions.CategoricalDistribution(tuple(found))
-        for name, found in values.items()
-        if len(found) > 1
-    }
+    return {name: _knob_class()(tuple(found)) for name, found in values.items() if len(found) > 1}
 
 
 def _study(optuna: Any, space: Mapping[str, Any], history: Sequence[Evaluation], seed: int) -> Any:
