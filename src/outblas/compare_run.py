@@ -15,6 +15,7 @@ from outblas.journal import Journal
 from outblas.provenance import collect, commit, joined
 from outblas.recording import Recording
 from outblas.results import PROVENANCE
+from outblas.roofline import Gpu
 from outblas.splits import SPLITS
 from outblas.tune import Interrupted
 
@@ -52,7 +53,7 @@ def run_compare(
         Unit(split, agent, seed)
         for split in splits
         for agent in agents
-        for seed in range(seeds if make_agent(agent, 0, recording.gpu).draws else 1)
+        for seed in range(seeds if _differs(agent, recording.gpu) else 1)
     ]
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
@@ -115,6 +116,12 @@ class _Answers:
         for problem, launch in self._keys[unit.split]:
             for values in zip(budgets, *self._found[unit][problem, launch], strict=True):
                 yield (unit.split, unit.agent, unit.seed, problem, launch, *values)
+
+
+def _differs(name: str, gpu: Gpu) -> bool:
+    """Whether runs of an agent with different seeds differ."""
+    agent = make_agent(name, 0, gpu)
+    return agent.draws or agent.learns
 
 
 def _check(plan: Plan, splits: Sequence[str], agents: Sequence[str], seeds: int, jobs: int) -> None:

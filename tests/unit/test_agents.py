@@ -113,14 +113,6 @@ def test_is_deterministic_for_a_seed(name: str) -> None:
 
 
 @every_agent
-def test_an_agent_that_does_not_draw_proposes_the_same_whatever_the_seed(name: str) -> None:
-    if make_agent(name).draws:
-        assert any(search(name, 0, 24) != search(name, seed, 24) for seed in range(1, 4))
-    else:
-        assert search(name, 0, 24) == search(name, 7, 24)
-
-
-@every_agent
 def test_asking_twice_gives_the_same_answer(name: str) -> None:
     """Resuming asks again, so no agent may keep a generator between calls."""
     agent, history = make_agent(name, 5), search(name, 5, 8)

@@ -30,10 +30,12 @@ class Agent:
         name: its name in the registry.
         gpu: what the candidates will run on.
         draws: False: proposals do not depend on the seed, one run tells all.
+        learns: True: what :meth:`prepare` learns depends on the seed, and so do proposals from then on.
     """
 
     name = "unnamed"
     draws: bool = True
+    learns: bool = False
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         self.seed = seed

@@ -48,8 +48,6 @@ class Heuristic(Agent):
         coefficients, found = json.loads(path.read_text())
         self._fitted = coefficients, np.array(found)
 
-    draws = False
-
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:

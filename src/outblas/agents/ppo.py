@@ -37,6 +37,7 @@ class Ppo(Agent):
             which raises UsageError where there is none.
     """
 
+    draws, learns = False, True
     #: Appended to the name of the packaged policy.
     kind = ""
 
