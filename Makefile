@@ -20,7 +20,7 @@ help:
 	@echo "make build   wheel and sdist in dist/  make clean    remove .venv, caches and builds"
 
 demo: $(VENV)/.base
-	$(BIN)/outblas tune --suite grid1000 --agent heuristic --budget 16 --device replay:h200 --run $(RUN)
+	$(BIN)/outblas tune --suite grid1000 --agent ppo --budget 8 --device replay:h200 --run $(RUN)
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 
