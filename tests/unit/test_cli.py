@@ -24,7 +24,7 @@ from outblas.problem import Problem
 from outblas.results import read_result
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
-COMMANDS = ("eval", "bench", "record", "tune", "report", "results", "doctor", "list")
+COMMANDS = ("eval", "bench", "record", "tune", "report", "results", "doctor", "list", "export-t4", "import-t4")
 
 
 def outblas(*arguments: str) -> Any:

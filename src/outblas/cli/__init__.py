@@ -15,6 +15,7 @@ from outblas.cli.listing import listing
 from outblas.cli.record import record
 from outblas.cli.report import report
 from outblas.cli.results import results
+from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.tune import tune
 
 app = typer.Typer(
@@ -49,5 +50,7 @@ app.command("record")(record)
 app.command("tune")(tune)
 app.command("report")(report)
 app.command("results")(results)
+app.command("export-t4")(export_t4)
+app.command("import-t4")(import_t4)
 app.command("doctor")(doctor)
 app.command("list")(listing)

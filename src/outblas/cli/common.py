@@ -40,6 +40,7 @@ _EXTRAS = {
     "sb3_contrib": "rl",
     "optuna": "rl",
     "openai": "llm",
+    "kernel_tuner": "kernel-tuner",
 }
 
 LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]
