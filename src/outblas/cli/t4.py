@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,9 @@ from outblas.config import LAUNCHES, config_name
 from outblas.device import DEFAULT_RECORDING, parse_device
 from outblas.errors import UsageError
 from outblas.problem import Problem
-from outblas.recording import Recording
+
+if TYPE_CHECKING:
+    from outblas.recording import Recording
 
 
 def export_t4(
@@ -71,6 +73,8 @@ def import_t4(
 
 
 def _recording(device: str) -> Recording:
+    from outblas.recording import Recording
+
     where = parse_device(device)
     if where.recording is None:
         raise UsageError(f"device {device}", "a recording", f"e.g. --device replay:{DEFAULT_RECORDING}")
