@@ -355,6 +355,13 @@ def test_a_run_of_other_settings_is_not_resumed(recording: str, tmp_path: Path, 
     assert {p.name: p.read_bytes() for p in run.iterdir() if p.suffix in (".json", ".parquet")} == before
 
 
+def test_on_a_recording_the_policy_proposes_unless_another_agent_is_named(recording: str, tmp_path: Path) -> None:
+    arguments = tune_arguments(recording, tmp_path / "one")
+    at = arguments.index("--agent")
+    assert outblas(*arguments[:at], *arguments[at + 2 :]).exit_code == 0
+    assert json.loads((tmp_path / "one" / "run.json").read_text())["agent"] == "ppo"
+
+
 def test_a_directory_that_is_no_run_is_left_alone(recording: str, tmp_path: Path) -> None:
     run = tmp_path / "mine"
     run.mkdir()

@@ -23,7 +23,10 @@ def tune(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    agent: Annotated[str, typer.Option(help="Search agent; see `outblas list agents`.")] = "heuristic",
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Search agent, see `outblas list agents`; by default ppo on a recording, else heuristic."),
+    ] = None,
     budget: Annotated[int, typer.Option(help="Candidates measured per problem, at most.")] = 16,
     device: Annotated[
         str | None,
@@ -58,6 +61,8 @@ def tune(
     common.at_least("--budget", budget, 1)
     plan = _plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
+    if agent is None:  # who wins where agents were compared; on a GPU the policy has not been compared yet
+        agent = "heuristic" if where.recording is None else "ppo"
     place = str(plan or where).replace(":", "-").replace("/", "-")
     path = run or Path("runs") / "-".join(
         (suite, *(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower(), agent)
