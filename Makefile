@@ -20,7 +20,7 @@ help:
 	@echo "make build   wheel and sdist in dist/  make clean    remove .venv, caches and builds"
 
 demo: $(VENV)/.base
-	$(BIN)/outblas tune --suite grid1000 --agent heuristic --budget 16 --device replay:h200 --run $(RUN)
+	$(BIN)/outblas tune --suite grid1000 --agent ppo --budget 8 --device replay:h200 --run $(RUN)
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 
@@ -59,7 +59,7 @@ $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
 
 $(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl]'; else \
+	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl,kernel-tuner]'; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
 		$(PIP) --editable '.[dev]'; fi
 	@touch $@ $(VENV)/.base

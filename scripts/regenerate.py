@@ -35,7 +35,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -44,7 +44,6 @@ from typing import Any
 from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
-from outblas.averages import launch_of_row
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.borrow import borrowed
@@ -58,14 +57,14 @@ from outblas.problem import Problem
 from outblas.provenance import collect, toolchain
 from outblas.record import run_record
 from outblas.recording import CODE, Recording
-from outblas.results import MODES, read_result, write_result
+from outblas.results import MODES
 from outblas.roofline import Gpu
 from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device, why_illegal
 from outblas.store import Store
 from outblas.suites import Table, sample
-from outblas.tables import behind, better_of, is_of, named_by, of_table, with_rows
+from outblas.tables import behind, better_of, fall_back, is_of, named_by, of_table, with_rows
 from outblas.tune import PROBLEMS_AT_ONCE, tune
 
 #: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
@@ -411,17 +410,6 @@ def settle(work: Work, table: Table) -> None:
         if work.result(other, "offline").exists():
             fall_back(work.result(other, "offline"), lost)
     print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
-
-
-def fall_back(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
-    """Let the rows of these (problem, launch option) in a result file count 1; the rest of them stays."""
-    result = read_result(path)
-    rows = [
-        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), launch_of_row(row)) in lost else row
-        for row in result.rows
-    ]
-    if rows != result.rows:
-        write_result(rows, result.meta, path)
 
 
 def _is_close(choice: Choice | None) -> bool:

@@ -8,6 +8,7 @@ make no legal kernel together, which costs a measurement and is paid as what it 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -23,6 +24,7 @@ from outblas.knobs import Knobs, all_knobs
 from outblas.problem import Acc, Dtype, Layout, Problem
 from outblas.reward import reward
 from outblas.roofline import Gpu
+from outblas.samplers import Sampler
 from outblas.space import why_illegal
 
 try:
@@ -30,8 +32,8 @@ try:
 except ImportError as error:
     raise ToolchainMissing("gymnasium is not installed", "gymnasium", "pip install 'outblas[rl]'") from error
 
-#: Chooses an episode's problem, from the environment's own generator; or problems to choose from evenly.
-Sampler = Callable[[np.random.Generator], Problem] | Sequence[Problem]
+#: Draws an episode's problem (see ``outblas.samplers``); or problems to choose from evenly.
+Problems = Sampler | Sequence[Problem]
 Observation = dict[str, NDArray[np.float32]]
 
 #: Logs of speed-ups are observed within this of 0.
@@ -67,7 +69,7 @@ class KnobEnv(gymnasium.Env):
 
     Args:
         evaluator: a live one: it must answer any legal config (a recording answers recorded cells only).
-        sampler: see :data:`Sampler`; ``reset(options={"problem": ...})`` goes before it.
+        sampler: see :data:`Problems`; ``reset(options={"problem": ...})`` goes before it.
         budget: measurements per episode, 1 or more.
         offered: what the masks are made of; None: ``evaluator.candidates``. :func:`outblas.knobs.wide` offers more.
         preset: of the reward. knobs: None: :func:`outblas.knobs.all_knobs`; values that are offered and
@@ -80,7 +82,7 @@ class KnobEnv(gymnasium.Env):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self, evaluator: Evaluator, sampler: Sampler, budget: int,
+        self, evaluator: Evaluator, sampler: Problems, budget: int,
         offered: Callable[[Problem, Gpu], Sequence[KernelConfig]] | None = None,
         preset: str = "gated", knobs: Knobs | None = None,
     ) -> None:  # fmt: skip
@@ -174,7 +176,7 @@ class KnobEnv(gymnasium.Env):
 
     def _sample(self) -> Problem:
         if callable(self._sampler):
-            return self._sampler(self.np_random)
+            return self._sampler(random.Random(int(self.np_random.integers(2**31))))
         return self._sampler[int(self.np_random.integers(len(self._sampler)))]
 
     def _improvement(self, evaluation: Evaluation) -> float:

@@ -18,6 +18,8 @@ ABSENT = "none"
 #: Every parameter: the family, and each knob of any family once, in order of declaration.
 PARAMETERS = ("family", *dict.fromkeys(f.name for family in FAMILIES.values() for f in fields(family)))
 
+_KNOBS = {name: {f.name for f in fields(family)} for name, family in FAMILIES.items()}
+
 Value = str | int | bool
 #: One value per parameter, in the order of the parameters.
 Point = tuple[Value, ...]
@@ -56,6 +58,27 @@ def varying(configs: Sequence[KernelConfig]) -> tuple[str, ...]:
     return tuple(name for name, values in tunable(configs).items() if len(values) > 1)
 
 
+def restriction(configs: Sequence[KernelConfig]) -> Any:
+    """A restriction for ``kernel_tuner.tune_kernel`` and ``tune_cache``: the points of these configs, and no others.
+
+    It is asked while a point is put together value by value, and refuses what leads to none of them. Without it Kernel
+    Tuner goes through the product of all values of all knobs, some 10^11 points.
+
+    Raises:
+        ToolchainMissing: Kernel Tuner is not installed.
+    """
+    need_kernel_tuner()
+    from constraint import FunctionConstraint, Unassigned
+
+    points = [point(config) for config in configs]
+
+    def leads_on(*values: Any) -> bool:
+        chosen = [(i, value) for i, value in enumerate(values) if value is not Unassigned]
+        return any(all(one[i] == value for i, value in chosen) for one in points)
+
+    return FunctionConstraint(leads_on, assigned=False)
+
+
 def need_kernel_tuner() -> None:
     """Raises :class:`ToolchainMissing` where Kernel Tuner is not installed."""
     try:
@@ -69,7 +92,7 @@ def need_kernel_tuner() -> None:
 
 
 def _has(config: KernelConfig, name: str) -> bool:
-    return name == "family" or name in config.__dataclass_fields__
+    return name == "family" or name in _KNOBS[config.family]
 
 
 def _order(value: Value) -> tuple[bool, str, int]:

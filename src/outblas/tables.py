@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from outblas.evaluation import Status
 from outblas.library import LEVEL, Choice, Library, nearly
 from outblas.library import Row as LibraryRow
 from outblas.problem import Problem
-from outblas.results import read_result
+from outblas.results import read_result, write_result
 from outblas.suites import Table
 
 
@@ -90,3 +90,14 @@ def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):
         return old
     return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
+
+
+def fall_back(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
+    """Let the rows of these (problem, launch option) in a result file count 1; the rest of them stays."""
+    result = read_result(path)
+    rows = [
+        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), launch_of_row(row)) in lost else row
+        for row in result.rows
+    ]
+    if rows != result.rows:
+        write_result(rows, result.meta, path)

@@ -25,6 +25,7 @@ AGENTS: dict[str, str] = {
     "kt-genetic": "kernel_tuner_strategy:Genetic",
     "kt-annealing": "kernel_tuner_strategy:Annealing",
     "kt-local": "kernel_tuner_strategy:LocalSearch",
+    "kt-vndx": "kernel_tuner_strategy:VariableNeighbourhood",
     "kt-diffevo": "kernel_tuner_strategy:DifferentialEvolution",
 }
 

@@ -1,12 +1,13 @@
 """Kernel Tuner's search strategies as agents.
 
-Kernel Tuner (van Werkhoven, 2019, doi:10.1016/j.future.2018.08.004) runs a strategy to its end and measures whatever it
-asks for. An agent is asked step by step, and must answer the same when asked again. So a strategy runs from its start at
-every proposal, with its random generators seeded alike: what was measured is answered from the history, and the first
-configs that it asks for beyond that are the proposal.
+Kernel Tuner (van Werkhoven, 2019, doi:10.1016/j.future.2018.08.004) runs a strategy to its end and measures whatever
+it asks for. An agent is asked step by step, and must answer the same when asked again. So a strategy runs from its
+start at every proposal, with its random generators seeded alike: what was measured is answered from the history, and
+the first configs that it asks for beyond that are the proposal.
 
-To propose several at once, a config that is not measured yet is answered with the worst cost measured, the constant liar
-of Ginsbourger et al. (2010, doi:10.1007/978-3-642-10701-6_6), and the run goes on until there are enough.
+To propose several at once, a config that is not measured yet is answered with the median of the costs measured, a
+constant liar as of Ginsbourger et al. (2010, doi:10.1007/978-3-642-10701-6_6), and the run goes on until there are
+enough.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,10 +27,11 @@ from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation, Status
 from outblas.kernel_tuner_space import Point, need_kernel_tuner, point, tunable, varying
 from outblas.problem import Problem
+from outblas.roofline import Gpu
 
 #: Questions after which a run is ended: a strategy may walk in circles among what is measured, or find no legal
 #: neighbour. What it still owes is then drawn at random.
-QUESTIONS = 400
+QUESTIONS = 300
 #: Individuals of a population: few enough that a budget of a few dozen sees several generations.
 POPULATION = 8
 
@@ -36,8 +39,8 @@ POPULATION = 8
 class KernelTunerStrategy(Agent):
     """One strategy of Kernel Tuner behind the contract of agents; a subclass names it.
 
-    Only offered configs are legal points. One that a strategy asks for beside them has Kernel Tuner's error value and is
-    never proposed.
+    Only offered configs are legal points. One that a strategy asks for beside them has Kernel Tuner's error value and
+    is never proposed.
 
     Attributes:
         strategy: module of ``kernel_tuner.strategies``.
@@ -50,7 +53,7 @@ class KernelTunerStrategy(Agent):
     strategy: ClassVar[str]
     options: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, seed: int, gpu: Any) -> None:
+    def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
         need_kernel_tuner()
 
@@ -76,9 +79,7 @@ class KernelTunerStrategy(Agent):
         config_of = {point(config, names): config for config in candidates}
         known = {point(e.config, names): cost for e, cost in _costs(history)}
         runner = _Runner(config_of, known, n)
-        space = _searchspace(candidates, names)
-        space.is_param_config_valid = runner.legal  # counted: some strategies draw until they find a legal point
-        space.get_LHS_sample = space.get_random_sample  # draws from a generator of its own that cannot be seeded
+        space = _searchspace(candidates, names, runner)
         chosen = dict(self.options, max_fevals=len(candidates))
         if "popsize" in chosen:
             chosen["popsize"] = min(chosen["popsize"], len(candidates))
@@ -92,11 +93,8 @@ class KernelTunerStrategy(Agent):
             verbose=False,
         )
         tune = import_module(f"kernel_tuner.strategies.{self.strategy}").tune
-        with _seeded(seed):
-            try:
-                tune(space, runner, options)
-            except _Enough:
-                pass
+        with _seeded(seed), suppress(_Enough):
+            tune(space, runner, options)
         return [config_of[one] for one in runner.asked]
 
 
@@ -117,9 +115,19 @@ class Annealing(KernelTunerStrategy):
 
 
 class LocalSearch(KernelTunerStrategy):
-    """Greedy multi-start local search: to the first better neighbour, and from a random point where there is none."""
+    """Greedy multi-start local search: to the first better neighbour, then from a random point.
+
+    Kernel Tuner 1.5 takes the neighbours along one knob from the last neighbour along the knob before, so that its
+    climbs drift away from where they began; on a smooth grid it finds less than chance does.
+    """
 
     strategy = "greedy_mls"
+
+
+class VariableNeighbourhood(KernelTunerStrategy):
+    """Variable neighbourhood descent with annealing, a tabu list and a nearest-neighbour surrogate (HybridVNDX)."""
+
+    strategy = "gen_hybrid_vndx"
 
 
 class DifferentialEvolution(KernelTunerStrategy):
@@ -137,12 +145,14 @@ class _Runner:
     """What measures configs for a strategy, in the shape of ``kernel_tuner.runners.runner.Runner``.
 
     Attributes:
+        points: the legal ones.
         asked: points to propose, in the order in which they were asked for.
     """
 
     def __init__(self, legal: Mapping[Point, KernelConfig], known: Mapping[Point, float | None], n: int) -> None:
-        self._legal, self._known, self._n = legal, known, n
-        self._lie = max((cost for cost in known.values() if cost is not None), default=1.0)
+        self.points, self._known, self._n = legal, known, n
+        costs = [cost for cost in known.values() if cost is not None]
+        self._lie = median(costs) if costs else 1.0
         self._questions = 0
         self.asked: list[Point] = []
 
@@ -151,7 +161,7 @@ class _Runner:
 
     def legal(self, values: Sequence[Any]) -> bool:
         self._count()
-        return tuple(values) in self._legal
+        return tuple(values) in self.points
 
     def run(self, points: Sequence[Sequence[Any]], options: Any) -> list[dict[str, Any]]:
         """A result per point, with ``time``, or with ``__error__`` where the config failed or is not offered."""
@@ -162,7 +172,7 @@ class _Runner:
         from kernel_tuner.util import InvalidConfig, RuntimeFailedConfig
 
         result: dict[str, Any] = dict(zip(options.tune_params, at, strict=True))
-        if at not in self._legal:
+        if at not in self.points:
             return {**result, "__error__": InvalidConfig()}
         if at not in self._known:
             if at not in self.asked:
@@ -189,8 +199,8 @@ def _costs(history: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, float | 
             yield e, 1 / e.speedup.ratio if paired and e.speedup is not None else e.timing.median_us
 
 
-def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str]) -> Any:
-    """A new ``Searchspace`` of exactly the candidates.
+def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str], runner: _Runner) -> Any:
+    """A new ``Searchspace`` of exactly the candidates, in which every strategy stays reproducible.
 
     New every time, since it remembers which neighbours it gave; and listed, since the product of all values of all
     knobs (some 10^11) cannot be filtered.
@@ -198,7 +208,12 @@ def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str]) -> An
     from kernel_tuner.searchspace import Searchspace
 
     listed = {str(i): dict(zip(names, point(c, names), strict=True)) for i, c in enumerate(candidates)}
-    return Searchspace(None, None, None, from_cache={"tune_params": tunable(candidates, names), "cache": listed})
+    space = Searchspace(None, None, None, from_cache={"tune_params": tunable(candidates, names), "cache": listed})
+    # Counted: some strategies draw until they find a legal point.
+    space.is_param_config_valid = runner.legal
+    # A Latin hypercube draws from a generator of its own that cannot be seeded.
+    space.get_LHS_sample = space.get_random_sample
+    return space
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from outblas.cli.profile import profile
 from outblas.cli.record import record
 from outblas.cli.report import report
 from outblas.cli.results import results
+from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.train import sweep, train
 from outblas.cli.tune import tune
 
@@ -56,5 +57,7 @@ app.command("profile")(profile)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("results")(results)
+app.command("export-t4")(export_t4)
+app.command("import-t4")(import_t4)
 app.command("doctor")(doctor)
 app.command("list")(listing)

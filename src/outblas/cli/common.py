@@ -41,6 +41,7 @@ _EXTRAS = {
     "optuna": "rl",
     "openai": "llm",
     "ray": "ray",
+    "kernel_tuner": "kernel-tuner",
 }
 
 LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]

@@ -1,0 +1,105 @@
+"""The policy on shapes that are in no suite: a few measurements each on a GPU, then a bench of what it chose.
+
+    python scripts/new_shapes.py [--count 40] [--measurements 8] [--agent ppo] [--out results/h200/new_shapes.parquet]
+
+M, N and K are drawn log-uniformly, none a multiple of 64. Every launch option is a search of its own with so many
+measurements. What is chosen is benched against every baseline in a process of its own, and what does not hold there
+falls back (``outblas.tables.behind``), as in the library. Both steps go on where they were stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from outblas.agents import make_agent
+from outblas.averages import launch_of_row, published_us
+from outblas.baselines import RIVALS
+from outblas.bench import run_bench
+from outblas.config import LAUNCHES, Launch, launch_of
+from outblas.evaluate import LiveEvaluator
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.results import read_result, write_result
+from outblas.samplers import sampler
+from outblas.second_search import worth_trying
+from outblas.space import gpu_of_device
+from outblas.stats import geomean
+from outblas.store import Store
+from outblas.tables import behind, fall_back
+from outblas.tune import tune
+from outblas.worker import Options
+
+#: The launch options that are searched: what needs no promise.
+OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]
+
+
+def shapes(count: int, seed: int) -> list[Problem]:
+    """``count`` different problems, no extent a multiple of 64."""
+    rng, draw = random.Random(seed), sampler("log-uniform")
+    found: dict[Problem, None] = {}
+    while len(found) < count:
+        problem = draw(rng)
+        if all(extent % 64 for extent in (problem.m, problem.n, problem.k)):
+            found[problem] = None
+    return list(found)
+
+
+def search(arguments: argparse.Namespace, work: Path) -> Library:
+    """The library of the agent's measurements."""
+    gpu, problems = gpu_of_device(0), shapes(arguments.count, arguments.seed)
+    options = Options(0, gpu, rounds=11, baselines=RIVALS)
+    with (
+        LiveEvaluator(
+            0, options, offered=lambda p: [c for c in worth_trying(p, gpu) if launch_of(c) in OPTIONS]
+        ) as evaluator,
+        Store(work / "store.sqlite") as store,
+    ):
+        budget = arguments.measurements * len(OPTIONS)
+        library = tune(problems, make_agent(arguments.agent, 0, gpu), budget, evaluator, store, arguments.agent)
+    library.save(work / "library.json")
+    return library
+
+
+def bench(arguments: argparse.Namespace, work: Path) -> None:
+    """The library against every baseline, to ``--out``; what was behind falls back."""
+    problems = shapes(arguments.count, arguments.seed)
+    run_bench(problems, "new_shapes", work / "library.json", arguments.out, rounds=11)
+    fall_back(arguments.out, behind(arguments.out))
+    result = read_result(arguments.out)
+    write_result(
+        result.rows, {**result.meta, "agent": arguments.agent, "measurements": arguments.measurements}, arguments.out
+    )
+    for launch in OPTIONS:
+        own = [row for row in result.rows if launch_of_row(row) == launch]
+        over = geomean([row["lt_auto_us"] / published_us(row) for row in own])
+        print(
+            f"{launch}: geometric mean {geomean([r['published'] for r in own]):.3f} over the fastest baseline, "
+            f"{over:.3f} over cuBLASLt autotuned, worst {min(r['published'] for r in own):.3f}, "
+            f"{sum(r['fallback'] for r in own)} of {len(own)} fall back"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--measurements", type=int, default=8, help="per problem and launch option")
+    parser.add_argument("--agent", default="ppo")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("results/h200/new_shapes.parquet"))
+    parser.add_argument("--work", type=Path, default=Path("build/new_shapes"))
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the bench, in this process
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    if arguments.here:
+        bench(arguments, arguments.work)
+        return
+    search(arguments, arguments.work)
+    subprocess.run([sys.executable, __file__, *sys.argv[1:], "--here"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""``outblas export-t4`` and ``import-t4``: recorded measurements to and from Kernel Tuner's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+from outblas.config import LAUNCHES, config_name
+from outblas.device import DEFAULT_RECORDING, parse_device
+from outblas.errors import UsageError
+from outblas.problem import Problem
+
+if TYPE_CHECKING:
+    from outblas.recording import Recording
+
+
+def export_t4(
+    mnk: Annotated[str, typer.Option(help="Recorded problem, M_N_K.")],
+    out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
+    launch: Annotated[str, typer.Option(help="Candidates of one launch option: plain, pdl or weights.")] = "plain",
+    device: Annotated[str, typer.Option(help="Recording, replay:NAME.")] = f"replay:{DEFAULT_RECORDING}",
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    cache: Annotated[bool, typer.Option("--cache", help="A cache for Kernel Tuner's simulation mode, not T4.")] = False,
+) -> None:
+    """Write a problem's recorded measurements as Kernel Tuner's T4 results (milliseconds), or as its cache."""
+    if launch not in LAUNCHES:
+        raise UsageError(f"unknown launch option {launch!r}", " or ".join(LAUNCHES), "pass one of them as --launch")
+
+    from outblas.files import write_atomic
+    from outblas.kernel_tuner_files import task_of, to_cache, to_t4
+
+    task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), launch)
+    text = to_cache(task) if cache else json.dumps(to_t4(task), indent=1)
+    write_atomic(out_file, text.encode())
+    out.print(f"{len(task.cells)} configs of {task.problem.key}, {launch}: {out_file}", markup=False)
+
+
+def import_t4(
+    file: Annotated[Path, typer.Argument(help="T4 results file or cache of Kernel Tuner.")],
+    mnk: Annotated[str | None, typer.Option(help="M_N_K, where the file does not name its problem.")] = None,
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    to: Annotated[Path | None, typer.Option(help="Write the evaluations, one line of JSON each.")] = None,
+    device: Annotated[str | None, typer.Option(help="Recording to compare with, replay:NAME.")] = None,
+) -> None:
+    """Read measurements of Kernel Tuner's: say how many and which was fastest, compare them, write them."""
+    from outblas.files import write_atomic
+    from outblas.kernel_tuner_files import read_task, task_of
+
+    task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))
+    recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
+    if to is not None:
+        write_atomic(to, "".join(json.dumps(e.to_json()) + "\n" for e in task.evaluations()).encode())
+    best = task.best()
+    failed = sum(cell.median_us is None for cell in task.cells.values())
+    out.print(f"{len(task.cells)} configs of {task.problem.key}, {task.launch}; {failed} failed", markup=False)
+    if best is not None:
+        out.print(f"best: {best[1]:.3f} us, {config_name(best[0])}", markup=False)
+    if recorded is not None:
+        equal = sum(recorded.cells.get(config) == cell for config, cell in task.cells.items())
+        target = recorded.best()
+        out.print(f"recorded: {equal} of them the same, of {len(recorded.cells)} in {device}", markup=False)
+        if target is not None:
+            share = "" if best is None else f"; the file's best reaches {target[1] / best[1]:.1%} of its speed"
+            out.print(f"best there: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
+
+
+def _recording(device: str) -> Recording:
+    from outblas.recording import Recording
+
+    where = parse_device(device)
+    if where.recording is None:
+        raise UsageError(f"device {device}", "a recording", f"e.g. --device replay:{DEFAULT_RECORDING}")
+    return Recording.load(where.recording)
