@@ -1,13 +1,15 @@
-"""What is believed of candidates' times: a small regressor's guess, corrected by what was measured on this problem.
+"""What is believed of candidates' times: a guess, corrected by what was measured on this problem.
 
-The guess is the mean of a few multilayer perceptrons over problem and candidate features; it predicts the logarithm of
-a time up to a constant of the problem. The correction is a Gaussian process on what the guess left at the measured
-candidates (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1): an unknown constant,
-a part that candidates with similar knobs share, and noise.
+The guess is of the logarithm of a time, up to a constant of the problem and the launch option: the mean of a few
+multilayer perceptrons over problem and candidate features (:class:`Regressor`), or any other. The correction is a
+Gaussian process on what the guess left at the measured candidates (Rasmussen and Williams, Gaussian Processes for
+Machine Learning, 2006, algorithm 2.1): an unknown constant, a part that candidates with similar knobs share, and noise.
+A learned policy (``outblas.policy``) sees the belief among its inputs; agent ``surrogate`` goes by it alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,8 +67,8 @@ def posterior(
     With none, the mean is the guess (up to a constant) and the deviation is that of what is shared.
 
     Args:
-        guess: float64[C]. knobs: float32[C, K]. measured: indices of proven candidates, each once.
-        log_us: their log times.
+        guess: float64[C]. knobs: float32[C, K]. measured: indices of candidates, each once.
+        log_us: their log times, by whatever unit.
     """
     if not len(measured):
         return guess, np.full(len(guess), SHARED)
@@ -78,3 +80,15 @@ def posterior(
     solved = np.linalg.solve(inner, np.concatenate([left[:, None], kernel.T], axis=1))
     variance = CONSTANT**2 + SHARED**2 - np.einsum("ij,ji->i", kernel, solved[:, 1:])
     return guess + kernel @ solved[:, 0], np.sqrt(np.maximum(variance, 0.0))
+
+
+def improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """Expected improvement of a minimum, E[max(best - y, 0)] of y ~ N(mean, deviation^2): float64[C].
+
+    Closed form of Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998,
+    eq. 15.
+    """
+    spread = np.maximum(deviation, 1e-12)
+    z = (best - mean) / spread
+    below = np.array([0.5 * math.erfc(-float(x) / math.sqrt(2)) for x in z])
+    return np.maximum(spread * (z * below + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)), 0.0)

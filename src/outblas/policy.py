@@ -11,7 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -95,8 +95,12 @@ class Policy:
         write_atomic(Path(path), sink.getvalue())
 
     def view(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> View:
-        """What it makes of a problem's candidates before any measurement."""
-        about, each = problem_features(problem, gpu), candidate_features(problem, configs, gpu)
+        """What it makes of a problem's candidates before any measurement.
+
+        Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
+        """
+        known = [replace(config, early=False) if config.early else config for config in configs]
+        about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
         guess, spread = self.regressor(about, each)
         return View(about, each, guess, spread, knobs_of(each))
 

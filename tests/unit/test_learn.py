@@ -14,11 +14,12 @@ pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install 'outbl
 
 from helpers import synthetic_recording  # noqa: E402
 from outblas.agents.ppo import Ppo  # noqa: E402
+from outblas.agents.surrogate import Surrogate  # noqa: E402
 from outblas.config import KernelConfig, Sm80MmaConfig  # noqa: E402
 from outblas.env import TuningEnv  # noqa: E402
 from outblas.errors import UsageError  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
-from outblas.learn import ppo  # noqa: E402
+from outblas.learn import ppo, regress  # noqa: E402
 from outblas.learn.evaluate import qualities  # noqa: E402
 from outblas.learn.network import CandidatePolicy  # noqa: E402
 from outblas.learn.ppo import PpoSettings, Run, train  # noqa: E402
@@ -200,9 +201,25 @@ def test_the_agent_trains_by_the_recipe_and_keeps_it(
     learn, held = split(recording)
     one, two = Ppo(3, H200), Ppo(3, H200)
     one.prepare(recording, learn)
-    monkeypatch.setattr(ppo, "train_regressor", lambda *a: pytest.fail("trained again"))
+    monkeypatch.setattr(regress, "train_regressor", lambda *a: pytest.fail("trained again"))
     two.prepare(recording, learn)
     assert one.propose(held[0], recording.catalogue, (), 6) == two.propose(held[0], recording.catalogue, (), 6)
+
+
+def test_ppo_and_the_surrogate_train_one_regressor(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ppo, "RECIPE", replace(SMALL, steps=64, regress=RegressSettings()))
+    learn, _ = split(recording)
+    for seed in (0, 3):
+        Ppo(seed, H200).prepare(recording, learn)
+    kept = set(tmp_path.glob("regressors/*/regressor.npz"))
+    assert len(kept) == 2
+    monkeypatch.setattr(regress, "train_regressor", lambda *a: pytest.fail("trained again"))
+    for seed in (0, 3):
+        Surrogate(seed, H200).prepare(recording, learn)
+    assert set(tmp_path.glob("regressors/*/regressor.npz")) == kept
 
 
 def test_too_few_problems() -> None:

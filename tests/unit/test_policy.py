@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers import random_policy, synthetic_catalogue
-from outblas.belief import NOISE, SHARED, posterior
+from outblas.belief import NOISE, SHARED, improvement, posterior
 from outblas.errors import RecordError, UsageError
 from outblas.policy import Policy
 from outblas.problem import Problem
@@ -48,6 +49,21 @@ def test_posterior_is_that_of_the_joint_normal() -> None:
 def test_without_measurements_the_guess_stands() -> None:
     mean, deviation = posterior(np.array([1.0, 2.0]), np.zeros((2, 1), np.float32), [], [])
     assert mean.tolist() == [1.0, 2.0] and (deviation == SHARED).all()
+
+
+def test_expected_improvement_is_the_mean_of_the_improvements() -> None:
+    expected, deviation = np.array([0.0, 0.3, -0.2, 3.0]), np.array([0.1, 0.5, 0.2, 0.01])
+    draws = np.random.default_rng(0).normal(expected, deviation, (400_000, 4))
+    assert improvement(expected, deviation, 0.1) == pytest.approx(np.maximum(0.1 - draws, 0).mean(axis=0), abs=2e-3)
+    assert improvement(np.array([0.0, 0.2]), np.zeros(2), 0.1) == pytest.approx([0.1, 0.0], abs=1e-9)
+
+
+def test_early_loads_are_seen_as_none() -> None:
+    """No recording has any: a policy knows nothing of them."""
+    pdl = [replace(c, early=False) for c in CONFIGS if c.pdl]
+    policy = random_policy()
+    plain, early = (policy.view(PROBLEM_, [replace(c, early=on) for c in pdl], H200) for on in (False, True))
+    np.testing.assert_array_equal(plain.candidates, early.candidates)
 
 
 def test_scores_do_not_depend_on_the_order_of_candidates() -> None:

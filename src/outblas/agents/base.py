@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,31 @@ def by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCH
     """The configs of each launch option, in their order."""
     listed = list(order)
     return [[config for config in listed if launch_of(config) == launch] for launch in launches]
+
+
+def each_launch(
+    candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int,
+    order: Callable[[list[KernelConfig], list[Evaluation]], list[KernelConfig]],
+) -> list[KernelConfig]:  # fmt: skip
+    """Up to ``n`` proposals of searches that are each of one launch option and take turns.
+
+    The option that was measured least is next, the first of those that are level.
+
+    Args:
+        order: called with an option's candidates and its part of the history; its proposals, most wanted first.
+    """
+    orders, made = [], []
+    for group in by_launch(candidates):
+        if group:
+            own = [e for e in history if launch_of(e.config) == launch_of(group[0])]
+            orders.append(order(group, own)[:n])
+            made.append(len(own))
+    chosen: list[KernelConfig] = []
+    while len(chosen) < n and any(orders):
+        turn = min((i for i, left in enumerate(orders) if left), key=made.__getitem__)
+        chosen.append(orders[turn].pop(0))
+        made[turn] += 1
+    return chosen
 
 
 def in_turns(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outblas.agents.base import Agent, by_launch, unexplored
-from outblas.config import KernelConfig, Launch, launch_of
+from outblas.agents.base import Agent, each_launch, unexplored
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
 from outblas.policy import Policy, View
 from outblas.problem import Problem
@@ -29,8 +29,6 @@ POLICY_VARIABLE = "OUTBLAS_POLICY"
 
 class Ppo(Agent):
     """Highest score first; each launch option is a search of its own, and they take turns.
-
-    Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
 
     Args:
         policy: None: the one named by ``OUTBLAS_POLICY``, else the GPU's packaged one, loaded at the first proposal,
@@ -53,9 +51,10 @@ class Ppo(Agent):
         """
         from outblas.learn.cache import folder
         from outblas.learn.ppo import Run, train
+        from outblas.learn.regress import regressor_file, set_apart
 
         settings = self.recipe()
-        shared = folder("regressors", recording, problems, asdict(settings.regress), self.seed) / "regressor.npz"
+        shared = regressor_file(recording, set_apart(problems, self.seed)[0], settings.regress, self.seed)
         own = folder("policies", recording, problems, asdict(settings))
         self._policy = train(recording, problems, settings, Run(own, shared))
         self._views.clear()
@@ -69,23 +68,7 @@ class Ppo(Agent):
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        orders, made = [], []
-        for group in by_launch(candidates):
-            if group:
-                own = self._own(history, launch_of(group[0]))
-                orders.append(self._order(problem, group, own)[:n])
-                made.append(len(own))
-        chosen: list[KernelConfig] = []
-        while len(chosen) < n and any(orders):
-            # The option that was measured least is next; the first of those that are level.
-            turn = min((i for i, order in enumerate(orders) if order), key=made.__getitem__)
-            chosen.append(orders[turn].pop(0))
-            made[turn] += 1
-        return chosen
-
-    def _own(self, history: Sequence[Evaluation], launch: Launch) -> list[Evaluation]:
-        """What an option's search has seen of its history."""
-        return [e for e in history if launch_of(e.config) == launch]
+        return each_launch(candidates, history, n, lambda group, own: self._order(problem, group, own))
 
     def _order(
         self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
@@ -106,8 +89,7 @@ class Ppo(Agent):
         if key not in self._views:
             if len(self._views) > 256:
                 self._views.clear()
-            shown = [replace(c, early=False) if c.early else c for c in group]
-            self._views[key] = self._load().view(problem, shown, self.gpu)
+            self._views[key] = self._load().view(problem, group, self.gpu)
         return self._views[key]
 
     def _load(self) -> Policy:

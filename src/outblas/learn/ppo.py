@@ -14,7 +14,7 @@ from outblas.belief import Regressor
 from outblas.config import LAUNCHES
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.learn.evaluate import qualities
-from outblas.learn.regress import RegressSettings, train_regressor
+from outblas.learn.regress import RegressSettings, kept_regressor, set_apart
 from outblas.policy import Policy
 from outblas.problem import Problem
 from outblas.provenance import commit
@@ -32,8 +32,6 @@ except ImportError as error:
         f"{error.name} is not installed", "torch and sb3-contrib", "pip install 'outblas[rl]' torch"
     ) from error
 
-#: Share of the training problems on which checkpoints are compared; they train the policy no further.
-VALIDATION = 0.1
 #: Updates between two checkpoints.
 EVERY = 4
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.
@@ -100,8 +98,8 @@ def train(
 ) -> Policy:  # fmt: skip
     """A policy trained on the recorded cells of ``problems`` and on no other.
 
-    The checkpoint that is best on :data:`VALIDATION` of the problems is returned; the first is the regressor's greedy
-    order, so a training that learns nothing returns that. Deterministic for a seed and a number of threads.
+    The checkpoint that is best on the problems that ``set_apart`` keeps back is returned; the first is the regressor's
+    greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of threads.
 
     Args:
         run: a directory that holds a training of the same settings is gone on with.
@@ -114,8 +112,10 @@ def train(
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
     _claim(run, settings, problems)
-    learn, check = _validation(problems, settings.seed)
-    regressor = _regressor(recording, learn, settings, run, _first(progress, settings))
+    learn, check = set_apart(problems, settings.seed)
+    file = run.regressor or run.file("regressor.npz")
+    told = _first(progress, settings)
+    regressor = kept_regressor(file, recording, learn, settings.regress, settings.seed, told)
     begun = Policy(regressor, {})
     torch.manual_seed(settings.seed)
     model, done = _model(recording, learn, settings, begun, run)
@@ -135,28 +135,6 @@ def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
         told(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
 
     return epoch
-
-
-def _validation(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
-    """(to learn from, to judge by), split by (N, K), so that whole families are new."""
-    families = sorted({(p.n, p.k) for p in problems})
-    count = max(1, round(VALIDATION * len(families)))
-    apart = {families[i] for i in np.random.default_rng(seed).permutation(len(families))[:count]}
-    learn = [p for p in problems if (p.n, p.k) not in apart]
-    check = [p for p in problems if (p.n, p.k) in apart]
-    return (learn, check) if learn else (check, check)
-
-
-def _regressor(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, run: Run, progress: Progress | None
-) -> Regressor:
-    kept = run.regressor or run.file("regressor.npz")
-    if kept is not None and kept.exists():
-        return Policy.load(kept).regressor
-    found = train_regressor(recording, problems, settings.regress, settings.seed, progress)
-    if kept is not None:
-        Policy(found, {}).save(kept)
-    return found
 
 
 def _model(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from outblas.config import LAUNCHES, launch_of
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluation import Status
 from outblas.features import Features, candidate_features, problem_features
+from outblas.learn.cache import folder
+from outblas.policy import Policy
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 
@@ -27,6 +30,8 @@ HUBER = 0.05
 FRONT, FAR = 4, 0.02
 #: Share of a task's mean error that is taken off: the regressor predicts up to a constant.
 CENTRED = 0.98
+#: Share of the (N, K) that is set apart, to judge by what is built on a regressor.
+APART = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,16 @@ class Task:
     log_us: np.ndarray
 
 
+def set_apart(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
+    """(to learn from, to judge by), split by (N, K), so that whole families are new; both all of them where one is."""
+    families = sorted({(p.n, p.k) for p in problems})
+    count = max(1, round(APART * len(families)))
+    apart = {families[i] for i in np.random.default_rng(seed).permutation(len(families))[:count]}
+    learn = [p for p in problems if (p.n, p.k) not in apart]
+    check = [p for p in problems if (p.n, p.k) in apart]
+    return (learn, check) if learn else (check, check)
+
+
 def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
     """Every launch option of every problem that has two proven cells or more."""
     found = []
@@ -69,6 +84,32 @@ def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
                 wide = np.broadcast_to(about, (len(each), len(about)))
                 log_us = np.log(recording.median_us[row, cells].astype(np.float64))
                 found.append(Task(np.concatenate([wide, each], axis=1), log_us))
+    return found
+
+
+def regressor_file(recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int) -> Path:
+    """Of the cache directory, where the regressor trained on these very problems is kept.
+
+    Raises:
+        UsageError: a problem was not recorded.
+    """
+    return folder("regressors", recording, problems, asdict(settings), seed) / "regressor.npz"
+
+
+def kept_regressor(
+    file: Path | None, recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Regressor:  # fmt: skip
+    """The regressor of a file; trained on ``problems`` and written there where it is not there yet (None: nowhere).
+
+    Raises:
+        UsageError: as :func:`train_regressor`. RecordError: the file cannot be read or written.
+    """
+    if file is not None and file.exists():
+        return Policy.load(file).regressor
+    found = train_regressor(recording, problems, settings, seed, progress)
+    if file is not None:
+        Policy(found, {}).save(file)
     return found
 
 
