@@ -5,6 +5,7 @@ These tests read the package's own files, not fixtures.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from datetime import datetime
@@ -18,7 +19,9 @@ from helpers import ROOT
 from outblas.averages import launch_of_row
 from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
+from outblas.learn.evaluate import qualities
 from outblas.library import LEVEL, Library
+from outblas.policy import Policy
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.report import check_published
@@ -193,5 +196,14 @@ def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     """A stray file would ship with the wheel; a missing kind would break it."""
     kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     # .so: the extension, where it was built.
-    assert kinds - {".py", ".typed", "", ".so"} == {".c", ".cuh", ".h", ".json", ".parquet"}
+    assert kinds - {".py", ".typed", "", ".so"} == {".c", ".cuh", ".h", ".json", ".npz", ".parquet"}
     assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
+
+
+@pytest.mark.parametrize("name", ["h200", "h200-oneshot"])
+def test_the_packaged_policies_load_and_rank_well_what_they_were_trained_on(name: str) -> None:
+    """Over a sample of the packaged recording: a policy of other inputs, or one that was never trained, does not."""
+    policy, recording = Policy.load(name), Recording.load("h200")
+    assert json.loads(policy.about)["settings"]["budget"] == (1 if name.endswith("oneshot") else 8)
+    first = qualities(policy, recording, recording.problems[::50], 1)[:, 0]
+    assert np.exp(np.mean(np.log(first))) > 0.97
