@@ -150,9 +150,11 @@ def _method(comparison: Comparison) -> str:
         "recorded candidate.",
         "Figures are geometric means over problems, launch options and seeds. Regret: 1 / that mean - 1.",
         "Interval: 95% bootstrap over problems; launch options and seeds of a problem are drawn together.",
-        f"Agents that draw ran with {comparison.meta['seeds']} seeds, others once.",
-        "The analytic ranking model that ships with the package was fitted on measurements of all problems: an agent "
-        "that uses it as it is (heuristic) is not held out in that sense.",
+        f"Agents that draw, or learn by chance, ran with {comparison.meta['seeds']} seeds, others once.",
+        "Agents that learn across shapes, the heuristic's ranking model among them, were trained without what is held "
+        "out. A training that was kept from an earlier run is not counted in the seconds to prepare.",
+        "Which kernels the catalogue holds, and which of them were recorded where, goes by measurements of all "
+        "problems; that is the same for all agents.",
     ]
     items = "".join(f"<li>{escape(p)}</li>" for p in points)
     head = "<h2 id='method'>How to read this</h2>"
