@@ -13,10 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from outblas.agents import AGENTS, Agent, make_agent
-from outblas.config import KernelConfig, Launch, config_name, launch_of
+from outblas.config import KernelConfig, Launch, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
@@ -113,11 +111,10 @@ def held_out(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[T
 def tasks_of(recording: Recording, problem: Problem) -> list[Task]:
     """The tasks of one recorded problem."""
     row = recording.row(problem)
-    offered = np.flatnonzero(recording.recorded(problem))
-    options = np.array([launch_of(recording.catalogue[i]) for i in offered])
     tasks = []
-    for launch in LAUNCHES:
-        columns = offered[options == launch]
+    for launch, columns in recording.by_launch(problem).items():
+        if launch not in LAUNCHES:
+            continue
         times = recording.median_us[row, columns][recording.status[row, columns] == CODE[Status.PASSED]]
         if len(times):
             candidates = tuple(recording.catalogue[i] for i in columns)

@@ -207,7 +207,8 @@ class Sm80DirectConfig:
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]
-_WORDS = {
+#: Values of the knobs that are words, by the name of their type.
+WORDS: dict[str, tuple[str, ...]] = {
     "Schedule": get_args(Schedule),
     "Store": get_args(Store),
     "Raster": get_args(Raster),
@@ -275,8 +276,8 @@ def config_from_json(data: dict[str, Any]) -> KernelConfig:
         want = bool if kind == "bool" else int if kind == "int" else str
         if type(value) is not want:
             raise ConfigError(f"{cls.family}: {key}={value!r}", f"a value of type {want.__name__}", "correct the knob")
-        if kind in _WORDS and value not in _WORDS[kind]:
-            raise ConfigError(f"{cls.family}: {key}={value!r}", " or ".join(_WORDS[kind]), "correct the knob")
+        if kind in WORDS and value not in WORDS[kind]:
+            raise ConfigError(f"{cls.family}: {key}={value!r}", " or ".join(WORDS[kind]), "correct the knob")
     return cls(**knobs)
 
 

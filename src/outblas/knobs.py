@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import FAMILIES, Cache, KernelConfig, Raster, Ring, Schedule, SplitKind, Store, config_name
+from outblas.config import FAMILIES, WORDS, KernelConfig, config_name
 from outblas.errors import UsageError
 from outblas.neighbours import GROUPS, KEPT
 from outblas.pool import few_rows_kernels
@@ -24,14 +24,6 @@ from outblas.space import WGMMA_ROWS, candidates, catalogue, why_illegal
 
 #: The knob that the others depend on.
 FAMILY = "family"
-_WORDS: dict[str, tuple[str, ...]] = {
-    "Schedule": get_args(Schedule),
-    "Store": get_args(Store),
-    "Raster": get_args(Raster),
-    "Cache": get_args(Cache),
-    "Ring": get_args(Ring),
-    "SplitKind": get_args(SplitKind),
-}
 #: Values beside those that catalogue and pool have: of later searches, and of rows that are not aligned.
 _MORE: Mapping[str, tuple[int, ...]] = {"group": GROUPS, "kept_k": KEPT, "vec": (1, 2, 4, 8), "prefetch": (128, 256)}
 
@@ -125,7 +117,7 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
     for name, families in found.items():
         numbers = {getattr(c, name) for c in configs if c.family in families} | set((more or {}).get(name, ()))
         # A switch and a word have all their values; a number that nobody names has its least.
-        values = (False, True) if kinds[name] == "bool" else _WORDS.get(kinds[name]) or sorted(numbers or {0})
+        values = (False, True) if kinds[name] == "bool" else WORDS.get(kinds[name]) or sorted(numbers or {0})
         knobs.append(Knob(name, tuple(values), tuple(families)))
     return Knobs(knobs)
 

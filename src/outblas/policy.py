@@ -29,6 +29,8 @@ FORMAT = 1
 #: Beside a candidate's features, what a policy sees of it: guess and its spread over nets; belief (behind the best
 #: untried) and its deviation; the belief over the best measured; whether it was tried. All in log time.
 BELIEF = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
+#: Column of a candidate's inputs that the greed is about.
+BEHIND = len(CANDIDATE) + BELIEF.index("behind")
 #: What it sees of the search: measurements made (as a share of 16), whether a proven one is among them.
 SEARCH = ("made", "any_proven")
 #: Measurements that count as many.
@@ -111,7 +113,7 @@ class Policy:
         net, h = self.scorer, np.concatenate([x, wide], axis=1)
         for layer in (0, 1):
             h = silu(h @ net[f"w{layer}"] + net[f"b{layer}"])
-        out = (h @ net["w2"] + net["b2"])[:, 0] - float(np.exp(net["greed"])) * x[:, len(CANDIDATE) + 2]
+        out = (h @ net["w2"] + net["b2"])[:, 0] - float(np.exp(net["greed"])) * x[:, BEHIND]
         out = out.astype(np.float64)
         out[list(tried)] = -np.inf
         return out

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.baselines import fastest
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import LAUNCHES, KernelConfig, Launch, config_from_name, config_name, launch_of
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.problem import Problem
@@ -77,10 +77,12 @@ class Recording:
     provenance: dict[str, Any]
     _row: dict[Problem, int] = field(init=False, repr=False)
     _column: dict[KernelConfig, int] = field(init=False, repr=False)
+    _launch: NDArray[np.str_] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_row", {p: i for i, p in enumerate(self.problems)})
         object.__setattr__(self, "_column", {c: i for i, c in enumerate(self.catalogue)})
+        object.__setattr__(self, "_launch", np.array([launch_of(c) for c in self.catalogue], dtype=np.str_))
         self._validate()
 
     @classmethod
@@ -172,6 +174,12 @@ class Recording:
     def recorded(self, problem: Problem) -> NDArray[np.bool_]:
         """bool[C]: cells that were measured or failed, not those that are illegal or were left out."""
         return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
+
+    def by_launch(self, problem: Problem) -> dict[Launch, NDArray[np.intp]]:
+        """Indices of the problem's :meth:`recorded` cells by launch option; options without any are left out."""
+        recorded = self.recorded(problem)
+        found = {launch: np.flatnonzero(recorded & (self._launch == launch)) for launch in LAUNCHES}
+        return {launch: columns for launch, columns in found.items() if len(columns)}
 
     def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
         """Fastest recorded cell and its microseconds, None if no cell passed; ``pdl=False`` leaves PDL out."""

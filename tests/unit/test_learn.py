@@ -20,7 +20,7 @@ from outblas.env import TuningEnv  # noqa: E402
 from outblas.errors import UsageError  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
 from outblas.learn import ppo, regress  # noqa: E402
-from outblas.learn.evaluate import qualities  # noqa: E402
+from outblas.learn.evaluate import qualities, searches  # noqa: E402
 from outblas.learn.network import CandidatePolicy  # noqa: E402
 from outblas.learn.ppo import PpoSettings, Run, train  # noqa: E402
 from outblas.learn.regress import RegressSettings, train_regressor  # noqa: E402
@@ -68,7 +68,7 @@ def split(recording: Recording) -> tuple[list[Problem], list[Problem]]:
 def test_a_trivial_rule_is_learned_and_holds_on_new_shapes(recording: Recording) -> None:
     learn, held = split(recording)
     policy = train(recording, learn, SMALL)
-    quality = qualities(policy, recording, held, 2)
+    quality = qualities(policy, searches(policy, recording, held), 2)
     assert len(quality) == 2 * len(held)
     assert quality[:, 0].mean() > 0.97, "chance would give 0.75"
     assert (quality[:, 1] >= quality[:, 0]).all() and quality[:, 1].mean() > 0.99

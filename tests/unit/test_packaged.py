@@ -19,7 +19,7 @@ from helpers import ROOT
 from outblas.averages import launch_of_row
 from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
-from outblas.learn.evaluate import qualities
+from outblas.learn.evaluate import qualities, searches
 from outblas.library import LEVEL, Library
 from outblas.policy import Policy
 from outblas.problem import Problem
@@ -205,5 +205,5 @@ def test_the_packaged_policies_load_and_rank_well_what_they_were_trained_on(name
     """Over a sample of the packaged recording: a policy of other inputs, or one that was never trained, does not."""
     policy, recording = Policy.load(name), Recording.load("h200")
     assert json.loads(policy.about)["settings"]["budget"] == (1 if name.endswith("oneshot") else 8)
-    first = qualities(policy, recording, recording.problems[::50], 1)[:, 0]
+    first = qualities(policy, searches(policy, recording, recording.problems[::50]), 1)[:, 0]
     assert np.exp(np.mean(np.log(first))) > 0.97

@@ -50,7 +50,6 @@ def train(
     loaded = Recording.load(recording)
     with common.progress_bar("train") as progress:
         policy = train_ppo(loaded, loaded.problems, chosen, Run(run, None, tensorboard, wandb), progress)
-    policy.save(run / "policy.npz")
     about = json.loads(policy.about)
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import LAUNCHES, launch_of
 from outblas.evaluation import Status
 from outblas.policy import Policy, View
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 
 
-def qualities(policy: Policy, recording: Recording, problems: Sequence[Problem], budget: int) -> NDArray[np.float64]:
-    """float64[tasks, budget]: the task's best time over the best found by then, of every problem and launch option.
+@dataclass(frozen=True)
+class Search:
+    """The recorded candidates of one problem and launch option, as a policy sees them, with what they took.
 
-    The policy measures its highest score every time; cells that failed count as measurements.
+    Attributes:
+        us: float64[C], microseconds; inf where a candidate failed.
     """
-    launches = np.array([LAUNCHES.index(launch_of(c)) for c in recording.catalogue])
-    out = []
+
+    view: View
+    us: NDArray[np.float64]
+
+
+def searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) -> list[Search]:
+    """Every launch option of every problem, those without a proven cell left out.
+
+    They depend on the policy's regressor only: of policies that share one, the same serve all.
+    """
+    found = []
     for problem in problems:
         row = recording.row(problem)
-        offered = recording.recorded(problem)
-        for launch in range(len(LAUNCHES)):
-            cells = np.flatnonzero(offered & (launches == launch))
+        for cells in recording.by_launch(problem).values():
             passed = recording.status[row, cells] == CODE[Status.PASSED]
             if passed.any():
                 us = np.where(passed, recording.median_us[row, cells].astype(np.float64), np.inf)
                 view = policy.view(problem, [recording.catalogue[i] for i in cells], recording.gpu)
-                found = _search(policy, view, us, min(budget, len(us)))
-                out.append(us.min() / np.concatenate([found, np.full(budget - len(found), found[-1])]))
+                found.append(Search(view, us))
+    return found
+
+
+def qualities(policy: Policy, among: Sequence[Search], budget: int) -> NDArray[np.float64]:
+    """float64[searches, budget]: a search's best time over the best found by then.
+
+    The policy measures its highest score every time; cells that failed count as measurements.
+    """
+    out = []
+    for search in among:
+        found = _search(policy, search.view, search.us, min(budget, len(search.us)))
+        out.append(search.us.min() / np.concatenate([found, np.full(budget - len(found), found[-1])]))
     return np.maximum(np.array(out), 1e-9)
 
 

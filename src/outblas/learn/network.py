@@ -16,14 +16,14 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from outblas.features import CANDIDATE, PROBLEM, Features
-from outblas.policy import BELIEF, SEARCH
+from outblas.policy import BEHIND, BELIEF, SEARCH
 
 #: Units of the scorer's two hidden layers, and of the value's.
 WIDTH, VALUE_WIDTH = 64, 64
 #: Where greed begins: a candidate believed 5% slower (one unit) is e^-GREED as likely. Learned as its logarithm.
 GREED = 4.0
-#: Column of the belief behind the best untried, and of whether the row is offered.
-BEHIND, OFFERED = len(CANDIDATE) + BELIEF.index("behind"), len(CANDIDATE) + len(BELIEF)
+#: Column that the environment adds: whether the row is offered.
+OFFERED = len(CANDIDATE) + len(BELIEF)
 #: Candidates that the value looks at: the best by belief.
 FRONT = 4
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from outblas.belief import Regressor
 from outblas.config import LAUNCHES
-from outblas.errors import ToolchainMissing, UsageError
-from outblas.learn.evaluate import qualities
+from outblas.errors import RecordError, ToolchainMissing, UsageError
+from outblas.learn.evaluate import qualities, searches
 from outblas.learn.regress import RegressSettings, kept_regressor, set_apart
 from outblas.policy import Policy
 from outblas.problem import Problem
@@ -107,6 +107,7 @@ def train(
 
     Raises:
         UsageError: a problem was not recorded, fewer than ten problems, or the directory is of other settings.
+        RecordError: the directory lacks a file, or it cannot be read or written.
     """
     settings, run = settings or PpoSettings(), run or Run()
     if len(problems) < 10:
@@ -175,9 +176,12 @@ class _Judge(BaseCallback):
         progress: Progress | None, on_update: Callable[[int, float], bool] | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._recording, self._problems, self._regressor = recording, problems, regressor
+        self._recording, self._regressor = recording, regressor
+        self._searches = searches(Policy(regressor, {}), recording, problems)
         self._settings, self._run, self._progress, self._on_update = settings, run, progress, on_update
-        self._best: tuple[float, dict[str, Any]] = (-np.inf, {})
+        kept = run.file("policy.npz")
+        self._best = Policy.load(kept) if kept is not None and kept.exists() else None
+        self._best_score = -np.inf if self._best is None else float(json.loads(self._best.about)["score"])
         self._stopped = False
         self._invalid = self._steps = self._updates = 0
         self._speedups: list[float] = []
@@ -185,10 +189,9 @@ class _Judge(BaseCallback):
 
     def best(self) -> Policy:
         """The best checkpoint so far."""
-        kept = self._run.file("policy.npz")
-        if kept is not None and kept.exists():
-            return Policy.load(kept)
-        return Policy(self._regressor, self._best[1], self._about())
+        if self._best is None:  # judged before any update, so only where its file was taken away
+            raise RecordError(f"{self._run.path} holds no policy", "the file policy.npz", "choose another --run")
+        return self._best
 
     def _on_step(self) -> bool:
         infos = self.locals["infos"]
@@ -211,9 +214,9 @@ class _Judge(BaseCallback):
 
     def _judge(self) -> None:
         arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
-        policy = Policy(self._regressor, arrays, self._about())
+        policy = Policy(self._regressor, arrays)
         budgets = [b for b in JUDGED if b <= self._settings.budget]
-        quality = qualities(policy, self._recording, self._problems, max(budgets))
+        quality = qualities(policy, self._searches, max(budgets))
         at = {b: float(np.exp(np.mean(np.log(quality[:, b - 1])))) for b in budgets}
         score = float(np.mean(np.log([at[b] for b in budgets])))
         figures = {f"quality/after_{b}": q for b, q in at.items()}
@@ -227,11 +230,10 @@ class _Judge(BaseCallback):
             self.logger.record(name, value)
         if self._tracker is not None:
             self._tracker.log(figures, step=self.num_timesteps)
-        best = self._previous_best()
-        if score > best:
-            self._best = (score, arrays)
+        if score > self._best_score:
+            self._best_score, self._best = score, replace(policy, about=self._about(score))
             if (kept := self._run.file("policy.npz")) is not None:
-                replace(policy, about=json.dumps({**json.loads(policy.about), "score": score})).save(kept)
+                self._best.save(kept)
         if (kept := self._run.file("ppo.zip")) is not None:
             self.model.save(kept)
         if self._progress is not None:
@@ -240,15 +242,9 @@ class _Judge(BaseCallback):
         if self._on_update is not None:
             self._stopped = self._on_update(self.num_timesteps, score)
 
-    def _previous_best(self) -> float:
-        kept = self._run.file("policy.npz")
-        if kept is not None and kept.exists():
-            return float(json.loads(Policy.load(kept).about)["score"])
-        return self._best[0]
-
-    def _about(self) -> str:
+    def _about(self, score: float) -> str:
         about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": commit()}
-        return json.dumps({**about, "recording": self._recording.provenance}, sort_keys=True)
+        return json.dumps({**about, "score": score, "recording": self._recording.provenance}, sort_keys=True)
 
 
 def _claim(run: Run, settings: PpoSettings, problems: Sequence[Problem]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from outblas.belief import Regressor
-from outblas.config import LAUNCHES, launch_of
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluation import Status
 from outblas.features import Features, candidate_features, problem_features
@@ -72,13 +71,11 @@ def set_apart(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], li
 def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
     """Every launch option of every problem that has two proven cells or more."""
     found = []
-    launches = np.array([LAUNCHES.index(launch_of(c)) for c in recording.catalogue])
     for problem in problems:
         row = recording.row(problem)
-        passed = recording.status[row] == CODE[Status.PASSED]
         about = problem_features(problem, recording.gpu)
-        for launch in range(len(LAUNCHES)):
-            cells = np.flatnonzero(passed & (launches == launch))
+        for columns in recording.by_launch(problem).values():
+            cells = columns[recording.status[row, columns] == CODE[Status.PASSED]]
             if len(cells) > 1:
                 each = candidate_features(problem, [recording.catalogue[i] for i in cells], recording.gpu)
                 wide = np.broadcast_to(about, (len(each), len(about)))
