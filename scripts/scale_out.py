@@ -1,10 +1,11 @@
 """How much faster several GPUs tune than one: the same tuning, timed with one worker and with all.
 
-    python scripts/scale_out.py [--gpus 0,1] [--sample 192] [--budget 16] [--out build/scale_out.json]
+    python scripts/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16]
+        [--out build/scale_out.json]
 
 A first tuning, untimed, fills the compile cache; the timed ones then start from the same state, each into a new store.
 Seconds are wall time of `tune` itself, and apart from it those in which workers start (imports, CUDA contexts). The
-ratio is that of the former; every worker proves every kernel in full once, so it grows with the number of problems.
+ratio is that of the former; with ray, whose workers compile for themselves, it is that of processes of one cluster.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune
 from outblas.workers import make_plan, open_pool
+from outblas.workers.plan import KINDS
 
 
 def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
     """One tuning on ``gpus``: seconds of start and of tuning, what came of it, and where."""
     problems = sample(suite(arguments.suite), arguments.sample, arguments.seed)
+    if arguments.workers == "ray":
+        plan = make_plan("ray", count=len(gpus), ray_address="local")
+    else:
+        plan = make_plan("local", gpus=gpus)
     start = perf_counter()
     with (
-        open_pool(make_plan("local", gpus=gpus)) as pool,
+        open_pool(plan) as pool,
         tempfile.TemporaryDirectory() as folder,
         Store(Path(folder) / "store.sqlite") as store,
     ):
@@ -56,7 +62,8 @@ def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", default="0,1", help="two or more, separated by commas")
+    parser.add_argument("--workers", choices=KINDS, default="local")
+    parser.add_argument("--gpus", default="0,1", help="two or more, separated by commas; of ray: as many of any")
     parser.add_argument("--suite", default="grid1000")
     parser.add_argument("--sample", type=int, default=192, help="problems")
     parser.add_argument("--budget", type=int, default=16)

@@ -74,7 +74,7 @@ def evaluations(options):
     timing = Timing("offline", (2.0, 2.0, 2.0), 2.0, 0.0)
 
     def handler(items, emit):
-        for index, (problem, config, _) in items:
+        for index, (problem, config, *_) in items:
             emit.begin(index)
             found = Baselines({"cublas": timing}, {"cublas": "default"}, {})
             if config is None:

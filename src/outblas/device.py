@@ -36,6 +36,18 @@ def gpu_count() -> int:
     return count.value
 
 
+@lru_cache
+def pci_bus_id(gpu_index: int) -> str | None:
+    """The PCI address of a GPU by its CUDA index, which tools that know nothing of ``CUDA_VISIBLE_DEVICES`` take; None
+    where there is no such GPU."""
+    if not 0 <= gpu_index < gpu_count():
+        return None
+    driver, handle, text = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0), ctypes.create_string_buffer(32)
+    if driver.cuDeviceGet(ctypes.byref(handle), gpu_index) or driver.cuDeviceGetPCIBusId(text, len(text), handle):
+        return None
+    return text.value.decode()
+
+
 def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
     """The same indices, checked.
 

@@ -14,6 +14,7 @@ from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
+from outblas.source import kernel_kind
 from outblas.worker import Baselines, Item, Options
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class LiveEvaluator:
         self.sandbox = Sandbox(factory, (self.options,), step_timeout_s + 2 * timed)
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
+        self._trusted: set[tuple[Any, ...]] = set()
         self._offered = offered
         self._ahead = CompileAhead(self.gpu) if compile_ahead else None
 
@@ -86,7 +88,8 @@ class LiveEvaluator:
             for _ in self._ahead.compile(listed):
                 pass
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
-            items: list[Item] = [(problem, config, self._nvmmh.get(problem)) for _, config in group]
+            nvmmh = self._nvmmh.get(problem)
+            items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
             for index, value in self.sandbox.run(items):
                 yield self._taken(problem, items[index][1], value)
 
@@ -101,7 +104,7 @@ class LiveEvaluator:
         """Times with samples, details, and why a baseline was left out."""
         if problem not in self._baselines:
             self.expect([problem])
-            for _, value in self.sandbox.run([(problem, None, self._nvmmh.get(problem))]):
+            for _, value in self.sandbox.run([Item(problem, None, self._nvmmh.get(problem))]):
                 lost = isinstance(value, Lost)
                 self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
         return self._baselines[problem]
@@ -113,6 +116,9 @@ class LiveEvaluator:
         if baselines is not None:
             self._baselines[problem] = baselines
         return evaluation  # type: ignore[no-any-return]
+
+    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+        self._trusted.update(kinds)
 
     def expect(self, problems: Iterable[Problem]) -> None:
         """Problems that are to come: asks nvMatmulHeuristics for all at once, in one subprocess.

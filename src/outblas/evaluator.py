@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
@@ -27,6 +27,11 @@ class Evaluator(Protocol):
 
     def expect(self, problems: Iterable[Problem]) -> None:
         """Problems that are to come; for evaluators that prepare several at once cheaply. Nothing depends on it."""
+        return None
+
+    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+        """Kernels (:func:`outblas.source.kernel_kind`) that another evaluator of this run has proved in full, of the
+        same build on the same kind of GPU: that needs not be done once more."""
         return None
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterable[Evaluation]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outblas import __version__
+from outblas.device import pci_bus_id
 
 _T = TypeVar("_T")
 #: Longest wait for nvidia-smi or git, seconds; a stuck driver must not hang a run.
@@ -65,7 +66,7 @@ def toolchain() -> dict[str, str | None]:
 def gpu_and_driver(index: int = 0) -> tuple[str | None, str | None]:
     """Name of GPU ``index`` and the driver's version, from pynvml or nvidia-smi; (None, None) without.
 
-    The index counts every GPU of the host as nvidia-smi does.
+    The index is CUDA's, which counts what ``CUDA_VISIBLE_DEVICES`` leaves; where CUDA is not there, nvidia-smi's own.
     """
 
     def ask(nvml: Any, handle: Any) -> tuple[str | None, str | None]:
@@ -115,7 +116,9 @@ def _from_nvml(index: int, ask: Callable[[Any, Any], _T]) -> _T | None:
         return None
     try:
         _start(pynvml)
-        return ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+        address = pci_bus_id(index)
+        by_index = pynvml.nvmlDeviceGetHandleByIndex
+        return ask(pynvml, by_index(index) if address is None else pynvml.nvmlDeviceGetHandleByPciBusId(address))
     except pynvml.NVMLError:
         return None
 
@@ -129,7 +132,9 @@ def _start(nvml: Any) -> None:
 
 
 def _from_smi(index: int, query: str) -> list[str] | None:
-    out = _run(["nvidia-smi", f"--id={index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"])
+    out = _run(
+        ["nvidia-smi", f"--id={pci_bus_id(index) or index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    )
     fields = [field.strip() for field in out.splitlines()[0].split(",")] if out else []
     return fields if len(fields) == query.count(",") + 1 else None
 

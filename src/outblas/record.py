@@ -2,7 +2,8 @@
 
 Every config is proved in full once (gates 1 to 6 on representative problems) and again on the timed
 operands of every cell; all cells of a problem are timed in the same rounds as the baselines. Cells
-that the ranking model predicts at over :data:`WITHIN` x the best are marked as left out.
+that the ranking model predicts at over :data:`WITHIN` x the best are marked as left out. Problems whose calls are long
+are measured in fewer rounds, of fewer cells.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from outblas.model import left_out
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.recording import CODE, Recording, stem_of
+from outblas.roofline import floor_us, repeats
 from outblas.source import kernels_sha
 from outblas.space import gpu_of_device, why_illegal
 
-#: Interleaved rounds per cell.
-ROUNDS = 5
+#: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
+ROUNDS, LONG_ROUNDS = 5, 3
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
 #: the model was not fitted on, 1.27 would have lost no measured best (``checks`` in its file).
 WITHIN = 1.35
+#: The same of a problem whose calls are long: 60 of them are half of a recording of grid1000, and on 135 recorded ones
+#: 1.1 would have lost no best kernel of a launch option.
+LONG_WITHIN = 1.2
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
 HOPELESS = 1.25
 Progress = Callable[..., None]
@@ -61,7 +66,7 @@ def run_record(
         "suite": suite,
         "problems": [p.key for p in problems],
         "catalogue": names,
-        "rounds": ROUNDS,
+        "rounds": [ROUNDS, LONG_ROUNDS],
         "hopeless": HOPELESS,
         "kernels": kernels_sha(),
     }
@@ -77,6 +82,7 @@ def run_record(
         gpu_index,
         gpu,
         rounds=ROUNDS,
+        long_rounds=LONG_ROUNDS,
         recheck=False,
         proved=frozenset(proved),
         chunk=len(catalogue) or 1,
@@ -112,7 +118,8 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
             legal.append(column)
         else:
             cells[column] = [Status.ILLEGAL.value, None, None, 0]
-    skipped = left_out(problem, [catalogue[c] for c in legal], evaluator.gpu, WITHIN)
+    within = LONG_WITHIN if repeats(floor_us(problem, evaluator.gpu)) == 1 else WITHIN
+    skipped = left_out(problem, [catalogue[c] for c in legal], evaluator.gpu, within)
     for column, skip in zip(legal, skipped, strict=True):
         if skip:
             cells[column] = [Status.LEFT_OUT.value, None, None, 0]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.baselines import NAMES, RIVALS, Bindable
 from outblas.config import KernelConfig, config_name, launch_of
@@ -28,8 +28,20 @@ if TYPE_CHECKING:
 
 #: Candidates timed in the same rounds, unless the options say otherwise.
 CHUNK = 12
-#: (problem, config or None for "baselines only", nvMatmulHeuristics' config).
-Item = tuple[Problem, "KernelConfig | None", "KernelConfig | None"]
+
+
+class Item(NamedTuple):
+    """What a worker is asked for.
+
+    Attributes:
+        config: None: the problem's baselines only. nvmmh: nvMatmulHeuristics' config.
+        proved: another worker has proved this kernel in full; it is proved on the timed operands all the same.
+    """
+
+    problem: Problem
+    config: KernelConfig | None
+    nvmmh: KernelConfig | None = None
+    proved: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,8 @@ class Options:
         speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
         mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
         warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
+        long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), which is noisy by
+            little; None: as many as of the others.
         hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
             option, after ``look`` rounds is timed no further.
     """
@@ -64,6 +78,7 @@ class Options:
     mode: str = "offline"
     warmup_seconds: float = 0.0
     benchmark_seconds: float = 0.0
+    long_rounds: int | None = None
     hopeless: float = math.inf
     look: int = MIN_ROUNDS
 
@@ -109,25 +124,25 @@ class Handler:
         self._desk: _Desk | None = None
 
     def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
-        for problem, group in groupby(items, key=lambda item: item[1][0]):
+        for problem, group in groupby(items, key=lambda item: item[1].problem):
             self._problem(problem, list(group), emit)
 
     def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
         emit.begin(None)
         try:
-            desk = self._at(problem, items[0][1][2])
+            desk = self._at(problem, items[0][1].nvmmh)
         except ToolchainMissing:
             raise
         except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
             self._give_up(problem, items, _one_line(_or_fault(error)), emit)
             return
         waiting: list[tuple[int, _Candidate]] = []
-        for index, (_, config, _) in items:
-            if config is None:
+        for index, item in items:
+            if item.config is None:
                 emit.done(index, (None, desk.measure_baselines(self._options)))
                 continue
             emit.begin(index)
-            tried = self._try(desk, config, emit, index)
+            tried = self._try(desk, item.config, item.proved, emit, index)
             if isinstance(tried, Evaluation):
                 emit.done(index, (tried, None))
                 continue
@@ -139,7 +154,7 @@ class Handler:
             self._time(desk, waiting, emit)
 
     def _give_up(self, problem: Problem, items: list[tuple[int, Item]], detail: str, emit: Emit) -> None:
-        for index, (_, config, _) in items:
+        for index, (_, config, *_) in items:
             if config is None:
                 emit.done(index, (None, Baselines(left_out={"all": detail})))
             else:
@@ -155,7 +170,7 @@ class Handler:
             self._desk = _Desk(problem, self._options, self._baselines)
         return self._desk
 
-    def _try(self, desk: _Desk, config: KernelConfig, emit: Emit, index: int) -> Evaluation | _Candidate:
+    def _try(self, desk: _Desk, config: KernelConfig, proved: bool, emit: Emit, index: int) -> Evaluation | _Candidate:
         """Everything up to a captured graph; a failure is an Evaluation."""
         from outblas.space import why_illegal
 
@@ -174,7 +189,8 @@ class Handler:
         except DeviceError as error:  # the driver cannot load it
             return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
         try:
-            verdict = self._prove(desk, kernel, config, emit, index)
+            proved = proved or config_name(config) in self._options.proved
+            verdict = self._prove(desk, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
             return _Candidate(config, desk.bench.capture(kernel), verdict, counters)
@@ -201,12 +217,14 @@ class Handler:
             self._kernels[key] = (load(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
 
-    def _prove(self, desk: _Desk, kernel: Bindable, config: KernelConfig, emit: Emit, index: int) -> Verdict:
+    def _prove(
+        self, desk: _Desk, kernel: Bindable, config: KernelConfig, proved: bool, emit: Emit, index: int
+    ) -> Verdict:
         from outblas.source import kernel_kind
         from outblas.verify import prove
 
         full: Verdict | None = None
-        if self._options.level == "full" and config_name(config) not in self._options.proved:
+        if self._options.level == "full" and not proved:
             key = kernel_kind(desk.problem, config)
             if key not in self._proved:
                 for small in representatives(desk.problem, config, self._options.gpu):
@@ -308,7 +326,10 @@ class _Desk:
         self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
     ) -> dict[str, Timing]:
         """Interleaved rounds of captured entries, hot or cold."""
-        how = (options.rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
+        rounds = options.rounds
+        if options.long_rounds is not None and self.bench.repeats == 1:
+            rounds = options.long_rounds
+        how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
         if options.mode == "offline_cold":
             return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
         return self.bench.measure(graphs, *how)

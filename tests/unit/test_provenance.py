@@ -33,6 +33,7 @@ def fake_nvml(fail_at: str = "") -> Any:
         "nvmlInit": None,
         "nvmlShutdown": None,
         "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetHandleByPciBusId": "handle",
         "nvmlDeviceGetName": b"NVIDIA Test",
         "nvmlSystemGetDriverVersion": "580.1",
         "nvmlDeviceGetClockInfo": 1755,
@@ -58,6 +59,21 @@ def test_from_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     assert provenance.gpu_and_driver(0) == ("NVIDIA Test", "580.1")
     assert provenance.gpu_state(0) == {"sm_clock_mhz": 1755, "temperature_c": 41}
+
+
+def test_the_gpu_that_cuda_counts_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's GPU 0 is not the first of the host where others are hidden."""
+    asked: list[Any] = []
+    nvml = fake_nvml(fail_at="nvmlDeviceGetHandleByIndex")
+    nvml.nvmlDeviceGetHandleByPciBusId = lambda address: asked.append(address)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(provenance, "pci_bus_id", lambda index: f"0000:0{index}:00.0")
+    assert provenance.gpu_state(1)["sm_clock_mhz"] == 1755
+    smi(monkeypatch, "1980, 35\n")
+    answer, commands = subprocess.run, []
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: commands.append(command) or answer(command, **more))
+    assert provenance.gpu_state(1)["sm_clock_mhz"] == 1980
+    assert asked == ["0000:01:00.0"] and "--id=0000:01:00.0" in commands[0]
 
 
 def test_nvml_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:

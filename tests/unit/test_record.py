@@ -101,6 +101,22 @@ def test_what_the_model_drops_is_marked_and_never_tried(
     assert all(CATALOGUE[2] not in configs for _, problem, configs in gpu.asked if problem == ALIGNED[1])
 
 
+def test_long_problems_are_recorded_of_fewer_cells(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[Problem, float] = {}
+
+    def model(problem: Problem, configs: list[KernelConfig], gpu: object, factor: float) -> np.ndarray:
+        asked[problem] = factor
+        return np.zeros(len(configs), dtype=bool)
+
+    monkeypatch.setattr(record, "left_out", model)
+    long = Problem(8192, 8192, 8192)
+    run(tmp_path, (ALIGNED[0], long))
+    assert asked == {ALIGNED[0]: record.WITHIN, long: record.LONG_WITHIN}
+    assert 1 < record.LONG_WITHIN < record.WITHIN
+
+
 def test_a_failure_is_a_cell_without_a_time(gpu: FakeGpu, tmp_path: Path) -> None:
     for column, status in enumerate((Status.WRONG, Status.HANG, Status.COMPILE_ERROR)):
         gpu.statuses[ALIGNED[column], CATALOGUE[column]] = status
@@ -150,6 +166,7 @@ def test_the_evaluator_is_told_what_a_recording_needs_and_is_closed(gpu: FakeGpu
     run(tmp_path)
     (options,) = gpu.options
     assert (options.rounds, options.level, options.chunk) == (record.ROUNDS, "full", len(CATALOGUE))
+    assert options.long_rounds == record.LONG_ROUNDS < record.ROUNDS
     assert gpu.closed == 1
 
 

@@ -30,6 +30,8 @@ class Graph:
 
 
 class Bench:
+    repeats = 8
+
     def operands(self, index):
         return (None, None, None)
 
@@ -92,7 +94,7 @@ class Emit:
 
 def run(handler, *configs, problem=PROBLEM):
     emit = Emit()
-    handler([(10 + i, (problem, c, None)) for i, c in enumerate(configs)], emit)
+    handler([(10 + i, ev.Item(problem, c)) for i, c in enumerate(configs)], emit)
     assert sorted(emit.answers) == list(range(10, 10 + len(configs)))
     return [emit.answers[10 + i] for i in range(len(configs))], emit
 
@@ -151,7 +153,7 @@ def test_a_lost_context_is_a_fault_of_the_candidate_in_hand(handler, monkeypatch
     monkeypatch.setattr(ev, "_or_fault", lost)
     emit = Emit()
     with pytest.raises(Faulted):
-        handler([(7, (PROBLEM, GOOD, None))], emit)
+        handler([(7, ev.Item(PROBLEM, GOOD))], emit)
     assert emit.log[-1] == 7 and not emit.answers
 
 
@@ -208,6 +210,28 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     assert len(proved) == count
     run(handler, GOOD, problem=Problem(128, 128, 128, "NN"))
     assert len(proved) == 2 * count
+
+
+def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    full = []
+    monkeypatch.setattr("outblas.verify.prove", lambda *a: full.append(a) or PASSED)
+    cells = []
+    monkeypatch.setattr(Prover, "call", lambda self, call: cells.append(call) or call)
+    emit = Emit()
+    handler([(0, ev.Item(PROBLEM, GOOD, None, True))], emit)
+    assert emit.answers[0][0].status is Status.PASSED and not full and len(cells) == 1
+    handler([(1, ev.Item(PROBLEM, GOOD))], emit)
+    assert full
+
+
+def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="cell", rounds=4, long_rounds=3, baselines=("cublas",)))
+    ((one, _),), _ = run(handler, GOOD)
+    assert len(one.timing.samples_us) == 4
+    monkeypatch.setattr(Bench, "repeats", 1)
+    ((one, _),), _ = run(handler, GOOD)
+    assert len(one.timing.samples_us) == 3
 
 
 def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatch):

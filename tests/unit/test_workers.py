@@ -26,6 +26,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import work_us
+from outblas.source import kernel_kind
 from outblas.store import Store
 from outblas.tune import Interrupted, tune
 from outblas.workers.host import Host
@@ -391,6 +392,28 @@ def test_a_unit_is_handed_out_once_its_kernels_are_compiled(monkeypatch: pytest.
     with PoolEvaluator(Checking(2, lambda task: 1.0), lambda gpu: compile_them) as evaluator:
         assert len(list(evaluator.evaluate(pairs))) == len(pairs)
     assert sorted(compiled, key=str) == sorted(pairs, key=str) and not early
+
+
+def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(RECORDING), raising=False)
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    late: list[Any] = []
+
+    class Noting(VirtualTransport):
+        def send(self, worker: int, task: Task) -> None:
+            assert isinstance(task, Evaluate)
+            late.extend(kind for kind in task.proved if kind in told[worker])
+            told[worker] += task.proved
+            super().send(worker, task)
+
+    problem = RECORDING.problems[0]
+    passed = RECORDING.catalogue[RECORDING.recorded(problem).nonzero()[0][0]]
+    with PoolEvaluator(Noting(2, lambda task: 1.0)) as evaluator:
+        (first,) = evaluator.evaluate([(problem, passed)])
+        assert first.status is Status.PASSED and told == {0: [], 1: []}
+        failed = [c for c in RECORDING.catalogue if not RECORDING.recorded(problem)[RECORDING.column(c)]]
+        list(evaluator.evaluate([(p, failed[0] if failed else passed) for p in RECORDING.problems[1:5]]))
+        assert told[0][:1] == told[1][:1] == [kernel_kind(problem, passed)] and not late
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

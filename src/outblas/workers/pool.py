@@ -14,6 +14,7 @@ from outblas.evaluator import Evaluator
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.sandbox import START_TIMEOUT_S
+from outblas.source import kernel_kind
 from outblas.workers.compiling import Compile, Compiling
 from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
 from outblas.workers.units import Unit, Units
@@ -36,7 +37,8 @@ class _Place:
     unit: Unit | None = None
     since: float = 0.0
     losses: int = 0
-    expected: int = 0  # how many of the expected problems it was told of
+    expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
+    proved: int = 0
 
 
 class PoolEvaluator(Evaluator):
@@ -64,6 +66,7 @@ class PoolEvaluator(Evaluator):
         self._places = [_Place() for _ in range(transport.size)]
         self._about: dict[int, About] = {}
         self._expected: list[Problem] = []
+        self._proved: dict[tuple[Any, ...], None] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
         #: Workers lost so far.
@@ -165,7 +168,7 @@ class PoolEvaluator(Evaluator):
 
     def _start(self, index: int) -> None:
         place = self._places[index]
-        place.state, place.since, place.expected = "starting", time.monotonic(), 0
+        place.state, place.since, place.expected, place.proved = "starting", time.monotonic(), 0, 0
         self._transport.start(index)
 
     def _ready(self, event: Event) -> None:
@@ -191,7 +194,8 @@ class PoolEvaluator(Evaluator):
                 unit = units.take(index, (i for i, p in enumerate(self._places) if i != index and p.state != "gone"))
                 if unit is not None:
                     new, place.expected = self._expected[place.expected :], len(self._expected)
-                    self._send(index, Evaluate(tuple(unit.pairs), tuple(new)), unit)
+                    proved, place.proved = [*self._proved][place.proved :], len(self._proved)
+                    self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
     def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
         place = self._places[index]
@@ -230,7 +234,10 @@ class PoolEvaluator(Evaluator):
         if event.kind == "answer" and isinstance(event.value, BaselineNotes):
             self._notes[event.value.problem] = event.value
         elif event.kind == "answer" and unit is not None:
-            unit.pairs.remove((event.value.problem, event.value.config))
+            pair = event.value.problem, event.value.config
+            unit.pairs.remove(pair)
+            if event.value.status is Status.PASSED:  # workers prove in full: what passed once did so too
+                self._proved[kernel_kind(*pair)] = None
             yield event.value
         self._settle(event)
         if unit is None or place.unit is not None or not unit.pairs:

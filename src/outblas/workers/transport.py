@@ -22,10 +22,16 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Pairs of one problem, timed together. ``expected``: problems that are to come, here or at another worker."""
+    """Pairs of one problem, timed together.
+
+    Attributes:
+        expected: problems that are to come, here or at another worker. proved: kernels (by
+            :func:`outblas.source.kernel_kind`) that workers have proved in full since the last such task.
+    """
 
     pairs: tuple[Pair, ...]
     expected: tuple[Problem, ...] = ()
+    proved: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True)
