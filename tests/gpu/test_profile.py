@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
+pytest.importorskip("plotly")  # of the run's report
 
 from outblas import ncu
 from outblas.device import Device

@@ -352,6 +352,36 @@ def test_workers_are_busy_until_the_end_of_a_batch(monkeypatch: pytest.MonkeyPat
     assert took[1] / took[2] >= 1.8 and took[1] / took[4] >= 3.6
 
 
+def test_a_problem_stays_with_the_worker_that_has_prepared_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a worker does once per problem (cuBLASLt's algorithm) is hardly ever done by two."""
+    monkeypatch.setattr(tuning, "PROBLEMS_AT_ONCE", 64)
+    monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(synthetic_recording(100)), raising=False)
+    prepared: set[tuple[Problem, int]] = set()
+
+    def seconds(task: Task, worker: int) -> float:
+        if not isinstance(task, Evaluate):
+            return 0.0
+        at = task.pairs[0][0], worker
+        new = at not in prepared
+        prepared.add(at)
+        return 1.0 + new
+
+    class Preparing(VirtualTransport):
+        def send(self, worker: int, task: Task) -> None:
+            self._seconds = lambda task: seconds(task, worker)
+            super().send(worker, task)
+
+    took, problems = {}, synthetic_problems(100)
+    for size in (1, 2):
+        prepared.clear()
+        transport = Preparing(size, lambda task: 0.0)
+        with PoolEvaluator(transport) as evaluator, Store(tmp_path / f"{size}.sqlite") as store:
+            tune(problems, make_agent("evolution"), 16, evaluator, store, "r")
+        took[size] = transport.now
+    assert len(prepared) <= 1.05 * len(problems)
+    assert took[1] / took[2] >= 1.9
+
+
 def test_pairs_are_drawn_while_workers_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent thinks about the next problems while the first is measured."""
     events: list[str] = []

@@ -67,6 +67,7 @@ class PoolEvaluator(Evaluator):
         self._about: dict[int, About] = {}
         self._expected: list[Problem] = []
         self._proved: dict[tuple[Any, ...], None] = {}
+        self._homes: dict[Problem, int] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
         #: Workers lost so far.
@@ -121,7 +122,7 @@ class PoolEvaluator(Evaluator):
             DeviceError: no worker is left; what was yielded stays valid. Any other error that an evaluator raises.
         """
         compiling = None if self._compile is None else Compiling(self._compile)
-        units = Units(pairs, compiling)
+        units = Units(pairs, compiling, self._homes)
         try:
             more = True
             self._start_stopped()

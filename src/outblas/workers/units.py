@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,6 +10,9 @@ from outblas.problem import Problem
 from outblas.roofline import work_us
 from outblas.workers.compiling import Compiling
 from outblas.workers.transport import Pair
+
+#: Units of other workers' problems that wait, above which one is taken even though units of its own may come.
+_PLENTY = 4
 
 
 @dataclass
@@ -28,11 +31,19 @@ class Units:
         pairs: pairs of one problem that follow each other are one unit. They may come from a generator whose next
             pair takes the agent's thinking; it is drawn from while workers work.
         compiling: compiles a unit's kernels before it is handed out; None: workers do.
+        homes: problem -> the worker that has had it, kept by the caller from batch to batch: that one has chosen
+            cuBLASLt's algorithm already, which takes as long as half a unit.
     """
 
-    def __init__(self, pairs: Iterable[Pair], compiling: Compiling | None = None) -> None:
+    def __init__(
+        self,
+        pairs: Iterable[Pair],
+        compiling: Compiling | None = None,
+        homes: MutableMapping[Problem, int] | None = None,
+    ) -> None:
         self._source: Iterator[Unit] = (Unit(p, list(group)) for p, group in groupby(pairs, key=lambda pair: pair[0]))
         self._compiling = compiling
+        self._homes = {} if homes is None else homes
         self._waiting: list[Unit] = []
         self._drawn = False
 
@@ -57,7 +68,8 @@ class Units:
         return self._compiling is not None and self._compiling.pending
 
     def take(self, worker: int, others: Iterable[int]) -> Unit | None:
-        """The unit with the most work, so that no long one is begun last.
+        """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
+        begun last. When none of those is to come, or many others wait, the same of all problems.
 
         One that has cost ``worker`` is left to ``others``, the other workers that are not given up, if one of them
         was not lost by it yet.
@@ -65,11 +77,16 @@ class Units:
         if self._compiling is not None:
             self._waiting += self._compiling.done()
         others = set(others)
-        mine = [unit for unit in self._waiting if worker not in unit.lost_by or not others - set(unit.lost_by)]
+        allowed = [unit for unit in self._waiting if worker not in unit.lost_by or not others - set(unit.lost_by)]
+        mine = [unit for unit in allowed if self._homes.get(unit.problem, worker) not in others]
+        if not mine and (len(allowed) > _PLENTY or (self._drawn and not self.compiling)):
+            mine = allowed
         if not mine:
             return None
         unit = max(mine, key=lambda unit: (len(unit.lost_by), work_us(unit.problem) * len(unit.pairs)))
         self._waiting.remove(unit)
+        if self._homes.get(unit.problem) not in others:
+            self._homes[unit.problem] = worker
         return unit
 
     def put_back(self, unit: Unit) -> None:
