@@ -56,6 +56,14 @@ class LiveEvaluator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Start the worker now (imports, a CUDA context: seconds), not with the first candidate.
+
+        Raises:
+            DeviceError: it cannot start.
+        """
+        self.sandbox.start()
+
     def close(self) -> None:
         """End the worker."""
         self.sandbox.close()

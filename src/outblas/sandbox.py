@@ -115,6 +115,14 @@ class Sandbox:
             self._end(kill=True, count=False)
             raise
 
+    def start(self) -> None:
+        """Start the worker before there is anything to do; else the first batch does.
+
+        Raises:
+            DeviceError: it cannot start.
+        """
+        self._ready()
+
     def close(self) -> None:
         """End the worker; harmless when done twice. No zombie is left."""
         self._end(kill=False)

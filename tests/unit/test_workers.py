@@ -231,12 +231,20 @@ def test_the_live_evaluator_keeps_its_sandbox_in_a_worker() -> None:
     problem, other = Problem(64, 64, 64), Problem(128, 64, 64)
     good, exits = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, stages=6)
     with PoolEvaluator(LocalTransport([Spec("pool_workers:live_without_gpu")] * 2)) as evaluator:
+        assert len(_children(evaluator)) == 2, "each GPU's process is there before it is asked for anything"
         pairs = [(problem, good), (problem, exits), (other, good)]
         found = {(e.problem, e.config): e.status for e in evaluator.evaluate(pairs)}
         assert found == dict(zip(pairs, (Status.PASSED, Status.EXITED, Status.PASSED), strict=True))
         assert evaluator.baselines(problem) == {"cublas": 2.0} and evaluator.lost == 0
         assert evaluator.baseline_detail(problem, "cublas") == "default"
         assert evaluator.source == "cuda", "a run may go on with other GPUs of the kind"
+
+
+def _children(evaluator: PoolEvaluator) -> list[str]:
+    """Child processes of the workers."""
+    workers = {place.split("process ")[1].split(",")[0] for place in evaluator.places}
+    parents = [path.read_text().rsplit(")", 1)[1].split()[1] for path in Path("/proc").glob("[0-9]*/stat")]
+    return [parent for parent in parents if parent in workers]
 
 
 # Ctrl-C, and a driver that is killed

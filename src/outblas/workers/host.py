@@ -43,9 +43,11 @@ class Host:
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
-        """Make the evaluator and say what it is, or why it cannot be."""
+        """Make the evaluator, with what it has to start, and say what it is, or why it cannot be."""
         try:
             self._made = made(*self._spec)
+            if (start := getattr(self._made, "start", None)) is not None:
+                start()
             return "ready", self._about()
         except Exception as error:
             return "error", _as_ours(error)
