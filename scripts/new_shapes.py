@@ -1,6 +1,7 @@
 """The policy on shapes that are in no suite: a few measurements each on a GPU, then a bench of what it chose.
 
-    python scripts/new_shapes.py [--count 40] [--measurements 8] [--agent ppo] [--out results/h200/new_shapes.parquet]
+    python scripts/new_shapes.py [--count 40] [--measurements 8] [--agent ppo]
+        [--out results/h200/new_shapes_tn_fp16_fp32_offline.parquet]
 
 M, N and K are drawn log-uniformly, none a multiple of 64. Every launch option is a search of its own with so many
 measurements. What is chosen is benched against every baseline in a process of its own, and what does not hold there
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--measurements", type=int, default=8, help="per problem and launch option")
     parser.add_argument("--agent", default="ppo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("results/h200/new_shapes.parquet"))
+    parser.add_argument("--out", type=Path, default=Path("results/h200/new_shapes_tn_fp16_fp32_offline.parquet"))
     parser.add_argument("--work", type=Path, default=Path("build/new_shapes"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the bench, in this process
     arguments = parser.parse_args()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,12 @@ def _measured_on(rows: Sequence[dict[str, Any]]) -> str:
     def each(field: str) -> list[str]:
         return sorted({part for r in rows for part in str(r[field]).split("; ")})
 
+    def short(name: str) -> str:
+        return re.sub(r"^([0-9a-f]{7})[0-9a-f]{33}", r"\1", name)
+
     days = sorted({date[:10] for date in each("date")})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    commits = each("commit")
+    commits = sorted({short(name) for name in each("commit")})
     what = "commit" if len(commits) == 1 else "commits"
     return f"{', '.join(each('gpu'))}, driver {', '.join(each('driver'))}, {when}, {what} {', '.join(commits)}"
 
