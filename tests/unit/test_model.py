@@ -181,7 +181,7 @@ def test_packaged_file_says_where_it_is_from_and_how_it_was_checked() -> None:
     checks = found["checks"]
     assert checks["top"]["16"]["geomean"] <= 1.05
     assert checks["left_out"]["factors"]["3.0"]["bests_lost"] == 0
-    for source in ("h200", "nn_recorded", "llm_tn_fp16_fp32_tune"):  # the first: the dense recording
+    for source in ("h200", "llm_tn_fp16_fp32_tune", "grid1000_nn_bf16_fp32_tune"):  # the first: the dense recording
         of_16 = checks["sources"][source]["top"]["16"]
         assert of_16["within_2_percent"] >= 0.95 * of_16["n"]
     coefficients, residual = model.load("h200")
