@@ -5,11 +5,12 @@ The device code computes the same figures from the same constants; tests hold th
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 from outblas.config import STREAMING_C, KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.problem import ELEMENT_BYTES, Layout, Problem
+from outblas.problem import ELEMENT_BYTES, Acc, Dtype, Layout, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes
 #: Counters in front of every workspace of a split K, and all of it at most, bytes.
@@ -53,6 +54,12 @@ class Geometry:
 
 def geometry(problem: Problem, config: KernelConfig) -> Geometry:
     """Geometry of ``config`` for the problem's layout, dtype and accumulator; extents do not matter."""
+    return _geometry(problem.layout, problem.dtype, problem.acc, config)
+
+
+@functools.lru_cache(maxsize=16384)  # of every kernel of a search over many problems: legality asks for it each time
+def _geometry(layout: Layout, dtype: Dtype, acc: Acc, config: KernelConfig) -> Geometry:
+    problem = Problem(1, 1, 1, layout, dtype, acc)
     if isinstance(config, Sm80GemvConfig):
         return _gemv(problem, config)
     if isinstance(config, Sm80DirectConfig):
