@@ -24,8 +24,10 @@ demo: $(VENV)/.base
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 
+# Tests on a GPU one after the other: they time, and fill its memory. The others side by side.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile
 
 check: lint
 

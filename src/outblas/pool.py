@@ -5,6 +5,7 @@ What is in it is what was thought to pay somewhere; outblas.space says where eac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from itertools import product
 
@@ -12,6 +13,7 @@ from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80M
 from outblas.geometry import SMEM_LIMIT, direct_registers, divisor_up_to
 
 
+@functools.cache
 def pool() -> tuple[KernelConfig, ...]:
     """All of them, in a fixed order."""
     families = (
