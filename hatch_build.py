@@ -1,7 +1,7 @@
 """Builds, while the package is built or installed, what is not source: the C extension and a wheel's cubins.
 
-Both go into the source tree, as an editable install needs, and both are optional: without a C compiler the wheel is pure
-Python, without NVRTC kernels are compiled where they are used; a line says so.
+Both go into the source tree, as an editable install needs, and both are optional: without a C compiler the wheel is
+pure Python, without NVRTC its kernels are compiled where they are used; a line says so.
 """
 
 from __future__ import annotations

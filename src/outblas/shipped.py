@@ -106,7 +106,7 @@ class ShippedCubins:
             self._give_up(str(error))
             return
         if pack.about.get("kernels") != kernels_sha():
-            self._give_up(f"cubins {self.path} are of other kernel sources; expected those of this package; run {BUILD}")
+            self._give_up(f"cubins {self.path} are of other kernels; expected this package's own; run {BUILD}")
             return
         try:
             self._cuda_major = int(pack.about["nvrtc"].split(".")[0])
