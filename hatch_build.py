@@ -1,6 +1,7 @@
-"""Builds the C extension while the package is built or installed: into the source tree, as an editable install needs.
+"""Builds, while the package is built or installed, what is not source: the C extension and a wheel's cubins.
 
-It is optional: without a C compiler the wheel is pure Python, and a line says so.
+Both go into the source tree, as an editable install needs, and both are optional: without a C compiler the wheel is
+pure Python, without NVRTC its kernels are compiled where they are used; a line says so.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ SOURCE = Path(__file__).parent / "src"
 
 
 class NativeExtension(BuildHookInterface):
-    """Compiles ``outblas._native`` and says which platform the wheel is then for."""
+    """Compiles ``outblas._native``, and says which platform the wheel is then for; packs cubins into a real wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        sys.path.insert(0, str(SOURCE))
+        """``version``: ``standard`` or ``editable``. Compiling every kernel takes minutes: not for an editable install,
+        whose kernels change."""
+        sys.path.insert(0, str(SOURCE))  # processes that compile kernels take the path over
         try:
-            from outblas.errors import ToolchainMissing
-            from outblas.native_build import build
+            self._extension(build_data)
+            if version != "editable":
+                self._cubins(build_data)
         finally:
             sys.path.remove(str(SOURCE))
+
+    def _extension(self, build_data: dict[str, Any]) -> None:
+        from outblas.errors import ToolchainMissing
+        from outblas.native_build import build
+
         try:
             built = build()
         except ToolchainMissing as error:
@@ -34,3 +43,14 @@ class NativeExtension(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"cp310-abi3-{platform}"
         build_data["artifacts"].append(f"/{built.relative_to(SOURCE.parent)}")
+
+    def _cubins(self, build_data: dict[str, Any]) -> None:
+        from outblas.errors import ToolchainMissing
+        from outblas.shipped_build import for_wheel
+
+        try:
+            pack = for_wheel(tell=self.app.display_info)
+        except ToolchainMissing as error:
+            self.app.display_warning(f"outblas is built without compiled kernels: {error}")
+            return
+        build_data["artifacts"].append(f"/{pack.relative_to(SOURCE.parent)}")

@@ -25,6 +25,10 @@ from outblas.workspace import StreamWorkspaces
 if TYPE_CHECKING:
     import torch
 
+    from outblas.source import Source
+
+#: What kernels are compiled for: decisions name one on sm_90 only.
+ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
@@ -197,6 +201,7 @@ class DeviceState:
             "gpu": self.gpu.name if self.gpu else "not supported",
             "library_rows": len(self.library.rows),
             "kernels_loaded": len(self._kernels),
+            "kernels_shipped": sum(bool(getattr(k, "shipped", False)) for k in list(self._kernels.values())),
             "algorithms_found": self.lt.count,
             "calls_bound": len(self._calls),
             "compile_seconds": round(self._compile_seconds, 3),
@@ -230,20 +235,56 @@ class DeviceState:
 
 
 def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
-    """(loaded kernel, seconds of compilation: 0 where the cache had it), for the current CUDA device.
+    """(loaded kernel, seconds of compilation: 0 where it was shipped or cached), for the current CUDA device.
+
+    The cubin that came with the package is taken where there is one of exactly this source; where there is none, or the
+    driver refuses it, the kernel is compiled here.
 
     Raises:
         CompileError: it does not compile, or what came out spills or accumulates otherwise.
         ToolchainMissing, DeviceError: no compiler; the driver cannot load it.
     """
+    from outblas.launch import load
+    from outblas.shipped import SHIPPED
+    from outblas.source import make_source
+
+    source = make_source(problem, config)
+    shipped = SHIPPED.get(source, ARCHITECTURE)
+    if shipped is None:
+        return _compiled(source, config)
+    try:
+        kernel = load(shipped, config)
+    except DeviceError as refused:
+        found = _compiled_instead(source, config, refused)
+        SHIPPED.warn_refused(refused.wrong)
+        return found
+    kernel.shipped = True
+    _LOG.info("%s was shipped", config_name(config))
+    return kernel, 0.0
+
+
+def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError) -> tuple[Any, float]:
+    """:func:`_compiled`; what fails is told together with why it was tried, in one line."""
+    from outblas.shipped import SHIPPED
+
+    try:
+        return _compiled(source, config)
+    except (CompileError, ToolchainMissing, DeviceError) as error:
+        raise DeviceError(
+            f"the driver refuses the shipped cubin ({refused.wrong}) and it cannot be compiled here ({error.wrong})",
+            f"a driver for {SHIPPED.driver_needed()}, or an NVRTC whose cubins this driver loads",
+            "update the driver, or install that NVRTC",
+        ) from error
+
+
+def _compiled(source: Source, config: KernelConfig) -> tuple[Any, float]:
+    """As :func:`load_kernel`, by NVRTC or from the compile cache."""
     from outblas.compile import compile_source
     from outblas.launch import load
     from outblas.sass import check_static
-    from outblas.source import make_source
 
     start = time.perf_counter()
-    source = make_source(problem, config)
-    cubin = compile_source(source)
+    cubin = compile_source(source, ARCHITECTURE)
     rejected = check_static(cubin.facts, source, cubin)
     if rejected:
         raise CompileError(

@@ -20,6 +20,7 @@ from outblas.compile import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_
 from outblas.errors import OutblasError
 from outblas.native import why_not
 from outblas.sass import find_nvdisasm
+from outblas.shipped import PACK, ShippedCubins
 from outblas.source import Source
 
 MIN_PYTHON = (3, 10)
@@ -75,6 +76,7 @@ def diagnose() -> list[Check]:
         lambda: _torch(need),
         lambda: _wheel("cuda.bindings", "cuda-bindings", need),
         lambda: _nvrtc(need),
+        lambda: _shipped_cubins(cuda),
         _native_path,
         _nvdisasm,
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
@@ -182,6 +184,28 @@ def _nvrtc(need: bool) -> Check:
     except OutblasError as error:
         return Check("nvrtc", False if need else None, error.wrong, error.do)
     return Check("nvrtc", True, f"{nvrtc_version()}, compiles")
+
+
+def _shipped_cubins(cuda: tuple[int, int] | None) -> Check:
+    """``cuda``: the driver's CUDA version, None: no driver."""
+    name = "shipped cubins"
+    shipped = ShippedCubins(PACK, quiet=True)
+    pack = shipped.pack()
+    if pack is None:
+        found, _, do = shipped.why_not().rpartition("; ")
+        return Check(name, False if shipped.damaged else None, found, do)
+    needed = shipped.driver_needed()
+    found = (
+        f"{len(pack)} kernels for {', '.join(pack.about['architectures'])} ({pack.bytes / 1e6:.1f} MB) by NVRTC "
+        f"{pack.about['nvrtc']}; drivers for {needed} load them"
+    )
+    if cuda is None:
+        return Check(name, True, found)
+    this = f"this one is for CUDA {cuda[0]}.{cuda[1]}"
+    if cuda[0] >= shipped.cuda_major:
+        return Check(name, True, f"{found}, {this}")
+    do = f"install a driver for {needed}; what this one refuses is compiled here, or left to torch"
+    return Check(name, False, f"{found}, {this}", do)
 
 
 def _native_path() -> Check:

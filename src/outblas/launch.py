@@ -107,12 +107,15 @@ class LoadedKernel:
             dtype and accumulator.
         config: the knobs it was compiled with.
 
+    Attributes:
+        shipped: the cubin came with the package and was not compiled here; said by whoever loads it.
+
     Raises:
         DeviceError: the driver cannot load the cubin (other architecture, driver too old).
     """
 
     def __init__(self, cubin: Cubin, config: KernelConfig) -> None:
-        self.config, self.name = config, config_name(config)
+        self.config, self.name, self.shipped = config, config_name(config), False
         cu = driver()
         ensure_context()
         self._context = check("cuCtxGetCurrent", cu.cuCtxGetCurrent())

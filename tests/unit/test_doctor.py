@@ -26,6 +26,7 @@ NAMES = {
     "torch",
     "cuda.bindings",
     "nvrtc",
+    "shipped cubins",
     "native path",
     "nvdisasm",
     "nvidia-matmul-heuristics",
