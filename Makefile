@@ -44,8 +44,8 @@ pre-commit: $(VENV)/.dev
 	$(BIN)/pre-commit install
 
 build: $(VENV)/.dev
-	$(PIP) build
-	$(BIN)/python -m build
+	$(PIP) build hatchling
+	$(BIN)/python -m build --no-isolation  # with NVRTC at hand: the wheel has its kernels compiled
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
