@@ -27,7 +27,7 @@ def fold(a: Any, b: Any, out: Any = None) -> Folded | None:
     if found is None or 0 in (*a.shape, *b.shape):
         return None
     batch, columns = found
-    inner = a.shape[-1]
+    inner, vector = a.shape[-1], b.dim()
     if b.dim() == 1:
         b = b.unsqueeze(1)
     elif b.dim() > 2:
@@ -36,7 +36,8 @@ def fold(a: Any, b: Any, out: Any = None) -> Folded | None:
         return None
     shape = (*batch, *columns)
     if out is not None:
-        if tuple(out.shape) != shape or not out.is_contiguous():
+        # torch resizes the output of a product with a vector, to what depends on its version.
+        if 1 in (a.dim(), vector) or tuple(out.shape) != shape or not out.is_contiguous():
             return None
         out = out.view(-1, b.shape[1])
     return Folded(a.unsqueeze(0) if a.dim() == 1 else a.view(-1, inner) if a.dim() > 2 else a, b, out, shape)
@@ -46,7 +47,7 @@ def unfold(c: Any, shape: tuple[int, ...]) -> Any:
     """The product of two matrices in the shape of the product that was folded; no view, as torch's is none."""
     import torch
 
-    return c if len(shape) == 2 else torch.ops.aten._unsafe_view.default(c, shape)
+    return c if tuple(c.shape) == tuple(shape) else torch.ops.aten._unsafe_view.default(c, shape)
 
 
 def rows_lie_below(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
