@@ -17,7 +17,7 @@ import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from outblas.dispatch import DEVICE_TYPE, chosen, libraries_id
+from outblas import dispatch
 from outblas.torch_op import mm
 
 
@@ -25,11 +25,11 @@ def is_chosen(a: Any, b: Any) -> bool:
     """Whether the library has a kernel for the product of two matrices that a graph has, by fake tensors."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    if a.device.type != DEVICE_TYPE or a.device != b.device or a.layout != torch.strided or b.layout != torch.strided:
+    if a.device.type != dispatch.DEVICE_TYPE or a.device != b.device or a.layout != torch.strided or b.layout != torch.strided:
         return False
     if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
         return False
-    return chosen(a, b)
+    return dispatch.chosen(a, b)
 
 
 class Pass(CustomGraphPass):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         if any(each is None for each in before):
             return None
         text = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        return "outblas", text, libraries_id(), self.active, tuple(before)
+        return "outblas", text, dispatch.libraries_id(), self.active, tuple(before)
 
 
 def replace(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
