@@ -55,7 +55,13 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     state = Served()
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    replaced = {"_devices": {None: state}, "_table": None, "_no_table": "left out", "_known": None, "DEVICE_TYPE": "cpu"}
+    replaced = {
+        "_devices": {None: state},
+        "_table": None,
+        "_no_table": "left out",
+        "_known": None,
+        "DEVICE_TYPE": "cpu",
+    }
     for name, value in replaced.items():
         monkeypatch.setattr(dispatch, name, value)
     yield state

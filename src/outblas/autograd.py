@@ -17,6 +17,7 @@ import torch
 
 from outblas.below import our_mm, torch_addmm, torch_mm
 from outblas.dispatch import promise_free_option
+from outblas.tensors import has_memory
 
 
 def compute_mm(a: Any, b: Any) -> Any:
@@ -26,7 +27,11 @@ def compute_mm(a: Any, b: Any) -> Any:
 
 
 def multiply(a: Any, b: Any) -> Any:
-    """As :func:`compute_mm`, with gradients."""
+    """As :func:`compute_mm`, with gradients; torch's where a batch of gradients is asked for, or they are compiled."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return torch.mm(a, b)
+    if not has_memory(torch, a) or not has_memory(torch, b):
+        return torch.mm(a, b)
     return Product.apply(a, b) if torch.is_grad_enabled() else compute_mm(a, b)
 
 

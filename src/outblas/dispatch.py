@@ -151,7 +151,7 @@ def product(a: torch.Tensor, b: torch.Tensor, option: int = 0) -> torch.Tensor |
         result = _table.ours(a, b, None, option)
         if result is not None:
             return None if result is NotImplemented else result
-    if a.device.type != DEVICE_TYPE:
+    if a.device.type != DEVICE_TYPE or b.device != a.device:
         return None
     torch = import_torch()
     with torch.no_grad():  # autograd is above; what is remembered is remembered without it
@@ -212,7 +212,7 @@ def _is_kept_in_graphs(torch: Any, a: Any, b: Any) -> bool:
     exporting = getattr(torch.compiler, "is_exporting", bool)  # from torch 2.7 on
     if not torch.compiler.is_dynamo_compiling() or exporting() or torch._C._are_functorch_transforms_active():
         return False
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided for t in (a, b)):
         return False
     if a.device.type != DEVICE_TYPE or b.device != a.device or torch.is_autocast_enabled(DEVICE_TYPE):
         return False

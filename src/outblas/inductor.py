@@ -25,7 +25,12 @@ def is_chosen(a: Any, b: Any) -> bool:
     """Whether the library has a kernel for the product of two matrices that a graph has, by fake tensors."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    if a.device.type != dispatch.DEVICE_TYPE or a.device != b.device or a.layout != torch.strided or b.layout != torch.strided:
+    if (
+        a.device.type != dispatch.DEVICE_TYPE
+        or a.device != b.device
+        or a.layout != torch.strided
+        or b.layout != torch.strided
+    ):
         return False
     if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
         return False

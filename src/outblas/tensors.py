@@ -30,6 +30,8 @@ def why_torchs(torch: Any, a: Any, b: Any, out: Any) -> str:
     wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
     if any(t.layout != torch.strided or t.is_nested or t.is_neg() or t._is_zerotensor() or wrapped(t) for t in tensors):
         return "an operand is sparse, nested, lazily negated or transformed by torch.func"
+    if not all(has_memory(torch, t) for t in tensors):
+        return "an operand has no memory of its own"
     if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
         return "a forward-mode gradient is wanted"
     if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
@@ -37,8 +39,13 @@ def why_torchs(torch: Any, a: Any, b: Any, out: Any) -> str:
     if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
         return "a dispatch mode watches"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return GRADIENT
+        return f"{GRADIENT} within torch.func" if torch._C._are_functorch_transforms_active() else GRADIENT
     return ""
+
+
+def has_memory(torch: Any, t: Any) -> bool:
+    """Whether a tensor is its numbers; that of a batch of gradients (``is_grads_batched``) only stands for others."""
+    return bool(getattr(torch._C, "_has_storage", lambda t: True)(t))
 
 
 def _watched(torch: Any) -> bool:

@@ -1,4 +1,4 @@
-"""outblas.matmul, mm and linear beside torch's: the same values, shapes, strides, errors and gradients, on random operands."""
+"""outblas.matmul, mm and linear beside torch's: equal values, shapes, strides, errors, gradients, on random operands."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-hypothesis = pytest.importorskip("hypothesis")
+pytest.importorskip("hypothesis")
 
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import outblas
@@ -21,9 +21,7 @@ from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 EXTENTS = st.sampled_from([0, 1, 1, 2, 3, 5, 8])
 DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float16, torch.float32, torch.float64])
-SHARED = settings(
-    max_examples=400, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
+SHARED = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -55,7 +53,9 @@ def pairs(draw: Any) -> tuple[Any, Any]:
     if draw(st.integers(0, 19)) == 0:
         b_shape = (b_shape[0] + 1, *b_shape[1:])
     dtype = draw(DTYPES)
-    return draw(tensors(a_shape, dtype)), draw(tensors(b_shape, draw(DTYPES) if draw(st.integers(0, 19)) == 0 else dtype))
+    return draw(tensors(a_shape, dtype)), draw(
+        tensors(b_shape, draw(DTYPES) if draw(st.integers(0, 19)) == 0 else dtype)
+    )
 
 
 def answer(call: Any) -> Any:
@@ -183,7 +183,14 @@ def test_what_is_one_product_by_views_is_ours(a: Any, b: Any, problem: Any, serv
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [((5,), (5,)), ((2, 3, 5), (2, 5, 4)), ((3, 5), (2, 5, 4)), ((3, 5), (1, 5, 4)), ((5,), (2, 5, 4)), ((3, 0), (0, 4))],
+    [
+        ((5,), (5,)),
+        ((2, 3, 5), (2, 5, 4)),
+        ((3, 5), (2, 5, 4)),
+        ((3, 5), (1, 5, 4)),
+        ((5,), (2, 5, 4)),
+        ((3, 0), (0, 4)),
+    ],
 )
 def test_true_batches_and_the_rest_are_torchs(a: Any, b: Any, served: Served) -> None:
     x, y = numbers(*a), numbers(*b, seed=1)
@@ -331,6 +338,17 @@ def test_gradients_can_be_differentiated_again(served: Served) -> None:
             grads.append(torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (x, y)))
         assert all(torch.equal(mine.double(), theirs) for mine, theirs in zip(*grads, strict=True))
     assert served.ran
+
+
+def test_batches_of_gradients_and_closures_of_transforms_are_torchs(served: Served) -> None:
+    x, w = numbers(3, 5, grad=True), numbers(5, 4, seed=1, grad=True)
+    grads = numbers(6, 3, 4, seed=2)
+    for product in (outblas.matmul, lambda a, b: outblas.linear(a, b.t(), numbers(4))):
+        (found,) = torch.autograd.grad(product(x, w), (x,), grads, is_grads_batched=True)
+        assert torch.equal(found, grads @ w.t())
+    # The transform is of t alone; the product is of tensors that it has not wrapped.
+    found = torch.func.grad(lambda t: (t * outblas.matmul(x, w)).float().sum())(numbers(3, 4))
+    assert torch.equal(found, x @ w)
 
 
 def test_no_promise_reaches_a_product_that_others_make(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,17 @@ def test_errors_are_torchs(on: Switch) -> None:
                 call()
 
 
+def test_operands_of_two_devices_never_reach_a_kernel(on: Switch, served: Served) -> None:
+    """The dispatcher looks at all of them and calls the kernel of one."""
+    x, w = numbers(3, 8), numbers(8, 5)
+    pairs = [(x, w.to("meta")), (x.to("meta"), w)]
+    expected = [torch.mm(a, b).device for a, b in pairs]
+    with outblas.use():
+        assert [torch.mm(a, b).device for a, b in pairs] == expected
+        assert [torch.ops.outblas.mm(a, b).device for a, b in pairs] == expected
+    assert all(dispatch.product(a, b) is None for a, b in pairs) and not served.ran
+
+
 def test_a_models_gradients_are_ours_too(on: Switch, served: Served) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 5, bias=False), torch.nn.Linear(5, 4)).half()
@@ -209,9 +220,7 @@ def test_threads_may_all_be_users(on: Switch, served: Served) -> None:
     assert len(served.ran) == 200 and counted(on) == (200, 0)
 
 
-def test_no_promise_is_taken_from_the_environment(
-    on: Switch, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_promise_is_taken_from_the_environment(on: Switch, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     real = served.decide
     monkeypatch.setattr(served, "decide", lambda *call: seen.append(call[3]) or real(*call))

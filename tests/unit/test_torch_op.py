@@ -130,6 +130,22 @@ def test_graphs_hold_torchs_own_product_of_all_else(function: Any, served: Serve
     assert len(graphs) == 1 and "outblas" not in graphs[0]
 
 
+def test_a_subclass_in_a_graph_sees_torchs_product(served: Served) -> None:
+    class Special(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    run, graphs = compiled(lambda x, w: outblas.matmul(x, w) + 1)
+    x = numbers(3, 8).as_subclass(Special)
+    assert isinstance(run(x, numbers(8, 5)), Special) and "outblas" not in "".join(graphs)
+
+
+def test_compiled_autograd_traces_what_eager_calls_left(served: Served) -> None:
+    x, w = numbers(3, 8, grad=True), numbers(8, 5, seed=1, grad=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        outblas.matmul(x, w).backward(numbers(3, 5, seed=2))
+    assert torch.equal(x.grad, numbers(3, 5, seed=2) @ w.t()) and torch.equal(w.grad, x.t() @ numbers(3, 5, seed=2))
+
+
 def test_autocast_in_a_graph_is_torchs(served: Served) -> None:
     def function(x: Any, w: Any) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
