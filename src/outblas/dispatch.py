@@ -29,6 +29,7 @@ from outblas.native import open_table, traced
 from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
+from outblas.traced import in_graph, is_half
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +125,7 @@ def served(a: Any, b: Any, out: Any, option: int | None) -> Any:
     """
     torch = import_torch()
     if torch.compiler.is_compiling():
-        return _kept_in_graph(a, b) if out is None and _is_kept_in_graphs(torch, a, b) else None
+        return in_graph(torch, a, b, DEVICE_TYPE) if out is None else None
     reason = why_torchs(torch, a, b, out)
     if reason and reason != GRADIENT:
         return None
@@ -184,39 +185,15 @@ def _with_gradients(a: Any, b: Any) -> Any:
     return unfold(multiply(folded.a, folded.b), folded.shape) if fits and folded is not None else None
 
 
-def _kept_in_graph(a: Any, b: Any) -> Any:
-    """The product as an operator that torch.compile keeps; None where it is no single one."""
-    from outblas.torch_op import mm as operator
-
-    folded = fold(a, b)
-    return None if folded is None else unfold(operator(folded.a, folded.b), folded.shape)
-
-
-def _is_half(torch: Any, a: Any, b: Any) -> bool:
-    return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
-
-
 def may_be_ours(a: Any, b: Any) -> bool:
     """Whether the product, or one of its gradients, may be in the library of its device."""
-    return _is_half(import_torch(), a, b) and serves(a.device.index)
+    return is_half(import_torch(), a, b) and serves(a.device.index)
 
 
 def serves(index: int) -> bool:
     """Whether there is a library for a CUDA device."""
     device = _device(index)
     return device.gpu is not None and bool(device.library.rows)
-
-
-def _is_kept_in_graphs(torch: Any, a: Any, b: Any) -> bool:
-    """Whether dynamo, tracing the call, is to keep our operator; an exported program must not need this package."""
-    exporting = getattr(torch.compiler, "is_exporting", bool)  # from torch 2.7 on
-    if not torch.compiler.is_dynamo_compiling() or exporting() or torch._C._are_functorch_transforms_active():
-        return False
-    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided for t in (a, b)):
-        return False
-    if a.device.type != DEVICE_TYPE or b.device != a.device or torch.is_autocast_enabled(DEVICE_TYPE):
-        return False
-    return _is_half(torch, a, b)
 
 
 def import_torch() -> Any:

@@ -103,6 +103,8 @@ def enable() -> bool:
     """From now on products of torch are ours where that is faster, in the whole process: torch.matmul, mm, ``@``,
     F.linear and nn.Linear without a bias (bmm of one matrix, too), and their gradients. All else stays torch's.
 
+    The first call imports Inductor's configuration, which takes about as long as importing torch.
+
     Returns:
         Whether it is on. Where it cannot be, or gains nothing (``OUTBLAS_DISABLE=1``, no CUDA GPU, none that a library
         serves), a RuntimeWarning of one line says why, and nothing changes.

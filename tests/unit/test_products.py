@@ -1,4 +1,4 @@
-"""outblas.matmul, mm and linear beside torch's: equal values, shapes, strides, errors, gradients, on random operands."""
+"""outblas.matmul, mm and linear beside torch's: equal values, shapes, strides, errors, gradients on random operands."""
 
 from __future__ import annotations
 
