@@ -5,23 +5,44 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from outblas.errors import OutblasError
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
-    from outblas.dispatch import explain, matmul, status, use_library
+    from outblas.affine import linear
+    from outblas.dispatch import explain, matmul, mm, use_library
+    from outblas.switch import disable, enable, enabled, status, use
 
 __version__ = "0.1.0"
-__all__ = ["OutblasError", "Problem", "__version__", "explain", "matmul", "status", "use_library"]
+#: Where what needs torch comes from, imported when it is first asked for.
+_LATER = {
+    **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch"),
+    **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.switch"),
+    "linear": "outblas.affine",
+}
+__all__ = [
+    "OutblasError",
+    "Problem",
+    "__version__",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "linear",
+    "matmul",
+    "mm",
+    "status",
+    "use",
+    "use_library",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("explain", "matmul", "status", "use_library"):
-        from outblas import dispatch
-
-        globals()[name] = found = getattr(dispatch, name)  # the next access is a plain one
+    if name in _LATER:
+        globals()[name] = found = getattr(importlib.import_module(_LATER[name]), name)  # the next access is a plain one
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -12,6 +12,7 @@ same shapes, strides, dtypes, alignments and device costs a few microseconds of 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import warnings
@@ -22,14 +23,19 @@ from outblas.config import LAUNCHES, Launch, config_name
 from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
+from outblas.fold import Folded, fold, unfold
 from outblas.library import Library
 from outblas.native import open_table, traced
 from outblas.overlap import overlap
 from outblas.space import gpu_of_device
-from outblas.tensors import operand, why_torchs
+from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
+from outblas.traced import in_graph, is_half
 
 if TYPE_CHECKING:
     import torch
+
+#: Where our kernels run; the tests' are elsewhere.
+DEVICE_TYPE = "cuda"
 
 
 def matmul(
@@ -44,9 +50,9 @@ def matmul(
     of cuBLASLt that it names where none is faster.
 
     Args:
-        a: (M, K). b: (K, N): contiguous, or the transpose of a contiguous (N, K) weight (``weight.t()``).
-            fp16 or bf16, accumulated in fp32; on one CUDA device.
-        out: (M, N), contiguous; None: allocated.
+        a: (M, K), or (..., M, K) or (K). b: (K, N): contiguous, or the transpose of a contiguous (N, K) weight
+            (``weight.t()``); or (K). fp16 or bf16, accumulated in fp32; on one CUDA device.
+        out: (..., M, N), contiguous; None: allocated.
         pdl: allow programmatic dependent launch, where the kernel's prologue overlaps its predecessor in the
             stream; safe whatever that writes.
         weights: the promise that ``b`` is a weight: nothing that is queued on the stream, or runs there (or on one that
@@ -56,7 +62,13 @@ def matmul(
             Where both are None the environment says: ``OUTBLAS_WEIGHTS=1`` makes the promise for every such call,
             ``OUTBLAS_PDL=1`` allows PDL; else neither.
 
-    Every other input (shape, dtype, strides, alignment, device, a gradient or a trace to be kept) is handed
+    Vectors and batches are as torch.matmul takes them; what is one product of two matrices by views alone
+    (:func:`outblas.fold.fold`) is decided as that. Where a gradient is wanted, the product and its gradients are
+    decided in the same way (:mod:`outblas.autograd`); under torch.compile the product is the node ``outblas::mm`` of
+    the graph (:mod:`outblas.torch_op`). Neither takes a promise: ``pdl`` and ``weights`` are then what the
+    environment says of PDL.
+
+    Every other input (shape, dtype, strides, alignment, device, autocast or a transform) is handed
     to torch.matmul unchanged, and so are its errors; :func:`explain` says which way a product goes. It is
     enqueued on the device's current torch stream. While a CUDA graph is captured no kernel is loaded: make
     one call of the kind before, else the graph holds torch's kernel. Kernels and algorithms that need a workspace are
@@ -73,7 +85,23 @@ def matmul(
         result = _known(a, b, out, option)
         if result is not None:
             return result
-    return _decided(a, b, out, option)
+    result = served(a, b, out, option)
+    return import_torch().matmul(a, b, out=out) if result is None else result
+
+
+def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """:func:`matmul` of two matrices, (M, K) and (K, N); anything else is an error, as of :func:`torch.mm`.
+
+    Raises:
+        RuntimeError: not two matrices that fit, as torch.mm says. TensorError, DeviceError, ToolchainMissing: as
+            :func:`matmul`.
+    """
+    result = known(a, b, out)
+    if result is not None:
+        return result
+    matrices = getattr(a, "ndim", 0) == 2 == getattr(b, "ndim", 0)
+    result = served(a, b, out, None) if matrices else None
+    return import_torch().mm(a, b, out=out) if result is None else result
 
 
 def _option(pdl: bool | None, weights: bool) -> int:
@@ -82,27 +110,101 @@ def _option(pdl: bool | None, weights: bool) -> int:
         raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
     if weights:
         return LAUNCHES.index("weights")
-    # Without the promise, whatever the environment says: what it allows besides.
-    return _launch(None) != "plain" if pdl is None else pdl
+    return promise_free_option() if pdl is None else pdl
 
 
-def _decided(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor:
-    """:func:`matmul` by the whole decision, which the native table then remembers."""
-    try:
-        import torch
-    except ImportError as error:
-        raise _no_torch() from error
+def known(a: Any, b: Any, out: Any) -> Any:
+    """``a @ b`` by the native table, None for what it does not know or must not see."""
+    return None if _known is None or _is_compiling() else _known(a, b, out, None)
 
-    if torch.compiler.is_compiling() or why_torchs(torch, a, b, out):
-        return torch.matmul(a, b, out=out)
+
+def served(a: Any, b: Any, out: Any, option: int | None) -> Any:
+    """``a @ b`` by the whole decision, which the native table then remembers; None where torch is to compute it.
+
+    ``option``: place in :data:`outblas.config.LAUNCHES` of what the caller allows, None: what the environment says.
+    """
+    torch = import_torch()
+    if torch.compiler.is_compiling():
+        return in_graph(torch, a, b, DEVICE_TYPE) if out is None else None
+    reason = why_torchs(torch, a, b, out)
+    if reason and reason != GRADIENT:
+        return None
     check_places(a, b, out)
-    if a.device.type != "cuda":
-        return torch.matmul(a, b, out=out)
+    if a.device.type != DEVICE_TYPE:
+        return None
+    if reason:
+        return _with_gradients(a, b) if out is None and may_be_ours(a, b) else None
+    folded = fold(a, b, out)
+    if folded is None:
+        return None
+    if folded.a is a and folded.b is b:  # the table, asked before, does not know it
+        return _product(a, b, out, option)
+    c = _remembered(folded.a, folded.b, folded.out, option)
+    return None if c is None else unfold(c, folded.shape) if out is None else out
+
+
+def product(a: torch.Tensor, b: torch.Tensor, option: int = 0) -> torch.Tensor | None:
+    """Our product of two matrices, None where torch is to compute it: for kernels that torch calls below autograd.
+
+    ``option``: as of :func:`served`; the environment is not asked.
+    """
+    if _table is not None:
+        result = _table.ours(a, b, None, option)
+        if result is not None:
+            return None if result is NotImplemented else result
+    if a.device.type != DEVICE_TYPE or b.device != a.device:
+        return None
+    torch = import_torch()
+    with torch.no_grad():  # autograd is above; what is remembered is remembered without it
+        return None if why_torchs(torch, a, b, None) else _product(a, b, None, option)
+
+
+def _remembered(a: Any, b: Any, out: Any, option: int | None) -> Any:
+    """:func:`_product`, by the native table where that knows the call."""
+    result = None if _table is None else _table.ours(a, b, out, option)
+    if result is None:
+        return _product(a, b, out, option)
+    return None if result is NotImplemented else result
+
+
+def _product(a: Any, b: Any, out: Any, option: int | None) -> Any:
+    """Decided, run and told to the native table: of matrices that nobody but us must see."""
     device, launch = _device(a.device.index), _launch(option)
     decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
     result = None if decision.problem is None else device.run(decision, a, b, out)
     _remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result)
-    return torch.matmul(a, b, out=out) if result is None else result
+    return result
+
+
+def _with_gradients(a: Any, b: Any) -> Any:
+    """The product as autograd has to see it; None where it is no single one."""
+    from outblas.autograd import multiply
+
+    folded = fold(a, b)
+    fits = folded is not None and folded.a.shape[1] == folded.b.shape[0]
+    return unfold(multiply(folded.a, folded.b), folded.shape) if fits and folded is not None else None
+
+
+def may_be_ours(a: Any, b: Any) -> bool:
+    """Whether the product, or one of its gradients, may be in the library of its device."""
+    return is_half(import_torch(), a, b) and serves(a.device.index)
+
+
+def serves(index: int) -> bool:
+    """Whether there is a library for a CUDA device."""
+    device = _device(index)
+    return device.gpu is not None and bool(device.library.rows)
+
+
+def import_torch() -> Any:
+    """torch, which everything here needs. Raises ToolchainMissing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolchainMissing(
+            "torch is not installed", "torch built for CUDA", "pip install 'outblas[gpu]'"
+        ) from error
+    return torch
 
 
 def explain(
@@ -112,24 +214,36 @@ def explain(
     out: torch.Tensor | None = None,
     pdl: bool | None = None,
     weights: bool | None = None,
+    bias: torch.Tensor | None = None,
 ) -> str:
     """One line: what :func:`matmul` would use and why, or why it would be torch. Compiles nothing.
+
+    Of :func:`outblas.linear`, give its weight as ``weight.t()``, and its bias.
 
     Raises:
         TensorError, UsageError: as :func:`matmul`.
     """
     launch = _launch(pdl if weights is None else _option(pdl, weights))
-    try:
-        import torch
-    except ImportError as error:
-        raise _no_torch() from error
-
+    torch = import_torch()
     reason = why_torchs(torch, a, b, out)
-    if reason:
+    if reason and (reason != GRADIENT or out is not None):
         return f"torch.matmul: {reason}"
     check_places(a, b, out)
-    if a.device.type != "cuda":
-        return f"torch.matmul: the tensors are on {a.device}"
+    if a.device.type != DEVICE_TYPE:
+        return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
+    if bias is not None:
+        return "torch.addmm: it adds the bias before it rounds, which no kernel of the library does"
+    folded = fold(a, b, out)
+    if folded is None:
+        return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"
+    found = _explain_matrices(folded, launch if not reason else _launch(promise_free_option()))
+    ways = [] if folded.a is a and folded.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
+    ways += ["its gradients are decided in the same way"] if reason and may_be_ours(a, b) else []
+    return "; ".join([found, *ways])
+
+
+def _explain_matrices(folded: Folded, launch: Launch) -> str:
+    a, b, out = folded.a, folded.b, folded.out
     device = _device(a.device.index)
     found = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
     if found.problem is None:
@@ -139,10 +253,6 @@ def explain(
         return f"torch.matmul: {failed}"
     used = f"cuBLASLt {found.algorithm}" if found.config is None else config_name(found.config)
     return f"{used} for {found.problem.key}: {found.reason}"
-
-
-def _no_torch() -> ToolchainMissing:
-    return ToolchainMissing("torch is not installed", "torch built for CUDA", "pip install 'outblas[gpu]'")
 
 
 def use_library(library: Library | str | os.PathLike[str] | None, device: int = 0) -> None:
@@ -166,6 +276,20 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
         _devices[device] = DeviceState(gpu, chosen, load_kernel)
         if _table is not None:
             _table.forget()
+
+
+def chosen(a: Any, b: Any) -> bool:
+    """Whether the library has a kernel (no algorithm of cuBLASLt) for the product of two matrices, given by tensors
+    without an address, which will be aligned."""
+    device = _device(a.device.index)
+    decision = device.decide(operand_like(a), operand_like(b), None, _launch(promise_free_option()))
+    return decision.config is not None and not device.unavailable(decision)
+
+
+def libraries_id() -> str:
+    """Of the libraries in use: what :func:`chosen` depends on, as a digest."""
+    libraries = [(index, device.library.sha()) for index, device in sorted(_devices.items())]
+    return hashlib.sha256(repr((promise_free_option(), libraries)).encode()).hexdigest()
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -266,8 +390,15 @@ def _launch(option: int | None) -> Launch:
     """The launch option of a call; None: what the environment says."""
     if option is not None:
         return LAUNCHES[int(option)]
-    return "weights" if _environment("OUTBLAS_WEIGHTS") else "pdl" if _environment("OUTBLAS_PDL") else "plain"
+    return "weights" if is_on("OUTBLAS_WEIGHTS") else "pdl" if is_on("OUTBLAS_PDL") else "plain"
 
 
-def _environment(name: str) -> bool:
+def promise_free_option() -> int:
+    """What the environment allows to products that nobody made a promise of: whoever calls our operator, or torch's
+    with ours in their place, may pass as ``b`` what was just written."""
+    return int(_launch(None) != "plain")
+
+
+def is_on(name: str) -> bool:
+    """Whether a switch of the environment is set."""
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")

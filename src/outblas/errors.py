@@ -52,5 +52,5 @@ class UsageError(OutblasError, ValueError):
     """A command-line or API argument that makes no sense (unknown suite, agent, device, mode)."""
 
 
-class TensorError(OutblasError, ValueError):
-    """Tensors on the wrong device, misaligned, aliased or of mismatched shapes."""
+class TensorError(OutblasError, ValueError, RuntimeError):
+    """Tensors on the wrong device, misaligned, aliased or of mismatched shapes: RuntimeErrors of torch."""

@@ -191,6 +191,10 @@ class Library:
 
     def sha(self) -> str:
         """SHA-256 (hex) of the content: equal hashes, equal libraries."""
+        return self._sha
+
+    @cached_property
+    def _sha(self) -> str:
         return hashlib.sha256(json.dumps(self._to_json(), sort_keys=True).encode()).hexdigest()
 
     def _to_json(self) -> dict[str, Any]:

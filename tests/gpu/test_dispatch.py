@@ -214,17 +214,22 @@ def test_threads_with_streams_of_their_own(device: DeviceState) -> None:
         assert_right(problem, a, stored, results[index])
 
 
-def test_gradients_autocast_and_compile_are_torchs(device: DeviceState) -> None:
+def test_autocast_is_torchs_and_gradients_and_compiled_products_are_ours(device: DeviceState) -> None:
     problem = TUNED[0][0]
-    a, b, _ = operands(problem)
-    weight = b.t().clone().requires_grad_()
-    outblas.matmul(a, weight.t()).sum().backward()
-    assert weight.grad is not None and weight.grad.shape == weight.shape
+    a, b, stored = operands(problem)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert outblas.matmul(a, b).dtype == torch.bfloat16
-    compiled = torch.compile(lambda x, y: outblas.matmul(x, y), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(a, b), torch.matmul(a, b))
     assert used(device) == 0
+    weight = stored.clone().requires_grad_()
+    c = outblas.matmul(a, weight.t())
+    assert_right(problem, a, stored, c)
+    assert used(device) == 1 and "its gradients are decided" in explain(a, weight.t())
+    grad = torch.randn_like(c)
+    c.backward(grad)
+    assert_torchs(grad.t(), a, weight.grad)
+    compiled = torch.compile(lambda x, y: outblas.matmul(x, y), backend="eager", fullgraph=True)
+    assert_right(problem, a, stored, compiled(a, b))
+    assert used(device) == 2
 
 
 def test_devices_must_be_one(device: DeviceState) -> None:

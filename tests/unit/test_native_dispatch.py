@@ -269,3 +269,51 @@ def test_another_torchs_way_to_say_that_it_compiles_is_asked_in_python(monkeypat
     for another in (is_compiling, len):
         monkeypatch.setattr(torch.compiler, "is_compiling", another)
         assert native.traced(torch) is another and native._hooks()["compiling"] is None
+
+
+# -- below autograd ------------------------------------------------------------------------------------------
+
+
+def test_below_autograd_what_is_torchs_is_left_to_who_asks(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    learn(table, a, b, None, prepared())
+    learn(table, a.float(), b.float(), None)
+    assert table.ours(a.float(), b.float(), None, 0) is NotImplemented
+    assert table.ours(a[:8], b, None, 0) is None and len(cuda) == 0
+    assert table.ours(a, b, None, 0).shape == out.shape and len(cuda) == 1
+    with pytest.raises(TypeError, match="4 arguments"):
+        table.ours(a, b)
+
+
+def test_below_autograd_a_gradient_is_not_lost(table: Any, cuda: FakeCuda) -> None:
+    """torch's kernels are called with operands that want one, while it is enabled."""
+    a, b, _ = operands()
+    learn(table, a, b, None, prepared())
+    a.requires_grad_()
+    assert table.matmul(a, b, None, 0) is None and len(cuda) == 0
+    result = table.ours(a, b, None, 0)
+    assert len(cuda) == 1 and not result.requires_grad
+    with torch.autocast("cpu"):
+        assert table.ours(a, b, None, 0) is None, "autocast is above: this is a call from elsewhere"
+
+
+def test_products_of_torchs_kernels_are_answered_by_the_table(
+    table: Any, cuda: FakeCuda, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learned from a call that wants a gradient, too."""
+    monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
+    a, b, out = operands(m=64, n=128, k=256)
+    a.requires_grad_()
+    assert device.ready(TUNED, CONFIG)
+    made = prepared(extents=(64, 128, 256), output=((64, 128), (128, 1), torch.float16))
+    monkeypatch.setattr(device, "prepared", lambda decision, c: (made, None))
+    monkeypatch.setattr(device, "run", lambda *call: out)
+    monkeypatch.setattr(device, "decide", lambda *call: FOUND)
+    assert dispatch.product(a, b) is out and len(cuda) == 0 and table.counts()["remembered"] == 1
+    assert dispatch.product(a, b).shape == out.shape and len(cuda) == 1
+    assert dispatch.served(a.detach().view(8, 8, 256), b, None, 0).shape == (8, 8, 128) and len(cuda) == 2
+    table.forget()
+    monkeypatch.setattr(device, "decide", lambda *call: NOT_FOUND)
+    assert dispatch.product(a, b) is None and table.counts()["remembered"] == 1
+    assert dispatch.product(a, b) is None and dispatch.served(a.detach().view(8, 8, 256), b, None, 0) is None
+    assert len(cuda) == 2

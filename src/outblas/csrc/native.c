@@ -145,25 +145,38 @@ done:
     return result;
 }
 
-static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    TableObject *self = (TableObject *)object;
+// The product of a call that was learned, None for any other. Below autograd nobody but who asks calls torch: the answer
+// for what is torch's is NotImplemented.
+static PyObject *known(TableObject *self, PyObject *const *args, Py_ssize_t count, int below) {
     if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "matmul(a, b, out, option) takes 4 arguments");
+        PyErr_SetString(PyExc_TypeError, "matmul and ours take 4 arguments: a, b, out, option");
         return NULL;
     }
     Key key;
     uint64_t addresses[3];
-    if (self->table.count && read_call(self, args, &key, addresses)) {
+    if (self->table.count && read_call(self, args, &key, addresses, below)) {
         PyObject *out = args[2] == Py_None ? NULL : args[2];
         const Entry *entry = table_find(&self->table, &key);
         if (!entry || (out && entry_overlap(entry, addresses))) Py_RETURN_NONE;
-        if (entry->maker == BY_TORCH) return torch_product(self, args);
+        if (entry->maker == BY_TORCH) {
+            if (!below) return torch_product(self, args);
+            Py_INCREF(Py_NotImplemented);
+            return Py_NotImplemented;
+        }
         if (driver_context(&self->driver) == entry->context) {
             PyObject *result = answer(self, entry, out, addresses);
             if (result || PyErr_Occurred()) return result;
         }
     }
     Py_RETURN_NONE;
+}
+
+static PyObject *table_matmul(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    return known((TableObject *)object, args, count, 0);
+}
+
+static PyObject *table_ours(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    return known((TableObject *)object, args, count, 1);
 }
 
 // -- learning --------------------------------------------------------------------------------------------------------
@@ -333,6 +346,9 @@ static void table_dealloc(PyObject *object) {
 static PyMethodDef table_methods[] = {
     {"matmul", (PyCFunction)(void (*)(void))table_matmul, METH_FASTCALL,
      "matmul(a, b, out, option): the product of a call that was learned, None for any other."},
+    {"ours", (PyCFunction)(void (*)(void))table_ours, METH_FASTCALL,
+     "ours(a, b, out, option): as matmul, for callers below autograd, which look after gradients and call torch "
+     "themselves: NotImplemented for what is torch's."},
     {"learn", table_learn, METH_VARARGS,
      "learn(a, b, out, option, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
      "cuBLASLt, both None: by torch. Whether it could be."},

@@ -85,8 +85,9 @@ void let_go(void *object);
 // The address of a tensor; -1: it has none, perhaps with an error.
 int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
 
-// Fills the key and the addresses from (a, b, out, option). 0: this is not a call for the table; no error is left.
-int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
+// Fills the key and the addresses from (a, b, out, option); below autograd, gradients are not asked for. 0: this is not a
+// call for the table; no error is left.
+int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3], int below);
 
 // The same for a call that is to be learned, whose device is added. The exchange is given up, and all that was learned
 // by it, where it does not say of the call what torch's methods say.

@@ -158,12 +158,15 @@ static int option_of(PyObject *option) {
 }
 
 // Reads a call by the exchange, or by methods where that is NULL. 0: it is not for the table; an error may be left.
-static int read_by(TableObject *self, const Exchange *exchange, PyObject *const *args, Key *key, uint64_t addresses[3]) {
+// Below autograd no gradient is lost.
+static int read_by(TableObject *self, const Exchange *exchange, PyObject *const *args, Key *key, uint64_t addresses[3],
+                   int below) {
     const int operands = args[2] == Py_None ? 2 : 3;
     int grad = 0;
     for (int i = 0; i < operands; i++)
         if (!is_plain(self, args[i])) return 0;
     if (is_watched(self, &grad)) return 0;
+    if (below) grad = 0;
     memset(key, 0, sizeof *key);
     addresses[2] = 0;
     for (int i = 0; i < operands; i++) {
@@ -183,8 +186,8 @@ static int read_by(TableObject *self, const Exchange *exchange, PyObject *const 
     return option >= 0;
 }
 
-int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
-    const int read = read_by(self, self->exchange, args, key, addresses);
+int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3], int below) {
+    const int read = read_by(self, self->exchange, args, key, addresses, below);
     if (!read) PyErr_Clear();  // the Python dispatch, asked next, meets the same error and tells it
     return read;
 }
@@ -209,7 +212,7 @@ static int exchange_agrees(TableObject *self, const Exchange *exchange, PyObject
                            const uint64_t addresses[3]) {
     Key other;
     uint64_t others[3];
-    if (!match_device(self, exchange, args[0], key->device) || !read_by(self, exchange, args, &other, others)) return 0;
+    if (!match_device(self, exchange, args[0], key->device) || !read_by(self, exchange, args, &other, others, 0)) return 0;
     uint64_t dtype[3];
     memcpy(dtype, other.dtype, sizeof dtype);
     memcpy(other.dtype, key->dtype, sizeof dtype);
@@ -220,7 +223,7 @@ static int exchange_agrees(TableObject *self, const Exchange *exchange, PyObject
 
 int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]) {
     const Exchange *exchange = self->exchange;
-    int read = is_plain(self, args[0]) && device_of(self, args[0], 1) >= 0 && read_by(self, NULL, args, key, addresses);
+    int read = is_plain(self, args[0]) && device_of(self, args[0], 1) >= 0 && read_by(self, NULL, args, key, addresses, 0);
     if (read && exchange && !exchange_agrees(self, exchange, args, key, addresses)) {
         self->exchange = NULL;  // a torch whose exchange we do not understand; keys of the two ways never meet
         table_clear(&self->table, let_go);

@@ -1,0 +1,68 @@
+"""Products of other shapes as one product of two matrices: by views, without a copy, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Folded(NamedTuple):
+    """Two matrices, the matrix to write to (None: allocated), and the shape that torch.matmul gives their product."""
+
+    a: Any
+    b: Any
+    out: Any
+    shape: tuple[int, ...]
+
+
+def fold(a: Any, b: Any, out: Any = None) -> Folded | None:
+    """``torch.matmul(a, b)`` as one product of matrices, None where it is none, or only after a copy.
+
+    Vectors are matrices of one row (``a``) or column (``b``), and the rows of a batched ``a`` lie below each other,
+    where ``b`` has at most a batch of 1. What torch computes transposed (a matrix times a batch) is none, so that
+    results have the strides of torch's. An operand with no element is torch's.
+    """
+    if a.dim() == 2 == b.dim():
+        return Folded(a, b, out, (a.shape[0], b.shape[1]))
+    found = _batch(a, b)
+    if found is None or 0 in (*a.shape, *b.shape):
+        return None
+    batch, columns = found
+    inner, vector = a.shape[-1], b.dim()
+    if b.dim() == 1:
+        b = b.unsqueeze(1)
+    elif b.dim() > 2:
+        b = b[(0,) * (b.dim() - 2)]
+    if b.shape[0] != inner or (a.dim() > 2 and not rows_lie_below(a.shape, a.stride())):
+        return None
+    shape = (*batch, *columns)
+    if out is not None:
+        # torch resizes the output of a product with a vector, to what depends on its version.
+        if 1 in (a.dim(), vector) or tuple(out.shape) != shape or not out.is_contiguous():
+            return None
+        out = out.view(-1, b.shape[1])
+    return Folded(a.unsqueeze(0) if a.dim() == 1 else a.view(-1, inner) if a.dim() > 2 else a, b, out, shape)
+
+
+def unfold(c: Any, shape: tuple[int, ...]) -> Any:
+    """The product of two matrices in the shape of the product that was folded; no view, as torch's is none."""
+    import torch
+
+    return c if tuple(c.shape) == tuple(shape) else torch.ops.aten._unsafe_view.default(c, shape)
+
+
+def rows_lie_below(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether all extents but the last are one extent of one stride (that of an extent of 1 means nothing)."""
+    rows = [(extent, stride) for extent, stride in zip(shape[:-1], strides[:-1], strict=True) if extent != 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows[:-1], rows[1:], strict=True))
+
+
+def _batch(a: Any, b: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(what the product has before its columns, its columns), None where it is no single product of matrices."""
+    rows = tuple(a.shape[:-1])
+    if a.dim() == 0 or b.dim() == 0 or a.dim() == 1 == b.dim():
+        return None
+    if b.dim() <= 2:
+        return rows, tuple(b.shape[1:])
+    if a.dim() <= 2 or any(extent != 1 for extent in b.shape[:-2]):
+        return None
+    return (1,) * (b.dim() - a.dim()) + rows, (b.shape[-1],)

@@ -1,0 +1,85 @@
+"""A GPU whose library has a kernel for every product that a kernel may have, whatever the package ships.
+
+Operands are small whole numbers, so that sums in fp32 are exact, and a right result is the one that is nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outblas import dispatch, native
+from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.device_state import DeviceState, load_kernel
+from outblas.library import Choice, Library, Row
+from outblas.problem import Problem
+from outblas.space import gpu_of_device, why_illegal
+
+torch = pytest.importorskip("torch")
+
+PLAIN = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
+SCALAR = Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
+
+
+class Everything(Library):
+    """The fast kernel where it is legal, else the one of scalar loads, else torch."""
+
+    def lookup(self, problem: Problem) -> Row:
+        legal = [config for config in (PLAIN, SCALAR) if not why_illegal(problem, config, gpu_of_device(0))]
+        return Row(problem, "torch", plain=Choice(legal[0], 1.2, 1.1, 1.3) if legal else None)
+
+
+class Counted(DeviceState):
+    """Counts the products that are ours and were decided in Python."""
+
+    ran = 0
+
+    def run(self, decision: Any, a: Any, b: Any, out: Any) -> Any:
+        result = super().run(decision, a, b, out)
+        self.ran += result is not None
+        return result
+
+
+@pytest.fixture(name="gpus", params=["native", "python"])
+def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Counted]]:
+    """The states of all GPUs, which calls reach by the native table, too, or never."""
+    gpu = gpu_of_device(0)
+    if gpu.arch != 90:
+        pytest.skip("the kernels are Hopper's")
+    if request.param == "native" and native.why_not():
+        pytest.skip(native.why_not())
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    settings = torch.backends.cuda.matmul
+    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+        monkeypatch.setattr(settings, name, False)
+    torch.cuda.init()
+    states = [
+        Counted(gpu, Everything(gpu.name, (Row(Problem(8, 8, 8)),)), load_kernel)
+        for _ in range(torch.cuda.device_count())
+    ]
+    monkeypatch.setattr(dispatch, "_devices", dict(enumerate(states)))
+    reason = "" if request.param == "native" else "left out by this test"
+    for name, value in (("_table", None), ("_no_table", reason), ("_known", None)):
+        monkeypatch.setattr(dispatch, name, value)
+    yield states
+    torch.cuda.synchronize()
+
+
+def computed(states: list[Counted]) -> int:
+    """Products so far that were ours."""
+    table = 0 if dispatch._table is None else dispatch._table.counts()["launches"]
+    return int(table) + sum(state.ran for state in states)
+
+
+def numbers(*shape: int, dtype: Any = torch.float16, seed: int = 0, grad: bool = False, device: Any = "cuda") -> Any:
+    """Whole numbers from -2 to 2."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator).to(device, dtype).requires_grad_(grad)
+
+
+def exact(a: Any, b: Any) -> Any:
+    """The product in fp64, rounded once."""
+    return torch.matmul(a.detach().double(), b.detach().double()).to(a.dtype)

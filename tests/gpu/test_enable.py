@@ -1,0 +1,186 @@
+"""outblas.enable() on a GPU: the same results of eager, trained, compiled and captured models, by our kernels."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+
+import torch
+
+import outblas
+from everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def on(gpus: list[Counted]) -> Iterator[list[Counted]]:
+    assert outblas.enable()
+    yield gpus
+    torch.cuda.synchronize()
+    outblas.disable()
+    assert not outblas.enabled()
+
+
+def model(device: Any = "cuda", seed: int = 0) -> Any:
+    """Two layers without a bias and one with, of whole numbers."""
+    layers = [torch.nn.Linear(256, 128, bias=False), torch.nn.ReLU(), torch.nn.Linear(128, 64, bias=True)]
+    made = torch.nn.Sequential(*layers).to(device, torch.float16)
+    with torch.no_grad():
+        for index, parameter in enumerate(made.parameters()):
+            parameter.copy_((numbers(*parameter.shape, seed=seed + index, device=device) == 2).half())
+    return made
+
+
+def trained(made: Any, x: Any) -> list[Any]:
+    """The result and all gradients; sums of few ones, which fp16 holds exactly."""
+    result = made(x)
+    seen = (numbers(*result.shape, seed=9, device=x.device) == 2).half()
+    return [result, *torch.autograd.grad(result, [x, *made.parameters()], seen)]
+
+
+def few(*shape: int, seed: int = 5, device: Any = "cuda") -> Any:
+    """Ones, one in 25."""
+    picked = (numbers(*shape, seed=seed, device=device) == 2) & (numbers(*shape, seed=seed + 50, device=device) == 2)
+    return picked.half().requires_grad_()
+
+
+def test_a_model_trains_the_same(on: list[Counted]) -> None:
+    made, x = model(), few(4, 32, 256)
+    outblas.disable()
+    expected = trained(made, x)
+    outblas.enable()
+    before, counts = computed(on), dict(outblas.status()["torch"])
+    for _ in range(3):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(trained(made, x), expected, strict=True))
+    assert computed(on) >= before + 9, "a forward and two products of data gradients, each time"
+    assert outblas.status()["torch"]["ours"] >= counts["ours"] + 9
+    assert outblas.status()["torch"]["torchs"] > counts["torchs"], "the weights' gradients"
+
+
+def test_random_products_are_exact(on: list[Counted]) -> None:
+    chance = random.Random(1000)
+    before = computed(on)
+    for case in range(1000):
+        m, n, k = (chance.choice([0, 1, 7, 8, 33, 64, 128, 200]) for _ in range(3))
+        dtype = chance.choice([torch.float16, torch.bfloat16, torch.float32])
+        a, b = numbers(m, k + 2, dtype=dtype, seed=case), numbers(n, k, dtype=dtype, seed=case + 1)
+        a = a[:, chance.choice([0, 1, 2]) :][:, :k] if chance.random() < 0.3 else a[:, :k].contiguous()
+        b = b.t() if chance.random() < 0.5 else b.t().contiguous()
+        for found in (a @ b, torch.mm(a, b), torch.bmm(a[None], b[None])[0], torch.matmul(a[None], b)[0]):
+            assert torch.equal(found, exact(a, b)), (case, a.shape, a.stride(), b.shape, b.stride(), dtype)
+    assert computed(on) > before + 500
+
+
+def test_operands_of_two_devices_are_an_error_as_before(on: list[Counted]) -> None:
+    x = numbers(64, 64)
+    others = [numbers(64, 64, device="cpu")] + ([numbers(64, 64, device="cuda:1")] if len(on) > 1 else [])
+    for other in others:
+        for a, b in ((x, other), (other, x)):
+            with pytest.raises(RuntimeError):
+                torch.mm(a, b)
+    assert torch.equal(x @ x, exact(x, x))
+
+
+def test_autocast_chooses_the_dtype(on: list[Counted]) -> None:
+    x, w = numbers(64, 128, dtype=torch.float32), numbers(32, 128, dtype=torch.float32)
+    before = computed(on)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        found = torch.nn.functional.linear(x, w)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, exact(x, w.t()).bfloat16())
+    assert computed(on) == before + 1
+
+
+def test_graphs_replay_the_model(on: list[Counted]) -> None:
+    made, x = model(), few(32, 256).detach()
+    with torch.no_grad():
+        made(x)
+        torch.cuda.synchronize()
+        before = computed(on)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = made(x)
+        assert computed(on) == before + 1
+        for seed in (6, 7):
+            x.copy_(few(32, 256, seed=seed))
+            graph.replay()
+            torch.cuda.synchronize()
+            outblas.disable()
+            assert torch.equal(c, made(x))
+            outblas.enable()
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_model_has_our_products(mode: str, on: list[Counted]) -> None:
+    made, x = model(), few(32, 256)
+    outblas.disable()
+    expected = trained(made, x)
+    outblas.enable()
+    torch._dynamo.reset()
+    compiled = outblas.status()["torch"]["compiled"]
+    run = torch.compile(made, fullgraph=True, mode=mode)
+    before = computed(on)
+    for _ in range(4):
+        result = run(x)
+        seen = (numbers(*result.shape, seed=9) == 2).half()
+        found = [result, *torch.autograd.grad(result, [x, *made.parameters()], seen)]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert computed(on) > before
+    # From Inductor's cache the graph comes with our operator in it, and the pass has nothing to do.
+    assert outblas.status()["torch"]["compiled"] >= compiled
+
+
+def test_threads_and_streams_share_it(on: list[Counted]) -> None:
+    made = model()
+    inputs = [few(32, 256, seed=seed) for seed in range(4)]
+    outblas.disable()
+    expected = [trained(made, x) for x in inputs]
+    outblas.enable()
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream), outblas.use():
+                for _ in range(20):
+                    found = trained(made, inputs[index])
+                stream.synchronize()
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected[index], strict=True))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert outblas.enabled()
+
+
+def test_two_gpus_are_served_at_once(on: list[Counted]) -> None:
+    if len(on) < 2:
+        pytest.skip("one GPU")
+    for index in (0, 1, 0):
+        made, x = model(f"cuda:{index}"), few(32, 256, device=f"cuda:{index}")
+        found = trained(made, x)
+        outblas.disable()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, trained(made, x), strict=True))
+        outblas.enable()
+    assert all(state.status()["kernels_loaded"] for state in on[:2])
+
+
+def test_the_environment_keeps_it_out(gpus: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_DISABLE", "1")
+    with pytest.warns(RuntimeWarning, match="OUTBLAS_DISABLE"):
+        assert not outblas.enable()
+    x = numbers(64, 64)
+    assert torch.equal(x @ x, exact(x, x)) and computed(gpus) == 0
