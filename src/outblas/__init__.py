@@ -11,10 +11,11 @@ from outblas.errors import OutblasError
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
+    from outblas.capturing import capture
     from outblas.dispatch import explain, matmul, status, use_library
 
 __version__ = "0.1.0"
-__all__ = ["OutblasError", "Problem", "__version__", "explain", "matmul", "status", "use_library"]
+__all__ = ["OutblasError", "Problem", "__version__", "capture", "explain", "matmul", "status", "use_library"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,11 @@ def __getattr__(name: str) -> Any:
 
         globals()[name] = found = getattr(dispatch, name)  # the next access is a plain one
         return found
+    if name == "capture":
+        from outblas.capturing import capture
+
+        globals()[name] = capture
+        return capture
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,6 +8,7 @@ import typer
 
 from outblas import __version__
 from outblas.cli.bench import bench
+from outblas.cli.capture import capture
 from outblas.cli.common import OutblasGroup, out
 from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
@@ -50,6 +51,7 @@ def main(
 app.command("eval")(evaluate)
 app.command("bench")(bench)
 app.command("record")(record)
+app.command("capture")(capture)
 app.command("tune")(tune)
 app.command("train")(train)
 app.command("sweep")(sweep)
