@@ -1,4 +1,4 @@
-"""The matrix products that a program ran, with their counts: what ``outblas capture`` writes and ``outblas tune`` reads.
+"""The matrix products that a program ran, with their counts: written by ``outblas capture``, read by ``outblas tune``.
 
 A file is JSON of one format number. A product is kept as it was seen, also where the library does not serve its kind
 (:attr:`Product.why_not`), so that the file tells all of the program's half-precision products.

@@ -22,8 +22,8 @@ class capture:
     """Record the matrix products of a ``with`` block, by shape, layout and dtype, with their counts.
 
     ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also by an exception;
-    ``c.captured`` has the products at any time. Seen are the thread that enters the block and threads that are started in
-    it; what is not seen is said in :mod:`outblas.capture_mode`. Works on CPU tensors, too. While it is on, products are
+    ``c.captured`` has the products at any time. Seen are the thread that enters the block and threads that are started
+    in it; :mod:`outblas.capture_mode` says what is not seen. Works on CPU tensors, too. While it is on, products are
     torch's, and cost the host some microseconds more.
 
     Args:
@@ -124,7 +124,8 @@ class _NewThreads:
             thread.run = watched_run  # type: ignore[method-assign]
             start(thread)
 
-        self._ours = threading.Thread.start = watched_start  # type: ignore[method-assign]
+        self._ours = watched_start
+        threading.Thread.start = watched_start  # type: ignore[method-assign,assignment]
 
     def __exit__(self, *_: object) -> None:
         if threading.Thread.start is self._ours:  # else someone has wrapped it since: that one stays

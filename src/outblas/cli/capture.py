@@ -54,7 +54,8 @@ def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
         raise UsageError(f"no command {program[0]!r}", "a Python program", "e.g. outblas capture -- python serve.py")
     if not os.path.basename(found).startswith("python"):
         return _interpreter_of(found), [], [found, *program[1:]]
-    options, rest = [], program[1:]
+    options: list[str] = []
+    rest = program[1:]
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
         taken = 2 if rest[0] in _WITH_VALUE else 1
         options, rest = options + rest[:taken], rest[taken:]

@@ -26,8 +26,8 @@ def _is_replaced(row: dict[str, object], library: Library) -> bool:
 
 def notes_of_replaced(directory: Path) -> list[str]:
     """A line of Markdown for each bench in a directory named by its GPU (``results/h200``) that is not, or not in every
-    row, of the packaged library; none where no library is packaged for that GPU, and of a bench of no named suite, which
-    has a library of its own."""
+    row, of the packaged library; none where no library is packaged for that GPU, and of a bench of no named suite,
+    which has a library of its own."""
     library = Library.packaged(Path(directory).name, missing_ok=True)
     notes = []
     for path in bench_files(directory) if library.rows else ():
