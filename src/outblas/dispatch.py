@@ -27,6 +27,7 @@ from outblas.native import open_table, traced
 from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import operand, why_torchs
+from outblas.user_library import preferred
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +150,7 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
     """Let :func:`matmul` use another library on a CUDA device from now on, e.g. one that ``outblas tune`` wrote.
 
     Args:
-        library: a library or its file; None: the packaged one again.
+        library: a library or its file; None: again the packaged one, with the rows that the user has tuned.
 
     Raises:
         RecordError: the file cannot be used. DeviceError: no such GPU, or it is older than sm_80.
@@ -157,28 +158,33 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
     """
     gpu = gpu_of_device(device)
     if library is None:
-        chosen = Library.packaged(gpu.name, missing_ok=True)
+        chosen, used = preferred(Library.packaged(gpu.name, missing_ok=True), device)
     else:
         chosen = library if isinstance(library, Library) else Library.load(library)
+        named = "a library given" if isinstance(library, Library) else os.fspath(library)
+        used = (f"{named} ({len(chosen.rows)} rows)",)
     if chosen.rows and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     with _devices_lock:
-        _devices[device] = DeviceState(gpu, chosen, load_kernel)
+        _devices[device], _libraries[device] = DeviceState(gpu, chosen, load_kernel), used
         if _table is not None:
             _table.forget()
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Per device used so far (``cuda:0``): its library's rows, kernels loaded, algorithms of cuBLASLt found, calls
-    bound, seconds spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated
-    calls: ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
-    together), or ``python`` and why."""
+    """Per device used so far (``cuda:0``): the libraries in use (the user's before the packaged one) and the rows of
+    all together, kernels loaded, algorithms of cuBLASLt found, calls bound, seconds spent compiling, why kernels or
+    algorithms cannot be used (one line each), and what serves repeated calls: ``native`` (with the calls remembered,
+    how operands are read and the products launched so, of all devices together), or ``python`` and why."""
     path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
     if _table is not None:
         path = "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(
             **_table.counts()
         )
-    return {f"cuda:{i}": {**device.status(), "host_path": path} for i, device in sorted(_devices.items())}
+    return {
+        f"cuda:{i}": {**device.status(), "libraries": list(_libraries.get(i, ())), "host_path": path}
+        for i, device in sorted(_devices.items())
+    }
 
 
 def check_places(a: Any, b: Any, out: Any = None) -> None:
@@ -194,6 +200,8 @@ def check_places(a: Any, b: Any, out: Any = None) -> None:
 
 
 _devices: dict[int, DeviceState] = {}
+#: Per device where its library comes from, in words.
+_libraries: dict[int, tuple[str, ...]] = {}
 _devices_lock = threading.Lock()
 #: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
 _table: Any = None
@@ -259,6 +267,7 @@ def _new_device(index: int) -> DeviceState:
     except OutblasError as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         library = Library(gpu.name, ())
+    library, _libraries[index] = preferred(library, index)
     return DeviceState(gpu, library, load_kernel)
 
 
