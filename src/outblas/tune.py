@@ -163,15 +163,17 @@ def _search(
         answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
         pending = _pending(group, agent, per_round, asked, answers, score)
         evaluations, stopped = evaluator.evaluate(pending), False
-        for evaluation in evaluations:
-            store.append(run_id, evaluation)
-            answers[evaluation.problem, evaluation.config] = evaluation
-            score.add(evaluation)
-            if stopped := stop():
-                break
-        if stopped:
+        try:
+            for evaluation in evaluations:
+                store.append(run_id, evaluation)
+                answers[evaluation.problem, evaluation.config] = evaluation
+                score.add(evaluation)
+                if stopped := stop():
+                    break
+        finally:
             if isinstance(evaluations, Generator):
-                evaluations.close()  # what is being measured is given up now, not when someone else is waiting
+                evaluations.close()  # what is being measured is given up here, not when the garbage is collected
+        if stopped:
             for search, configs in asked:
                 search.history += [answers[search.problem, c] for c in configs if (search.problem, c) in answers]
             return True

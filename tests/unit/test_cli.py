@@ -26,7 +26,7 @@ from outblas.results import read_result
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
     *("eval", "bench", "record", "capture", "tune", "train", "sweep", "profile", "compare", "report", "results"),
-    *("export-t4", "import-t4", "doctor", "list"),
+    *("export", "export-t4", "import-t4", "doctor", "list"),
 )
 
 
