@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outblas.cli import app
 from outblas.compile import compile_source
-from outblas.config import Sm90WgmmaConfig, config_name
+from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import UsageError
 from outblas.export.cpp import checking_program, launch_header
 from outblas.export.files import export
@@ -193,3 +193,35 @@ def test_other_errors_are_one_line(tmp_path: Path) -> None:
     other = Library("l40", (Row(_HALF, plain=Choice(_CONFIG, 1.2, 1.1, 1.3)),))
     with pytest.raises(UsageError, match="'l40'"):
         find_target(_HALF, "plain", other)
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize(
+    ("defects", "status", "says"),
+    [("00", 0, "PASS"), ("10", 1, "FAIL: C["), ("01", 1, "behind C was written"), ("swapped", 1, "FAIL: C[")],
+)
+def test_the_test_program_tells_right_from_wrong(
+    tmp_path: Path, layout: str, defects: str, status: int, says: str
+) -> None:
+    """The program itself, on a driver that multiplies on the host."""
+    gpp = shutil.which("g++")
+    if gpp is None:
+        pytest.skip("no g++")
+    problem = Problem(32, 48, 64, layout)  # type: ignore[arg-type]
+    config = Sm80MmaConfig(32, 16, wm=1, wn=1)
+    target = find_target(problem, "plain", Library("h200", (Row(problem, plain=Choice(config, 1.2, 1.1, 1.3)),)))
+    (tmp_path / f"{target.name}.h").write_text(launch_header(target))
+    (tmp_path / "t.cpp").write_text(checking_program(target))
+    (tmp_path / "k.cubin").write_text("not looked at")
+    wrong, past = ("0", "0") if defects == "swapped" else tuple(defects)
+    swapped = (layout == "TN") == (defects == "swapped")  # B is read in the other order
+    flags = [f"-DWRONG={wrong}", f"-DPAST={past}", f"-DB_NK={int(not swapped)}", f"-I{STUB}"]
+    sources = ["t.cpp", str(STUB / "on_the_host.cpp")]
+    built = subprocess.run(
+        [gpp, "-std=c++17", "-O1", *flags, *sources, "-o", "check"], cwd=tmp_path, capture_output=True, text=True
+    )
+    if "_Float16" in built.stderr:
+        pytest.skip("this g++ has no _Float16")
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run(["./check", "k.cubin"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "") and says in done.stdout

@@ -1,6 +1,6 @@
 // gemm: the exported launcher as torch calls it.
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <torch/all.h>
@@ -63,7 +63,7 @@ void gemm(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   check(b, "b", @B_ROWS@, @B_COLS@, a);
   check(out, "out", exported::M, exported::N, a);
   const c10::cuda::CUDAGuard guard(a.device());
-  const auto stream = at::cuda::getCurrentCUDAStream();
+  const auto stream = c10::cuda::getCurrentCUDAStream();
   at::Tensor workspace;
   CUdeviceptr space = 0;
   if (exported::WORKSPACE_BYTES != 0) {  // of torch's allocator, so that streams never share one
