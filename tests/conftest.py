@@ -16,6 +16,12 @@ else:
     settings.load_profile("outblas")
 
 
+@pytest.fixture(autouse=True)
+def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer has tuned on this machine is no part of a test."""
+    monkeypatch.setenv("OUTBLAS_LIBRARY", "")
+
+
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str:
     """Empty when GPU tests can run, else one line that says what is missing."""

@@ -13,6 +13,7 @@ from outblas.problem import Problem
 
 if TYPE_CHECKING:
     from outblas.affine import linear
+    from outblas.capturing import capture
     from outblas.dispatch import explain, matmul, mm, use_library
     from outblas.switch import disable, enable, enabled, status, use
 
@@ -21,12 +22,14 @@ __version__ = "0.1.0"
 _LATER = {
     **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch"),
     **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.switch"),
+    "capture": "outblas.capturing",
     "linear": "outblas.affine",
 }
 __all__ = [
     "OutblasError",
     "Problem",
     "__version__",
+    "capture",
     "disable",
     "enable",
     "enabled",

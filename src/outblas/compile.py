@@ -73,6 +73,16 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     return hit
 
 
+def compile_ptx(source: Source, arch: str = "sm_90a") -> str:
+    """PTX of one source for the virtual architecture of ``arch``, compiled afresh; raises as :func:`compile_source`."""
+    _check_arch(arch)
+    nvrtc_version()
+    options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *source.options]
+    options += [option for option in BASE_OPTIONS if not option.startswith("--ptxas-options")]
+    text, _ = _nvrtc_compile(source, options, ptx=True)
+    return text.rstrip(b"\0").decode()
+
+
 def compile_many(
     sources: Sequence[Source],
     arch: str = "sm_90a",
@@ -259,7 +269,8 @@ def parse_ptxas(log: str, entry: str) -> tuple[int, int, int, int]:
     return int(used[1]), spill, stack, int(smem[1]) if smem else 0
 
 
-def _nvrtc_compile(source: Source, options: list[str]) -> tuple[bytes, str]:
+def _nvrtc_compile(source: Source, options: list[str], ptx: bool = False) -> tuple[bytes, str]:
+    """(cubin, or PTX if asked for; the compiler's words)."""
     nvrtc = _nvrtc()
     names = [name.encode() for name, _ in source.headers]
     texts = [text.encode() for _, text in source.headers]
@@ -272,6 +283,8 @@ def _nvrtc_compile(source: Source, options: list[str]) -> tuple[bytes, str]:
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         text = log.rstrip(b"\0 \n").decode(errors="replace") + "\n"
         _require(nvrtc, status, text, source)
+        if ptx:
+            return _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), text
         image = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -1,10 +1,11 @@
 """``outblas.matmul``: the library's kernel where there is a proven faster one; where there is none, the algorithm of
 cuBLASLt that the library names; torch everywhere else.
 
-A kernel is compiled when its first product is asked for (some 0.2 s; from then on the cubin comes from
-the compile cache on disk, and in a process from memory). Each compilation is logged at INFO by the logger
-``outblas.device_state`` and counted in :func:`status`; what cannot be compiled warns once and is torch's. An algorithm
-of cuBLASLt is looked up when it is first asked for (milliseconds, logged by ``outblas.lt_call``).
+A kernel is loaded when its first product is asked for: from the cubins that came with the package, else it is compiled
+then (some 0.2 s; from then on it comes from the compile cache on disk, and in a process from memory). Each compilation is
+logged at INFO by the logger ``outblas.device_state`` and counted in :func:`status`; what cannot be compiled warns once
+and is torch's. An algorithm of cuBLASLt is looked up when it is first asked for (milliseconds, logged by
+``outblas.lt_call``).
 
 What was decided here once is answered by ``outblas._native`` from then on, where that is built: a call of the
 same shapes, strides, dtypes, alignments and device costs a few microseconds of host time, and no Python.
@@ -30,6 +31,7 @@ from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
 from outblas.traced import in_graph, is_half
+from outblas.user_library import preferred
 
 if TYPE_CHECKING:
     import torch
@@ -259,7 +261,7 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
     """Let :func:`matmul` use another library on a CUDA device from now on, e.g. one that ``outblas tune`` wrote.
 
     Args:
-        library: a library or its file; None: the packaged one again.
+        library: a library or its file; None: again the packaged one, with the rows that the user has tuned.
 
     Raises:
         RecordError: the file cannot be used. DeviceError: no such GPU, or it is older than sm_80.
@@ -267,13 +269,15 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
     """
     gpu = gpu_of_device(device)
     if library is None:
-        chosen = Library.packaged(gpu.name, missing_ok=True)
+        chosen, used = preferred(Library.packaged(gpu.name, missing_ok=True), device)
     else:
         chosen = library if isinstance(library, Library) else Library.load(library)
+        named = "a library given" if isinstance(library, Library) else os.fspath(library)
+        used = (f"{named} ({len(chosen.rows)} rows)",)
     if chosen.rows and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     with _devices_lock:
-        _devices[device] = DeviceState(gpu, chosen, load_kernel)
+        _devices[device], _libraries[device] = DeviceState(gpu, chosen, load_kernel), used
         if _table is not None:
             _table.forget()
 
@@ -293,16 +297,19 @@ def libraries_id() -> str:
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Per device used so far (``cuda:0``): its library's rows, kernels loaded, algorithms of cuBLASLt found, calls
-    bound, seconds spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated
-    calls: ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
-    together), or ``python`` and why."""
+    """Per device used so far (``cuda:0``): the libraries in use (the user's before the packaged one) and the rows of
+    all together, kernels loaded (and how many of them were shipped), algorithms of cuBLASLt found, calls bound, seconds spent compiling, why kernels or
+    algorithms cannot be used (one line each), and what serves repeated calls: ``native`` (with the calls remembered,
+    how operands are read and the products launched so, of all devices together), or ``python`` and why."""
     path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
     if _table is not None:
         path = "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(
             **_table.counts()
         )
-    return {f"cuda:{i}": {**device.status(), "host_path": path} for i, device in sorted(_devices.items())}
+    return {
+        f"cuda:{i}": {**device.status(), "libraries": list(_libraries.get(i, ())), "host_path": path}
+        for i, device in sorted(_devices.items())
+    }
 
 
 def check_places(a: Any, b: Any, out: Any = None) -> None:
@@ -318,6 +325,8 @@ def check_places(a: Any, b: Any, out: Any = None) -> None:
 
 
 _devices: dict[int, DeviceState] = {}
+#: Per device where its library comes from, in words.
+_libraries: dict[int, tuple[str, ...]] = {}
 _devices_lock = threading.Lock()
 #: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
 _table: Any = None
@@ -383,6 +392,7 @@ def _new_device(index: int) -> DeviceState:
     except OutblasError as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         library = Library(gpu.name, ())
+    library, _libraries[index] = preferred(library, index)
     return DeviceState(gpu, library, load_kernel)
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
 PORTABLE_CLUSTER = 8
+#: The driver's names of a TMA map's element type, and of its swizzle by the bytes of a box's row.
+KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 class Call:
@@ -341,11 +344,9 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
 def _map_kind(box_cols: int, dtype: str) -> tuple[Any, Any, Any]:
     """Element type, swizzle and L2 promotion of a TMA map, as the driver's enumerations."""
     cu = driver()
-    kind = "FLOAT16" if dtype == "fp16" else "BFLOAT16"
-    swizzle = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[box_cols * ELEMENT_BYTES]
     return (
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[dtype]}"),
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"),
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
     )
 

@@ -8,7 +8,7 @@ wherever the kill fell, for every agent that keeps its contract.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from outblas.agents.base import Agent
 from outblas.baselines import LT_AUTO, fastest
@@ -42,6 +42,9 @@ def tune(
     run_id: str,
     progress: Progress | None = None,
     per_round: int = PER_ROUND,
+    budgets: Mapping[Problem, int] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    at_once: int | None = None,
 ) -> Library:
     """Search every problem and return the winners.
 
@@ -54,6 +57,11 @@ def tune(
         progress: called after every measurement.
         per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be
             asked for the whole budget: each problem is then set up and its baselines timed once.
+        budgets: measurements of single problems, in place of ``budget``.
+        stop: asked after every measurement; True, from then on, ends the search there. The library then has the
+            problems that were reached.
+        at_once: problems searched side by side (:data:`PROBLEMS_AT_ONCE`); few, where the first are to be done before
+            a stop.
 
     Raises:
         UsageError: the budget is below 1, a problem is given twice, the run was started with other
@@ -61,23 +69,28 @@ def tune(
         RecordError: the store cannot be written; what was recorded before is intact.
         Interrupted: Ctrl-C.
     """
-    if budget < 1:
-        raise UsageError(f"budget is {budget}", "1 or more measurements per problem", "pass it as --budget")
+    least = min((budget, *(budgets or {}).values()))
+    if least < 1:
+        raise UsageError(f"budget is {least}", "1 or more measurements per problem", "pass it as --budget")
     if len(set(problems)) != len(problems):
         raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
     store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
     offered = {problem: list(evaluator.candidates(problem)) for problem in problems}
-    score = _Score(sum(min(budget, len(c)) for c in offered.values()), len(problems), progress)
+    allowed = {problem: (budgets or {}).get(problem, budget) for problem in problems}
+    score = _Score(sum(min(allowed[p], len(c)) for p, c in offered.items()), len(problems), progress)
     rows: list[Row] = []
     try:
-        for start in range(0, len(problems), PROBLEMS_AT_ONCE):
+        together = at_once or PROBLEMS_AT_ONCE
+        for start in range(0, len(problems), together):
             # Without what was profiled since: a resumed agent must see what it saw.
-            known = {p: store.recorded(run_id, p, profiled=False) for p in problems[start:][:PROBLEMS_AT_ONCE]}
-            group = [_Search(p, offered[p], known[p]) for p in known]
+            known = {p: store.recorded(run_id, p, profiled=False) for p in problems[start:][:together]}
+            group = [_Search(p, offered[p], known[p], allowed[p]) for p in known]
             evaluator.expect([search.problem for search in group])
-            _search(group, agent, budget, evaluator, store, run_id, score, per_round)
-            rows += [_row(search, evaluator) for search in group]
+            stopped = _search(group, agent, evaluator, store, run_id, score, per_round, stop)
+            rows += [_row(search, evaluator) for search in group if search.history or not stopped]
             store.sync()
+            if stopped:
+                break
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted with {len(store.done(run_id))} of {score.total} measurements recorded in {store.path}; "
@@ -90,15 +103,17 @@ def tune(
 class _Search:
     """One problem on its way: what may be tried, what was, and what the store knew before."""
 
-    def __init__(self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation]) -> None:
-        self.problem, self.candidates, self.known = problem, candidates, known
+    def __init__(
+        self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation], budget: int
+    ) -> None:
+        self.problem, self.candidates, self.known, self.budget = problem, candidates, known, budget
         self.allowed = set(candidates)
         self.history: list[Evaluation] = []
         self.finished = False
 
-    def ask(self, agent: Agent, budget: int, per_round: int) -> list[KernelConfig]:
+    def ask(self, agent: Agent, per_round: int) -> list[KernelConfig]:
         """The agent's next proposals, held to its contract."""
-        n = min(per_round, min(budget, len(self.candidates)) - len(self.history))
+        n = min(per_round, min(self.budget, len(self.candidates)) - len(self.history))
         if self.finished or n < 1:
             return []
         proposed = agent.propose(self.problem, self.candidates, self.history, n)
@@ -135,24 +150,35 @@ class _Score:
 def _search(
     group: list[_Search],
     agent: Agent,
-    budget: int,
     evaluator: Evaluator,
     store: Store,
     run_id: str,
     score: _Score,
     per_round: int,
-) -> None:
-    """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left."""
+    stop: Callable[[], bool],
+) -> bool:
+    """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left, or a stop (True)."""
     while True:
         asked: list[tuple[_Search, list[KernelConfig]]] = []
         answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
-        pending = _pending(group, agent, budget, per_round, asked, answers, score)
-        for evaluation in evaluator.evaluate(pending):
-            store.append(run_id, evaluation)
-            answers[evaluation.problem, evaluation.config] = evaluation
-            score.add(evaluation)
+        pending = _pending(group, agent, per_round, asked, answers, score)
+        evaluations, stopped = evaluator.evaluate(pending), False
+        try:
+            for evaluation in evaluations:
+                store.append(run_id, evaluation)
+                answers[evaluation.problem, evaluation.config] = evaluation
+                score.add(evaluation)
+                if stopped := stop():
+                    break
+        finally:
+            if isinstance(evaluations, Generator):
+                evaluations.close()  # what is being measured is given up here, not when the garbage is collected
+        if stopped:
+            for search, configs in asked:
+                search.history += [answers[search.problem, c] for c in configs if (search.problem, c) in answers]
+            return True
         if not any(configs for _, configs in asked):
-            return
+            return False
         batch: list[Evaluation] = []
         for search, configs in asked:
             new = [answers[search.problem, config] for config in configs]
@@ -164,7 +190,6 @@ def _search(
 def _pending(
     group: list[_Search],
     agent: Agent,
-    budget: int,
     per_round: int,
     asked: list[tuple[_Search, list[KernelConfig]]],
     answers: dict[tuple[Problem, KernelConfig], Evaluation],
@@ -177,7 +202,7 @@ def _pending(
         asked: every search with its proposals is added here. answers: those that the store knows.
     """
     for search in group:
-        configs = search.ask(agent, budget, per_round)
+        configs = search.ask(agent, per_round)
         asked.append((search, configs))
         for config in configs:
             if config in search.known:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from outblas.workers import WorkerPlan
 
 FORMAT = 1
+#: Problems searched side by side where the first of them matter most.
+RANKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,17 @@ def run_tune(
     command: str,
     progress: Progress | None = None,
     workers: WorkerPlan | None = None,
+    budgets: Mapping[Problem, int] | None = None,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Library, RunFiles]:
     """Tune into the directory ``path``, or go on with the run of the same settings that is there.
 
     Args:
         workers: several workers in place of ``device``'s one; a run may be resumed with another number of them.
+        budgets: measurements of single problems; ``problems`` are then ranked, the first matter most.
+        seconds: end the search after so long, by ``clock``, with what was tuned so far; a run that is resumed has as
+            long again.
 
     Returns:
         The library, and where it, the result file, the report and the evaluations lie.
@@ -114,7 +123,13 @@ def run_tune(
         searcher = make_agent(agent, seed, evaluator.gpu)
         about = _open(files, settings, command)
         with Store(files.store) as store:
-            library = tune(problems, searcher, budget, evaluator, store, path.name, progress)
+            begin = clock()
+            library = tune(
+                problems, searcher, budget, evaluator, store, path.name, progress,
+                budgets=budgets,
+                stop=lambda: seconds is not None and clock() - begin >= seconds,
+                at_once=None if budgets is None and seconds is None else RANKED_AT_ONCE,
+            )  # fmt: skip
             library.save(files.library)
             origin = _origin(evaluator, device, recording, command)
             rows = list(result_rows(library, store, path.name, evaluator))
@@ -162,6 +177,11 @@ def open_store(path: Path) -> Iterator[tuple[Store, str]]:
             do = "give the directory the name of one"
             raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
         yield store, name if name in runs else runs[0]
+
+
+def provenance_of(path: Path) -> dict[str, Any]:
+    """Provenance of a finished run's figures, from its ``run.json``; raises RecordError where that cannot be read."""
+    return dict(_read(RunFiles(path).run)["provenance"])
 
 
 def measured_on(path: Path) -> list[str] | None:
@@ -227,7 +247,7 @@ def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, c
 
 def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
     """Keys of single problems or of a sample; for a whole suite its layout, dtype and accumulator say it all."""
-    if suite == "custom" or (suite in SUITES and len(problems) % len(problems_of(suite))):
+    if suite in ("custom", "captured") or (suite in SUITES and len(problems) % len(problems_of(suite))):
         return tuple(p.key for p in problems)
     return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
 

@@ -25,8 +25,8 @@ from outblas.results import read_result
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
-    *("eval", "bench", "record", "tune", "train", "sweep", "profile", "compare", "report", "results"),
-    *("export-t4", "import-t4", "doctor", "list"),
+    *("eval", "bench", "record", "capture", "tune", "train", "sweep", "profile", "compare", "report", "results"),
+    *("export", "export-t4", "import-t4", "doctor", "list"),
 )
 
 

@@ -215,3 +215,34 @@ def test_an_agent_may_stop_early(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         tune(RECORDING.problems, Lazy(""), 8, Counting(), store, "r")
         assert len(store.done("r")) == len(RECORDING.problems)
+
+
+def test_a_stop_ends_the_search_with_what_was_reached_and_a_later_run_goes_on(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.sqlite", Counting(), "evolution", 6)
+    path, evaluator = tmp_path / "s.sqlite", Counting()
+
+    def search(limit: int, evaluator: Counting) -> Library:
+        with Store(path) as store:
+            agent = make_agent("evolution", 1)
+            stop = lambda: len(evaluator.asked) >= limit  # noqa: E731
+            return tune(RECORDING.problems, agent, 6, evaluator, store, "r", stop=stop, at_once=2)
+
+    part = search(5, evaluator)
+    assert len(evaluator.asked) == 5, "nothing is measured after the stop"
+    assert {row.problem for row in part.rows} == {problem for problem, _ in evaluator.asked}
+    with Store(path) as store:
+        assert len(store.done("r")) == 5
+    rest = Counting()
+    full = search(10**9, rest)
+    assert not set(rest.asked) & set(evaluator.asked) and len(full.rows) == len(whole.rows)
+
+
+def test_problems_may_have_budgets_of_their_own(tmp_path: Path) -> None:
+    first, second = RECORDING.problems[:2]
+    evaluator = Counting()
+    with Store(tmp_path / "s.sqlite") as store:
+        tune([first, second], make_agent("random", 1), 3, evaluator, store, "r", budgets={first: 5})
+    asked = [problem for problem, _ in evaluator.asked]
+    assert (asked.count(first), asked.count(second)) == (5, 3)
+    with Store(tmp_path / "t.sqlite") as store, pytest.raises(UsageError, match="budget is 0"):
+        tune([first], make_agent("random", 1), 3, evaluator, store, "r", budgets={first: 0})

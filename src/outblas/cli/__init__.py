@@ -8,10 +8,12 @@ import typer
 
 from outblas import __version__
 from outblas.cli.bench import bench
+from outblas.cli.capture import capture
 from outblas.cli.common import OutblasGroup, out
 from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
+from outblas.cli.export import export
 from outblas.cli.listing import listing
 from outblas.cli.profile import profile
 from outblas.cli.record import record
@@ -50,6 +52,7 @@ def main(
 app.command("eval")(evaluate)
 app.command("bench")(bench)
 app.command("record")(record)
+app.command("capture")(capture)
 app.command("tune")(tune)
 app.command("train")(train)
 app.command("sweep")(sweep)
@@ -57,6 +60,7 @@ app.command("profile")(profile)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("results")(results)
+app.command("export")(export)
 app.command("export-t4")(export_t4)
 app.command("import-t4")(import_t4)
 app.command("doctor")(doctor)

@@ -1,7 +1,10 @@
-"""``outblas tune``: the main job, from problems to a library and a report."""
+"""``outblas tune``: the main job, from problems to a library and a report; the problems of a program, to the user's
+library."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,11 +12,14 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SampleOption, SuiteOption, err, out
-from outblas.device import parse_device
+from outblas.device import Device, parse_device
 from outblas.errors import UsageError
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
+    from outblas.library import Library
+    from outblas.shares import Share
+    from outblas.tune_run import RunFiles
     from outblas.workers import WorkerPlan
 
 
@@ -27,7 +33,23 @@ def tune(
         str | None,
         typer.Option(help="Search agent, see `outblas list agents`; by default ppo on a recording, else heuristic."),
     ] = None,
-    budget: Annotated[int, typer.Option(help="Candidates measured per problem, at most.")] = 16,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Candidates measured per problem at most (16); a time for all, e.g. 60s; or both, 32,60s. "
+            "With --captured the count is an average, dealt out by share of time."
+        ),
+    ] = "16",
+    captured: Annotated[
+        Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
+    ] = None,
+    install: Annotated[
+        bool | None,
+        typer.Option(
+            "--install/--no-install",
+            help="Merge the winners into your library, which outblas.matmul prefers; by default with --captured.",
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="cuda:N or replay:NAME; by default cuda:0 where there is a GPU, else replay:h200."),
@@ -54,21 +76,34 @@ def tune(
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
     if mnk and sample is not None:
         raise UsageError("--sample with --mnk", "one of them", "leave one out")
-    if mnk:
+    if captured is not None and (mnk or sample is not None):
+        raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
+    if captured is not None:
+        suite, problems = "captured", []
+    elif mnk:
         suite, problems = "custom", [Problem.from_mnk(one, layout, dtype, acc) for one in dict.fromkeys(mnk)]
     else:
         problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
-    common.at_least("--budget", budget, 1)
+    count, seconds = parse_budget(budget)
     plan = _plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
+    if install and where.recording is not None:
+        raise UsageError(
+            f"--install with figures of the recording {where}",
+            "figures measured on this machine",
+            "leave --install out, or tune with --device cuda:0",
+        )
+    ranked = [] if captured is None else _ranked(captured, where)
+    problems = [one.problem for one in ranked] or problems
     if agent is None:  # who wins where agents were compared; on a GPU the policy has not been compared yet
         agent = "heuristic" if where.recording is None else "ppo"
     place = str(plan or where).replace(":", "-").replace("/", "-")
-    path = run or Path("runs") / "-".join(
-        (suite, *(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower(), agent)
-        + (str(budget), place)
-    )
+    kind = (*(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower())
+    if captured is not None:
+        kind = (hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8],)
+    path = run or Path("runs") / "-".join((suite, *kind, agent, budget.replace(",", "-"), place))
 
+    from outblas.shares import budgets as dealt_out
     from outblas.tune_run import run_tune
 
     with common.progress_bar("tune") as progress:
@@ -79,12 +114,85 @@ def tune(
                 err.print(what, markup=False)
             progress(done, total, note)
 
-        library, files = run_tune(problems, suite, agent, budget, seed, where, path, common.command_line(), first, plan)
+        library, files = run_tune(
+            problems, suite, agent, count, seed, where, path, common.command_line(), first, plan,
+            budgets=dealt_out(ranked, count) if ranked else None,
+            seconds=seconds,
+        )  # fmt: skip
+    _tell(library, files, len(problems), ranked)
+    if install or (install is None and captured is not None):
+        _install(library, files, where)
+
+
+def parse_budget(text: str) -> tuple[int, float | None]:
+    """(measurements per problem, seconds in all or None) of ``16``, ``60s`` or ``32,60s``.
+
+    Raises:
+        UsageError: anything else, or a number below 1.
+    """
+    match = re.fullmatch(r"(?:(-?\d{1,9})(?:,(?=.)|$))?(?:(\d{1,9}(?:\.\d+)?)s)?", text.strip())
+    if match is None or not (match[1] or match[2]):
+        do = "e.g. --budget 16, --budget 60s or --budget 32,60s"
+        raise UsageError(f"--budget {text!r}", "measurements per problem, seconds in all, or both", do)
+    count = common.at_least("--budget", int(match[1] or 16), 1)
+    return count, None if match[2] is None else common.positive("--budget", float(match[2]))
+
+
+def _ranked(file: Path, where: Device) -> list[Share]:
+    """The problems of a captured file, those that take most of its time first; says what is left out."""
+    from outblas.captured import Captured
+    from outblas.recording import Recording
+    from outblas.roofline import H200
+    from outblas.shares import predicted_us, shares
+    from outblas.space import gpu_of_device
+
+    captured = Captured.load(file)
+    counts, left_out = captured.problems(), captured.not_served()
+    if where.recording is None:
+        gpu = H200 if where.gpu_index is None else gpu_of_device(where.gpu_index)
+        found = shares(counts, lambda problem: predicted_us(problem, gpu))
+    else:
+        recording = Recording.load(where.recording)
+        known = set(recording.problems)
+        left_out |= {f"not in {where}": sum(n for p, n in counts.items() if p not in known)}
+        recorded = {p: n for p, n in counts.items() if p in known}
+        found = shares(recorded, lambda problem: recording.best_baseline(problem)[1])
+    words = "; ".join(f"{n} products left out: {why}" for why, n in left_out.items() if n)
+    if not found:
+        raise UsageError(f"{file} has nothing to tune{' (' + words + ')' if words else ''}",
+                         "products that a library holds", "capture a program with half-precision products")  # fmt: skip
+    if words:
+        err.print(words, markup=False)
+    for one in found[:10]:
+        err.print(f"{one.share:6.1%} of the time: {one.problem.key}, {one.count} times {one.us:.1f} us", markup=False)
+    return found
+
+
+def _tell(library: Library, files: RunFiles, asked: int, ranked: list[Share]) -> None:
+    from outblas.shares import weighted_speedup
+
+    if len(library.rows) < asked:
+        err.print(f"the time is up: {len(library.rows)} of {asked} problems were reached", markup=False)
     for launch in library.launches:
         title = {"plain": "without PDL", "pdl": "PDL allowed", "weights": "constant weights"}[launch]
         fallbacks = f"{library.fallbacks(launch)} of {len(library.rows)} fall back to the baseline"
-        out.print(f"{title:<16} geometric mean {library.geomean(launch):.3f}x, {fallbacks}", markup=False)
+        weighted = f", all products together {weighted_speedup(ranked, library, launch):.3f}x" if ranked else ""
+        out.print(f"{title:<16} geometric mean {library.geomean(launch):.3f}x, {fallbacks}{weighted}", markup=False)
     out.print(f"library: {files.library}\nresult:  {files.result}\nreport:  {files.report}", markup=False)
+
+
+def _install(library: Library, files: RunFiles, where: Device) -> None:
+    """Into the user's library; figures of a recording are not, which is said."""
+    if where.recording is not None:
+        how = f"outblas.use_library({str(files.library)!r})"
+        out.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
+        return
+    from outblas.tune_run import provenance_of
+    from outblas.user_library import install
+
+    done = install(library, provenance_of(files.path))
+    aside = f"; what was there is of another machine or release, now {done.aside}" if done.aside else ""
+    out.print(f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{aside})", markup=False)
 
 
 def _plan(

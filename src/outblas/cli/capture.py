@@ -1,0 +1,94 @@
+"""``outblas capture``: run a Python program and record the matrix products that it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.errors import UsageError
+
+#: Options of the interpreter that take the next word as their value.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_NEEDS = "import importlib.util as u, sys; sys.exit(any(u.find_spec(x) is None for x in ('outblas', 'torch')))"
+
+
+def capture(
+    program: Annotated[
+        list[str], typer.Argument(help="The program, after --: python serve.py ..., or a console script of Python.")
+    ],
+    out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")] = Path("problems.json"),
+    append: Annotated[bool, typer.Option("--append", help="Add to the file, if it is there; else replace it.")] = False,
+) -> None:
+    """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`."""
+    from outblas.captured import Captured
+
+    if append and out_file.exists():
+        Captured.load(out_file)  # damaged: said before the program runs
+    if out_file.is_dir() or not os.access(_existing_folder(out_file), os.W_OK):
+        raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
+    python, options, words = python_command(program)
+    _check_interpreter(python)
+    out_file = out_file.resolve()  # the program may change its working directory
+    command = [python, *options, "-m", "outblas.capture_run", "--out", str(out_file)]
+    command += [*(["--append"] if append else []), "--", *words]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # In place of this process: streams, signals and exit status are the program's own.
+    os.execv(python, command)
+
+
+def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
+    """(interpreter, its options, script or -m or -c and what follows) of a command that runs a Python program.
+
+    Raises:
+        UsageError: there is no such command, it runs no Python, or Python without a program.
+    """
+    found = shutil.which(program[0])
+    if found is None:
+        raise UsageError(f"no command {program[0]!r}", "a Python program", "e.g. outblas capture -- python serve.py")
+    if not os.path.basename(found).startswith("python"):
+        return _interpreter_of(found), [], [found, *program[1:]]
+    options: list[str] = []
+    rest = program[1:]
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+        taken = 2 if rest[0] in _WITH_VALUE else 1
+        options, rest = options + rest[:taken], rest[taken:]
+    if not rest or rest[0] == "-" or (rest[0] in ("-m", "-c") and len(rest) < 2):
+        raise UsageError(f"{' '.join(program)!r} names no program", "a script, -m MODULE or -c CODE", "name one")
+    return found, options, rest
+
+
+def _interpreter_of(script: str) -> str:
+    """What a script's first line names, if that is a Python."""
+    with open(script, "rb") as file:
+        first = file.readline(300)
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = words[1:]
+    python = shutil.which(words[0]) if words and os.path.basename(words[0]).startswith("python") else None
+    if python is None:
+        raise UsageError(
+            f"{script} is no Python program",
+            "python and a script, or a console script that Python runs",
+            "e.g. outblas capture -- python serve.py",
+        )
+    return python
+
+
+def _check_interpreter(python: str) -> None:
+    if os.path.realpath(python) == os.path.realpath(sys.executable) and python == sys.executable:
+        return
+    if subprocess.run([python, "-c", _NEEDS], capture_output=True).returncode:
+        raise UsageError(
+            f"{python} has not both outblas and torch", "an interpreter with both", f"{python} -m pip install outblas"
+        )
+
+
+def _existing_folder(path: Path) -> Path:
+    return next(folder for folder in path.absolute().parents if folder.exists())

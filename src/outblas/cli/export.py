@@ -1,0 +1,44 @@
+"""``outblas export``: a kernel of the library as files that need no OutBLAS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+from outblas.config import LAUNCHES
+from outblas.device import DEFAULT_RECORDING
+from outblas.errors import UsageError
+from outblas.problem import Problem
+
+
+def export(
+    mnk: Annotated[str, typer.Option(help="Tuned problem, M_N_K.")],
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    launch: Annotated[str, typer.Option(help="What is allowed: plain, pdl or weights.")] = "plain",
+    library: Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format", help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub)."
+        ),
+    ] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Directory to write to.")] = Path("export"),
+) -> None:
+    """Write a problem's kernel as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
+    if launch not in LAUNCHES:
+        raise UsageError(f"unknown launch option {launch!r}", " or ".join(LAUNCHES), "pass one of them as --launch")
+    problem = Problem.from_mnk(mnk, layout, dtype, acc)
+
+    from outblas.export.files import export as write
+    from outblas.export.target import find_target
+    from outblas.library import Library
+
+    rows = Library.packaged(DEFAULT_RECORDING) if library is None else Library.load(library)
+    target = find_target(problem, launch, rows)
+    for path in write(target, formats or ["all"], out_dir):
+        out.print(str(path), markup=False)

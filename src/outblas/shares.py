@@ -1,0 +1,60 @@
+"""What share of a program's time each of its problems takes, and how measurements are dealt out by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from outblas.config import Launch
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.roofline import Gpu, floor_us
+
+#: Measurements that every problem gets, however small its share, unless the budget is smaller.
+LEAST = 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """A problem, how often it ran, microseconds of one product, and the share of all products' time (0 to 1)."""
+
+    problem: Problem
+    count: int
+    us: float
+    share: float
+
+
+def shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -> list[Share]:
+    """Count times microseconds over the sum of them, the largest first.
+
+    Args:
+        time_us: microseconds of one product, measured or predicted.
+    """
+    times = {problem: time_us(problem) for problem in counts}
+    total = sum(counts[p] * us for p, us in times.items())
+    found = [Share(p, counts[p], us, counts[p] * us / total) for p, us in times.items()]
+    return sorted(found, key=lambda one: (-one.share, one.problem))
+
+
+def predicted_us(problem: Problem, gpu: Gpu) -> float:
+    """The ranking model's time of the best candidate, microseconds; the roofline where there is none."""
+    from outblas.model import predict_many
+    from outblas.space import candidates
+
+    offered = candidates(problem, gpu)
+    return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
+
+
+def budgets(ranked: Sequence[Share], budget: int) -> dict[Problem, int]:
+    """Measurements per problem: ``budget`` on average, of which :data:`LEAST` are everybody's and the rest goes by
+    share (rounded down)."""
+    least = min(LEAST, budget)
+    spare = (budget - least) * len(ranked)
+    return {one.problem: least + int(one.share * spare) for one in ranked}
+
+
+def weighted_speedup(ranked: Sequence[Share], library: Library, launch: Launch) -> float:
+    """How much faster all products together are: 1 / sum(share / speed-up); 1 for what has no kernel."""
+    rows = ((one, library.lookup(one.problem)) for one in ranked)
+    choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)
+    return 1.0 / sum(one.share / (choice.speedup if choice else 1.0) for one, choice in choices)

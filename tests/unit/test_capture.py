@@ -1,0 +1,322 @@
+"""Captured products: what is seen, how it is counted and kept, and that the program runs as it would alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers import ROOT
+from outblas.captured import Captured, Product, layout_of
+from outblas.cli import app
+from outblas.cli.capture import python_command
+from outblas.errors import RecordError, UsageError
+from outblas.problem import Problem
+
+SEEN = Product(64, 128, 256, "TN", "fp16", "cpu", "mm")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "layout"),
+    [
+        ((64, 1), (1, 64), "TN"),
+        ((64, 1), (32, 1), "NN"),
+        ((1, 16), (1, 64), "TT"),
+        ((1, 16), (32, 1), "NT"),
+        ((128, 1), (1, 64), "strided"),
+        ((64, 1), (2, 64), "strided"),
+    ],
+)
+def test_the_layout_is_read_off_the_strides(a: tuple[int, int], b: tuple[int, int], layout: str) -> None:
+    assert layout_of((16, 64), a, (64, 32), b) == layout
+
+
+def test_what_the_library_has_no_place_for_says_why() -> None:
+    assert SEEN.why_not == "" and SEEN.problem == Problem(64, 128, 256)
+    for odd, word in (
+        (Product(64, 128, 256, "NT", "fp16", "cpu", "mm"), "NT"),
+        (Product(64, 128, 256, "TN", "fp16", "cpu", "bmm", 4), "batch"),
+        (Product(64, 128, 256, "TN", "fp16", "cpu", "mm->float32"), "dtype"),
+        (Product(2**16, 2**16, 8, "TN", "fp16", "cpu", "mm"), "elements"),
+    ):
+        assert odd.problem is None and word in odd.why_not
+
+
+def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
+    other = Product(1, 8, 8, "NT", "bf16", "cpu", "addmm")
+    first = Captured({SEEN: 3, other: 1}, ({"command": "one"},))
+    first.save(tmp_path / "p.json")
+    assert Captured.load(tmp_path / "p.json") == first
+    both = first + Captured({SEEN: 2}, ({"command": "two"},))
+    assert both.counts == {SEEN: 5, other: 1} and [p["command"] for p in both.provenance] == ["one", "two"]
+    assert both.problems() == {Problem(64, 128, 256): 5} and both.not_served() == {"layout NT": 1}
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert data["format"] == 1 and data["devices"] == ["cpu"] and "CPU" in data["note"]
+    assert [line["served"] for line in data["products"]] == [True, False]
+
+
+def test_one_problem_of_two_operators_and_devices_is_tuned_once() -> None:
+    counts = {SEEN: 1, Product(64, 128, 256, "TN", "fp16", "cuda:1", "addmm"): 4}
+    assert Captured(counts).problems() == {Problem(64, 128, 256): 5}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": 2, "kind": "captured", "products": [], "provenance": []}',
+        '{"format": 1, "kind": "captured", "products": [{"m": 1}], "provenance": []}',
+        '{"format": 1, "kind": "captured", "products": [{"m": 0, "n": 1, "k": 1, "layout": "TN", "dtype": "fp16", '
+        '"device": "cpu", "op": "mm", "batch": 1, "count": 1}], "provenance": []}',
+        '{"format": 1, "kind": "captured", "products": 3, "provenance": []}',
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(RecordError, match="outblas capture") as caught:
+        Captured.load(tmp_path / "p.json")
+    assert "\n" not in str(caught.value)
+
+
+# -- the recorder ----------------------------------------------------------------------------------------------------
+
+torch = pytest.importorskip("torch")
+import outblas  # noqa: E402
+
+
+def half(*shape: int, dtype: Any = None) -> Any:
+    return torch.ones(shape, dtype=dtype or torch.float16)
+
+
+def counts_of(recorder: Any) -> dict[tuple[Any, ...], int]:
+    return {(p.m, p.n, p.k, p.layout, p.dtype, p.op, p.batch): n for p, n in recorder.captured.counts.items()}
+
+
+def test_every_way_to_a_product_is_counted() -> None:
+    a, w, bias = half(16, 64), half(32, 64), half(32)
+    with outblas.capture() as c:
+        torch.mm(a, w.t())
+        torch.matmul(a, w.t())
+        outblas.matmul(a, w.t())
+        torch.mm(a, half(64, 32), out=half(16, 32))
+        torch.nn.functional.linear(a.view(2, 8, 64), w, bias)
+        torch.bmm(half(3, 16, 64), half(3, 64, 32))
+        torch.mm(half(64, 16).t(), w.t())
+        a.float() @ w.t().float()  # not half precision
+        half(0, 64) @ w.t()  # nothing to do
+    assert counts_of(c) == {
+        (16, 32, 64, "TN", "fp16", "mm", 1): 3,
+        (16, 32, 64, "NN", "fp16", "mm", 1): 1,
+        (16, 32, 64, "TN", "fp16", "addmm", 1): 1,
+        (16, 32, 64, "NN", "fp16", "bmm", 3): 1,
+        (16, 32, 64, "TT", "fp16", "mm", 1): 1,
+    }
+
+
+def test_inference_mode_and_backward_are_seen() -> None:
+    layer = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    x = half(16, 64, dtype=torch.bfloat16)
+    with outblas.capture() as c:
+        with torch.inference_mode():
+            layer(x)
+        layer(x.requires_grad_()).backward(half(16, 32, dtype=torch.bfloat16))
+    seen = counts_of(c)
+    assert seen[16, 32, 64, "TN", "bf16", "mm", 1] == 2
+    assert sum(seen.values()) == 4  # two forwards, dgrad, wgrad
+    assert seen[16, 64, 32, "NN", "bf16", "mm", 1] == 1
+
+
+def test_the_result_is_torchs_own_with_the_recorder_on() -> None:
+    a, b = torch.randn(8, 16, dtype=torch.float16), torch.randn(16, 8, dtype=torch.float16)
+    with outblas.capture(), torch.inference_mode():
+        seen = torch.matmul(a, b)
+    assert torch.equal(seen, torch.matmul(a, b))
+
+
+def test_threads_started_in_the_block_are_seen_and_starting_is_given_back() -> None:
+    start = threading.Thread.start
+    go = threading.Event()
+
+    def work() -> None:
+        torch.mm(half(16, 64), half(64, 32))
+
+    def late() -> None:
+        go.wait(60)
+        work()
+
+    with outblas.capture() as c:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        outliving = threading.Thread(target=late)
+        for thread in (*threads, outliving):
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert threading.Thread.start is start
+    go.set()
+    outliving.join()
+    assert counts_of(c) == {(16, 32, 64, "NN", "fp16", "mm", 1): 4}
+
+
+def test_a_compiled_function_is_seen() -> None:
+    compiled = torch.compile(lambda a, b: torch.mm(a, b).relu(), backend="eager")
+    a, b = half(16, 64), half(64, 32)
+    compiled(a, b)
+    with outblas.capture() as c:
+        compiled(a, b)
+    assert counts_of(c) == {(16, 32, 64, "NN", "fp16", "mm", 1): 1}
+
+
+def test_a_subclass_of_tensor_is_seen_through() -> None:
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    with outblas.capture() as c:
+        torch.mm(Wrapped(half(16, 64)), half(64, 32))
+    assert counts_of(c) == {(16, 32, 64, "NN", "fp16", "mm", 1): 1}
+
+
+def test_the_file_is_written_also_when_the_block_raises_and_append_adds(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    with pytest.raises(ZeroDivisionError), outblas.capture(file):
+        torch.mm(half(16, 64), half(64, 32))
+        raise ZeroDivisionError
+    assert sum(Captured.load(file).counts.values()) == 1
+    with outblas.capture(file, append=True):
+        torch.mm(half(16, 64), half(64, 32))
+    assert sum(Captured.load(file).counts.values()) == 2 and len(Captured.load(file).provenance) == 2
+    with outblas.capture(file):
+        pass
+    assert Captured.load(file).counts == {}
+
+
+def test_a_long_record_is_written_in_between(tmp_path: Path) -> None:
+    now = [0.0]
+    with outblas.capture(tmp_path / "p.json", clock=lambda: now[0]):
+        torch.mm(half(16, 64), half(64, 32))
+        assert not (tmp_path / "p.json").exists()
+        now[0] = 11.0
+        torch.mm(half(16, 64), half(64, 32))
+        assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+
+
+def test_a_damaged_file_is_not_added_to(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{")
+    with pytest.raises(RecordError):
+        outblas.capture(tmp_path / "p.json", append=True)
+    with pytest.raises(UsageError):
+        outblas.capture(append=True)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch, helper
+assert sys.modules["__main__"].helper is helper
+torch.mm(torch.ones(16, 64).half(), torch.ones(64, 32).half())
+print("argv", sys.argv[1:], sys.stdin.read().strip(), helper.WORD)
+if sys.argv[1] == "raise": raise RuntimeError("on purpose")
+if sys.argv[1] == "exit": sys.exit(7)
+if sys.argv[1] == "wait":
+    import time
+    print("ready", flush=True)
+    while True: time.sleep(0.05)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OUTBLAS_COMMIT": "test"}
+
+
+def command(tmp_path: Path, *program: str, options: Sequence[str] = ()) -> list[str]:
+    (tmp_path / "program").mkdir(exist_ok=True)
+    (tmp_path / "program" / "serve.py").write_text(SCRIPT)
+    (tmp_path / "program" / "helper.py").write_text("WORD = 'beside the script'\n")
+    out = str(tmp_path / "p.json")
+    return [sys.executable, "-m", "outblas", "capture", "--out", out, *options, "--", *program]
+
+
+def test_a_program_runs_as_alone_and_is_recorded(tmp_path: Path) -> None:
+    run = command(tmp_path, sys.executable, "program/serve.py", "exit", "--out", "-x")
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), input="word", capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "argv ['exit', '--out', '-x'] word beside the script\n" and done.stderr == ""
+    found = Captured.load(tmp_path / "p.json")
+    assert found.problems() == {Problem(16, 32, 64, "NN"): 1}
+    assert "serve.py exit" in found.provenance[0]["command"]
+
+
+def test_an_exception_leaves_its_traceback_and_the_record(tmp_path: Path) -> None:
+    run = command(tmp_path, sys.executable, "-u", "program/serve.py", "raise")
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), input="", capture_output=True, text=True)
+    assert done.returncode == 1 and "RuntimeError: on purpose" in done.stderr
+    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, number: int) -> None:
+    run = command(tmp_path, sys.executable, "program/serve.py", "wait")
+    with subprocess.Popen(
+        run, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != b"ready\n":
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(number)
+        process.wait(60)
+        assert process.returncode == -number
+    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
+
+
+def test_code_and_modules_run_too(tmp_path: Path) -> None:
+    code = "import torch, sys; torch.mm(torch.ones(8, 8).half(), torch.ones(8, 8).half()); print(__name__, sys.argv)"
+    for program in (("-c", code, "x"), ("-m", "timeit", "-n1", "-r1", "-s", code, "pass")):
+        run = command(tmp_path, sys.executable, *program, options=["--append"])
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if program[0] == "-c":
+            assert done.stdout == "__main__ ['-c', 'x']\n"
+    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+
+
+def test_how_a_command_is_read(tmp_path: Path) -> None:
+    python = sys.executable
+    assert python_command([python, "-u", "-X", "dev", "-m", "m", "-u"]) == (
+        python,
+        ["-u", "-X", "dev"],
+        ["-m", "m", "-u"],
+    )
+    console = tmp_path / "serve"
+    console.write_text(f"#!{python}\nprint()\n")
+    console.chmod(0o755)
+    assert python_command([str(console), "a"]) == (python, [], [str(console), "a"])
+    for wrong in (["no-such-command"], ["ls"], [python], [python, "-m"]):
+        with pytest.raises(UsageError):
+            python_command(wrong)
+
+
+def test_a_file_that_cannot_be_added_to_is_said_before_the_program_runs(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{")
+    arguments = ["capture", "--append", "--out", str(tmp_path / "p.json"), "--", sys.executable, "-c", "1/0"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and result.stderr.startswith("error: captured problems")
