@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from outblas.allowed import promise_free_option
 from outblas.below import our_mm, torch_addmm, torch_mm
-from outblas.dispatch import promise_free_option
 from outblas.tensors import has_memory
 
 

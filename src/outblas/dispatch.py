@@ -1,11 +1,11 @@
 """``outblas.matmul``: the library's kernel where there is a proven faster one; where there is none, the algorithm of
 cuBLASLt that the library names; torch everywhere else.
 
-A kernel is loaded when its first product is asked for: from the cubins that came with the package, else it is compiled
-then (some 0.2 s; from then on it comes from the compile cache on disk, and in a process from memory). Each compilation is
-logged at INFO by the logger ``outblas.device_state`` and counted in :func:`status`; what cannot be compiled warns once
-and is torch's. An algorithm of cuBLASLt is looked up when it is first asked for (milliseconds, logged by
-``outblas.lt_call``).
+A kernel is loaded when its first product is asked for: from the cubins that came with the package, else it is
+compiled then (some 0.2 s; from then on it comes from the compile cache on disk, and in a process from memory). Each
+compilation is logged at INFO by the logger ``outblas.device_state`` and counted in :func:`status`; what cannot be
+compiled warns once and is torch's. An algorithm of cuBLASLt is looked up when it is first asked for (milliseconds,
+logged by ``outblas.lt_call``).
 
 What was decided here once is answered by ``outblas._native`` from then on, where that is built: a call of the
 same shapes, strides, dtypes, alignments and device costs a few microseconds of host time, and no Python.
@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from outblas.allowed import launch_of_option, option_of, promise_free_option
 from outblas.config import LAUNCHES, Launch, config_name
 from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
@@ -82,7 +83,7 @@ def matmul(
         UsageError: ``weights`` where ``pdl`` is False.
         ToolchainMissing: torch is not installed.
     """
-    option = pdl if weights is None else _option(pdl, weights)
+    option = pdl if weights is None else option_of(pdl, weights)
     if _known is not None and not _is_compiling():
         result = _known(a, b, out, option)
         if result is not None:
@@ -104,15 +105,6 @@ def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> 
     matrices = getattr(a, "ndim", 0) == 2 == getattr(b, "ndim", 0)
     result = served(a, b, out, None) if matrices else None
     return import_torch().mm(a, b, out=out) if result is None else result
-
-
-def _option(pdl: bool | None, weights: bool) -> int:
-    """Place in :data:`outblas.config.LAUNCHES` of what the arguments allow (False and True are the first two)."""
-    if weights and pdl is not None and not pdl:
-        raise UsageError("weights=True with pdl=False", "pdl=True, or none", "leave pdl out: constant weights imply it")
-    if weights:
-        return LAUNCHES.index("weights")
-    return promise_free_option() if pdl is None else pdl
 
 
 def known(a: Any, b: Any, out: Any) -> Any:
@@ -171,7 +163,7 @@ def _remembered(a: Any, b: Any, out: Any, option: int | None) -> Any:
 
 def _product(a: Any, b: Any, out: Any, option: int | None) -> Any:
     """Decided, run and told to the native table: of matrices that nobody but us must see."""
-    device, launch = _device(a.device.index), _launch(option)
+    device, launch = _device(a.device.index), launch_of_option(option)
     decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
     result = None if decision.problem is None else device.run(decision, a, b, out)
     _remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result)
@@ -225,7 +217,7 @@ def explain(
     Raises:
         TensorError, UsageError: as :func:`matmul`.
     """
-    launch = _launch(pdl if weights is None else _option(pdl, weights))
+    launch = launch_of_option(pdl if weights is None else option_of(pdl, weights))
     torch = import_torch()
     reason = why_torchs(torch, a, b, out)
     if reason and (reason != GRADIENT or out is not None):
@@ -238,7 +230,7 @@ def explain(
     folded = fold(a, b, out)
     if folded is None:
         return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"
-    found = _explain_matrices(folded, launch if not reason else _launch(promise_free_option()))
+    found = _explain_matrices(folded, launch if not reason else launch_of_option(promise_free_option()))
     ways = [] if folded.a is a and folded.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
     ways += ["its gradients are decided in the same way"] if reason and may_be_ours(a, b) else []
     return "; ".join([found, *ways])
@@ -286,7 +278,7 @@ def chosen(a: Any, b: Any) -> bool:
     """Whether the library has a kernel (no algorithm of cuBLASLt) for the product of two matrices, given by tensors
     without an address, which will be aligned."""
     device = _device(a.device.index)
-    decision = device.decide(operand_like(a), operand_like(b), None, _launch(promise_free_option()))
+    decision = device.decide(operand_like(a), operand_like(b), None, launch_of_option(promise_free_option()))
     return decision.config is not None and not device.unavailable(decision)
 
 
@@ -298,9 +290,10 @@ def libraries_id() -> str:
 
 def status() -> dict[str, dict[str, Any]]:
     """Per device used so far (``cuda:0``): the libraries in use (the user's before the packaged one) and the rows of
-    all together, kernels loaded (and how many of them were shipped), algorithms of cuBLASLt found, calls bound, seconds spent compiling, why kernels or
-    algorithms cannot be used (one line each), and what serves repeated calls: ``native`` (with the calls remembered,
-    how operands are read and the products launched so, of all devices together), or ``python`` and why."""
+    all together, kernels loaded (and how many of them were shipped), algorithms of cuBLASLt found, calls bound, seconds
+    spent compiling, why kernels or algorithms cannot be used (one line each), and what serves repeated calls:
+    ``native`` (with the calls remembered, how operands are read and the products launched so, of all devices
+    together), or ``python`` and why."""
     path = f"python: {_no_table}" if _no_table else "python: no product was asked for yet"
     if _table is not None:
         path = "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(
@@ -394,21 +387,3 @@ def _new_device(index: int) -> DeviceState:
         library = Library(gpu.name, ())
     library, _libraries[index] = preferred(library, index)
     return DeviceState(gpu, library, load_kernel)
-
-
-def _launch(option: int | None) -> Launch:
-    """The launch option of a call; None: what the environment says."""
-    if option is not None:
-        return LAUNCHES[int(option)]
-    return "weights" if is_on("OUTBLAS_WEIGHTS") else "pdl" if is_on("OUTBLAS_PDL") else "plain"
-
-
-def promise_free_option() -> int:
-    """What the environment allows to products that nobody made a promise of: whoever calls our operator, or torch's
-    with ours in their place, may pass as ``b`` what was just written."""
-    return int(_launch(None) != "plain")
-
-
-def is_on(name: str) -> bool:
-    """Whether a switch of the environment is set."""
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from outblas import dispatch
+from outblas.allowed import is_on
 
 
 class Switch:
@@ -150,7 +151,7 @@ def status() -> dict[str, dict[str, Any]]:
 
 def why_not() -> str:
     """Why nothing would be gained here, with what to do, in one line; empty: something may be."""
-    if dispatch.is_on("OUTBLAS_DISABLE"):
+    if is_on("OUTBLAS_DISABLE"):
         return "OUTBLAS_DISABLE is set; unset it to let OutBLAS in"
     try:
         import torch

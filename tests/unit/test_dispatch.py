@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outblas import device_state, dispatch
+from outblas.allowed import launch_of_option, option_of
 from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, Operand, decide
 from outblas.dispatch import DeviceState, explain, matmul
@@ -350,7 +351,7 @@ def test_traces_hold_torchs_own_product(torch: Any) -> None:
 
 def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def allowed(pdl: bool | None, weights: bool | None) -> Launch:
-        return dispatch._launch(pdl if weights is None else dispatch._option(pdl, weights))
+        return launch_of_option(pdl if weights is None else option_of(pdl, weights))
 
     asked = [(None, None), (True, None), (False, None), (None, True), (True, True), (None, False), (True, False)]
     named: dict[str, list[Launch]] = {
@@ -366,7 +367,7 @@ def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: p
             monkeypatch.setenv(variable, "1")
         assert [allowed(*each) for each in asked] == expected, variable
     with pytest.raises(UsageError, match="weights=True with pdl=False"):
-        dispatch._option(False, True)
+        option_of(False, True)
 
 
 def test_status_is_empty_before_the_first_gpu() -> None:

@@ -28,6 +28,7 @@ from native_fixture import (  # noqa: F401
     torch,
 )
 from outblas import dispatch, native
+from outblas.allowed import launch_of_option
 from outblas.config import LAUNCHES
 from outblas.errors import DeviceError, TensorError
 
@@ -258,7 +259,7 @@ def test_pdl_is_part_of_the_key_and_follows_the_environment(
             monkeypatch.setenv("OUTBLAS_PDL", value)
         for pdl in (None, False, True):
             table.matmul(a, b, out, pdl)
-            assert cuda[-1].function == MAPPED + 2 * LAUNCHES.index(dispatch._launch(pdl)), (value, pdl)
+            assert cuda[-1].function == MAPPED + 2 * LAUNCHES.index(launch_of_option(pdl)), (value, pdl)
 
 
 def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:
