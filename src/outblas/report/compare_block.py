@@ -11,8 +11,8 @@ from outblas.report.compare_page import split_words
 COMPARE_BEGIN, COMPARE_END = "<!-- compare:begin -->", "<!-- compare:end -->"
 #: Beside the bench files; where it is not there nothing is published of it.
 COMPARISON, PICTURE = "compare.parquet", "compare.svg"
-#: The split whose table the README has; the first of the file, where it is not in it.
-SHOWN = "families"
+#: The split whose table is the first; the others follow in the order of the file.
+FIRST = "families"
 
 _HEADING = "## Agents compared"
 #: The section comes before this one; at the end of a README without it.
@@ -20,30 +20,19 @@ _BEFORE = "## Use\n"
 
 
 def compare_block(comparison: Comparison, picture: str | None) -> str:
-    """A table agents x budgets, who is best, the ``picture`` (its address in the README), where it comes from."""
-    split = SHOWN if SHOWN in comparison.splits else comparison.splits[0]
-    made, budgets = figures(comparison, split), comparison.budgets
-    best = {budget: best_of(made, budget) for budget in budgets}
+    """Of every split a table agents x budgets; who is best, the ``picture`` (its address in the README), where it comes
+    from."""
     lines = [
-        f"Split *{split}*: {split_words(comparison, split)}.",
         "Best recorded time over the best time found after so many measurements (0: the first proposal, unmeasured):",
         "geometric mean over problems, launch options and seeds, and half of its 95% interval over problems. Bold: the",
         "best of each column, and all whose interval overlaps its interval.",
-        "",
-        "| agent | " + " | ".join(f"{b}" for b in budgets) + " |",
-        "| --- |" + " ---: |" * len(budgets),
     ]
-    for agent in comparison.agents:
-        cells = []
-        for budget in budgets:
-            first, level = best[budget]
-            cell = f"{made[agent, budget].quality:.3f} ± {made[agent, budget].half_width:.3f}"
-            cells.append(f"**{cell}**" if agent in {f.agent for f in (first, *level)} else cell)
-        lines.append(f"| {agent} | " + " | ".join(cells) + " |")
+    for split in sorted(comparison.splits, key=lambda name: name != FIRST):
+        lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *_table(comparison, split)]
     (name, regret), *_ = overall([figures(comparison, s) for s in comparison.splits])
     lines += [
         "",
-        f"Lowest mean regret (1 / geometric mean - 1) over budgets {budget_words(budgets)} and all splits "
+        f"Lowest mean regret (1 / geometric mean - 1) over budgets {budget_words(comparison.budgets)} and all splits "
         f"({', '.join(comparison.splits)}): `{name}`, {regret:.2%}.",
         *(["", f"![Quality of every agent by measurements]({picture})"] if picture else []),
         "",
@@ -51,6 +40,20 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
         f"{comparison.provenance['commit']}.",
     ]
     return "\n".join(lines)
+
+
+def _table(comparison: Comparison, split: str) -> list[str]:
+    made, budgets = figures(comparison, split), comparison.budgets
+    best = {budget: best_of(made, budget) for budget in budgets}
+    lines = ["| agent | " + " | ".join(f"{b}" for b in budgets) + " |", "| --- |" + " ---: |" * len(budgets)]
+    for agent in comparison.agents:
+        cells = []
+        for budget in budgets:
+            first, level = best[budget]
+            cell = f"{made[agent, budget].quality:.3f} ± {made[agent, budget].half_width:.3f}"
+            cells.append(f"**{cell}**" if agent in {f.agent for f in (first, *level)} else cell)
+        lines.append(f"| {agent} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def with_section(text: str) -> str:
