@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 from functools import lru_cache
 
 import pytest
@@ -14,6 +15,12 @@ except ImportError:  # the tests that use it skip themselves
 else:
     settings.register_profile("outblas", deadline=None, derandomize=True, database=None)
     settings.load_profile("outblas")
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would programs that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -202,8 +202,9 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
 def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     """A stray file would ship with the wheel; a missing kind would break it."""
     kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    # .so: the extension, where it was built.
-    assert kinds - {".py", ".typed", "", ".so"} == {".c", ".cuh", ".h", ".json", ".npz", ".parquet"}
+    # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
+    shipped = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
+    assert kinds - {".py", ".typed", "", ".so", ".pack"} == shipped
     assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
 
 

@@ -18,7 +18,7 @@ from fake_gpu import PROVENANCE
 from helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
 from outblas import device, profile
 from outblas.agents import Agent
-from outblas.cli import app
+from outblas.cli import app, common
 from outblas.config import Sm80DirectConfig
 from outblas.counters import COUNTERS, NAMES, counters_of, main_stalls
 from outblas.device import Device
@@ -258,7 +258,8 @@ def test_the_command_prints_a_line_for_each_and_the_report_shows_them(
     assert "Hardware counters" not in write_report(run, run / "before.html").read_text()
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     arguments = ["profile", "--run", str(run), "--top", "1", "--ncu", tool.path]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "240"})
+    monkeypatch.setattr(common.out, "width", 240)
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) == 1 + 4 + 1 and lines[-1].startswith("4 profiled now, 0 before")
