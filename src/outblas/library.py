@@ -267,7 +267,7 @@ def _parse(text: str, where: str) -> Library:
     wrong = f"library {where} cannot be used"
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(wrong, "a whole JSON file", f"it is truncated or damaged ({error}); make it again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None

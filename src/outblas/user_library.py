@@ -167,9 +167,11 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
     """The user's library for CUDA device ``index`` of a GPU (short name), and its file; None where there is none, or
     none that may be used: then with a warning, once in a process."""
     path = path_for(gpu)
-    if path is None or not path.exists():
+    if path is None:
         return None
     try:
+        if not path.exists():
+            return None
         library = Library.load(path)
         mark = library.provenance.get("stamp")
         if library.gpu != gpu:
@@ -178,7 +180,7 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
             wrong = "outblas tune has not installed it (no stamp)"
         else:
             wrong = "; ".join(differences(mark, stamp_here(index)))
-    except OutblasError as error:
+    except (OutblasError, OSError) as error:  # a folder that is another user's, say
         wrong = str(error)
     if not wrong:
         return library, path

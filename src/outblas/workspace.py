@@ -8,6 +8,7 @@ programmatic dependent launch writes to it only after its predecessor has ended.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from outblas.errors import DeviceError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
     """A workspace: uint8[nbytes] on a CUDA device, ready for any stream (the counters, its head, are zero).
 
+    It is made on a thread of its own: what a caller's thread allocates may go to a pool that is not for keeping, as while
+    Inductor warms up a CUDA graph (``torch/_inductor/cudagraph_trees.py``, CUDAWarmupNode).
+
     Raises:
         DeviceError: a graph is being captured on the current stream; memory made then would be the graph's.
     """
@@ -31,6 +35,15 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
             "one that was made before",
             "bind the call before the capture begins",
         )
+    with ThreadPoolExecutor(1) as apart:
+        workspace: torch.Tensor = apart.submit(_zeroed, nbytes, device).result()
+    workspace.record_stream(torch.cuda.current_stream(workspace.device))  # whose calls may be under way when it goes
+    return workspace
+
+
+def _zeroed(nbytes: int, device: torch.device | str) -> Any:
+    import torch
+
     workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)
     workspace[:COUNTERS_BYTES].zero_()
     torch.cuda.current_stream(workspace.device).synchronize()

@@ -238,3 +238,20 @@ def test_matmul_has_a_workspace_per_stream_and_is_torchs_under_capture(library: 
     torch.cuda.synchronize()
     assert library.status()["calls_bound"] == bound
     assert torch.allclose(c.double(), a.double() @ stored.double().t(), rtol=1e-2, atol=0.5)
+
+
+def test_inductors_graphs_find_no_workspace_in_their_pool() -> None:
+    """A warm-up of its CUDA graphs allocates into a pool that must hold nothing but what the graph tells of."""
+    problem = Problem(64, 128, 16384)
+    row = Row(problem, "torch", plain=Choice(BASE, 1.2, 1.1, 1.3))
+    outblas.use_library(Library(gpu_of_device(0).name, (row,)))
+    try:
+        a, w = (torch.randn(rows, problem.k, device="cuda", dtype=torch.half) for rows in (problem.m, problem.n))
+        compiled = torch.compile(lambda x: outblas.matmul(x, w.t()) + 1, mode="reduce-overhead")
+        found = [compiled(a).clone() for _ in range(4)]
+        expected = (a.double() @ w.double().t()).half() + 1
+        for c in found:
+            torch.testing.assert_close(c, expected, rtol=2e-3, atol=0.25)
+    finally:
+        outblas.use_library(None)
+        torch._dynamo.reset()

@@ -103,7 +103,10 @@ def test_other_kernel_sources_are_a_difference_and_a_later_minor_driver_is_not(m
     assert word.startswith("kernel sources ") and "ffffffffffff here" in word
 
 
-@pytest.mark.parametrize("text", ["{", '{"format": 1, "gpu": "h200", "rows": [], "provenance": {}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, '{"format": 1, "gpu": "h200", "rows": [], "provenance": {}}'],
+    ids=["cut off", "too deep", "no stamp"],
+)  # fmt: skip
 def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_kept_when_installing(home: Path, text: str) -> None:
     path = path_for("h200")
     assert path is not None
@@ -114,6 +117,16 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_kept_when_insta
     done = install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
     assert done.aside is not None and done.aside.read_text() == text
     assert load("h200", 0) is not None
+
+
+def test_a_folder_that_may_not_be_read_is_one_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.warns(RuntimeWarning, match="Permission denied") as told:
+        assert user_library.load("h200", 0) is None and user_library.load("h200", 0) is None
+    assert len(told) == 1
 
 
 def test_a_library_of_another_gpu_is_ignored(home: Path) -> None:
