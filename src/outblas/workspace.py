@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
     """A workspace: uint8[nbytes] on a CUDA device, ready for any stream (the counters, its head, are zero).
 
-    It is made on a thread of its own: what a caller's thread allocates may go to a pool that is not for keeping, as while
-    Inductor warms up a CUDA graph (``torch/_inductor/cudagraph_trees.py``, CUDAWarmupNode).
+    It is made on a thread of its own: what a caller's thread allocates may go to a pool that is not for keeping, as
+    while Inductor warms up a CUDA graph (``torch/_inductor/cudagraph_trees.py``, CUDAWarmupNode).
 
     Raises:
         DeviceError: a graph is being captured on the current stream; memory made then would be the graph's.
