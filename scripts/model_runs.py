@@ -149,8 +149,8 @@ class Work:
 class Entry:
     """A variant of a step, ready to be timed.
 
-    ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``; in
-    a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours; one whose kernel needs a
+    ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``;
+    in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours; one whose kernel needs a
     workspace is torch's in a graph even so.
     """
 
@@ -241,13 +241,17 @@ def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: in
     """Name -> microseconds of one run in each round, all entries in a random order in each.
 
     ``alone``: each run begins when the GPU has nothing to do, so that the host's time is in it; else runs are queued
-    one behind the other. Without CUDA: the host's time.
+    one behind the other, the first behind one that is not timed. Without CUDA: the host's time.
     """
     rng, cuda = random.Random(seed), torch.cuda.is_available()
     times: dict[str, list[float]] = {name: [] for name in entries}
     for _ in range(rounds):
-        stamps = []
-        for name in rng.sample(list(entries), len(entries)):
+        stamps, order = [], rng.sample(list(entries), len(entries))
+        if not alone:
+            with entries[order[-1]].around():
+                entries[order[-1]].reset()
+                entries[order[-1]].run()
+        for name in order:
             each = entries[name]
             with each.around():
                 each.reset()

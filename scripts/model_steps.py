@@ -23,13 +23,14 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from outblas.errors import DeviceError
 from outblas.files import write_atomic
 from outblas.provenance import collect
-from outblas.stats import bootstrap_median, geomean, paired_speedup
+from outblas.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "examples")]
 
@@ -109,7 +110,22 @@ def told(found: Mapping[str, Any]) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
+    """Type of an argument: positive numbers, or none."""
+    found = [int(part) for part in text.split(",") if part]
+    if min(found, default=1) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; expected positive numbers")
+    return found
+
+
+def at_least(least: int) -> Any:
+    """Type of an argument: a number that is not too small."""
+
+    def parse(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}; expected {least} or more")
+        return int(text)
+
+    return parse
 
 
 def words(known: Sequence[str]) -> Any:
@@ -127,16 +143,16 @@ def words(known: Sequence[str]) -> Any:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=at_least(1), default=32)
     parser.add_argument("--decode", type=numbers, default=[1, 8, 64], help="batches")
     parser.add_argument("--prefill", type=numbers, default=[512, 4096], help="tokens of one prompt")
     parser.add_argument("--modes", type=words(MODES), default=list(MODES))
     names = tuple(model_runs.VARIANTS)
     parser.add_argument("--variants", type=words(names), default=list(names))
-    parser.add_argument("--context", type=int, default=512, help="tokens in the cache of a decode step")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--context", type=at_least(1), default=512, help="tokens in the cache of a decode step")
+    parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=50)
     parser.add_argument("--greedy", type=numbers, default=[1, 8, 64], help="batches whose tokens are compared")
-    parser.add_argument("--greedy-steps", type=int, default=64)
+    parser.add_argument("--greedy-steps", type=at_least(1), default=64)
     parser.add_argument("--out", type=Path, default=Path("results/h200/model_steps.json"))
     return parser.parse_args(arguments)
 
@@ -155,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps += [model_runs.Step("prefill", size) for size in options.prefill]
     command = " ".join(["scripts/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
     result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
-    result["provenance"] = collect(command)
+    result["provenance"] = {**collect(command), "transformers": metadata.version("transformers")}
     result["steps"] = measure(model, steps, options.modes, options.variants, options.rounds, options.context)
     result["bars"] = bars(result["steps"])
     save(result, options.out)

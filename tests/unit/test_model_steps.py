@@ -171,6 +171,9 @@ def test_entries_are_run_once_a_round_in_changing_orders(code: SimpleNamespace, 
     times = code.model_runs.time_rounds(entries, 20, alone=True)
     assert order[::2] == ["reset"] * 40
     rounds = {tuple(order[i : i + 4 : 2]) for i in range(1, 80, 4)}
+    order.clear()
+    queued = code.model_runs.time_rounds(entries, 1, alone=False)
+    assert len(order) == 6 and {len(each) for each in queued.values()} == {1}, "one that is not timed goes before"
     assert rounds == {("a", "b"), ("b", "a")} and {name: len(each) for name, each in times.items()} == {
         "a": 20,
         "b": 20,
@@ -236,6 +239,9 @@ def test_arguments(code: SimpleNamespace) -> None:
     assert (options.modes, options.decode, options.prefill) == (["graph", "eager"], [1], [])
     with pytest.raises(argparse.ArgumentTypeError, match="grpah"):
         code.model_steps.words(code.model_steps.MODES)("grpah")
+    for wrong in (["--rounds", "2"], ["--decode", "1,0"], ["--variants", ""], ["--layers", "0"], ["--greedy", "x"]):
+        with pytest.raises(SystemExit):
+            code.model_steps.parsed(wrong)
 
 
 def test_what_inductor_compiled_as_ours_is_counted(
