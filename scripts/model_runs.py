@@ -1,0 +1,307 @@
+"""One step of a model, and the variants of running it: for scripts/model_steps.py."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+
+import outblas
+from outblas.errors import DeviceError
+
+#: Eager or compiled calls before a capture, or before times are taken.
+WARM_UPS = 3
+#: Tokens that a cache holds behind its context: attention wants a mask whose rows are a multiple of 8.
+ROOM = 8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Who multiplies: torch alone, or OutBLAS where it is faster; what its kernels may do before a predecessor ends."""
+
+    name: str
+    ours: bool = True
+    pdl: bool = False
+    weights: bool = False
+
+
+VARIANTS = {
+    each.name: each
+    for each in (
+        Variant("torch", ours=False),
+        Variant("outblas"),
+        Variant("outblas_pdl", pdl=True),
+        Variant("outblas_weights", pdl=True, weights=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """``decode``: one token of each of ``size`` sequences. ``prefill``: one sequence of ``size`` tokens."""
+
+    kind: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_{self.size}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.size, 1) if self.kind == "decode" else (1, self.size)
+
+    @property
+    def tokens(self) -> int:
+        return self.size
+
+
+@contextlib.contextmanager
+def active(variant: Variant, model: Any) -> Iterator[None]:
+    """The variant is how torch's products are computed meanwhile. Raises DeviceError where OutBLAS cannot be on."""
+    if not variant.ours:
+        yield
+        return
+    settings = {"OUTBLAS_PDL": str(int(variant.pdl)), "OUTBLAS_WEIGHTS": "0"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        with outblas.use() as on:
+            if not on:
+                raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
+            with promised(model) if variant.weights else contextlib.nullcontext():
+                yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def promised(model: Any) -> Iterator[None]:
+    """Every linear layer without a bias promises meanwhile that its weight is constant."""
+    layers = [each for each in model.modules() if type(each) is torch.nn.Linear and each.bias is None]
+    for layer in layers:
+        layer.forward = types.MethodType(_promised_forward, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _promised_forward(layer: Any, x: Any) -> Any:
+    return outblas.matmul(x, layer.weight.t(), weights=True)
+
+
+class Work:
+    """One step with its tokens and its cache, which all variants share.
+
+    Args:
+        context: tokens in the cache before a decode step; their keys and values are N(0, 1).
+    """
+
+    def __init__(self, model: Any, step: Step, context: int, seed: int = 0) -> None:
+        from transformers import StaticCache
+
+        self.model, self.step = model, step
+        device = model.lm_head.weight.device
+        generator = torch.Generator(device).manual_seed(seed)
+        self.ids = torch.randint(model.config.vocab_size, step.shape, device=device, generator=generator)
+        decode = step.kind == "decode"
+        # A prompt that fills its cache needs no mask, so that attention is torch's fastest
+        self.cache = StaticCache(config=model.config, max_cache_len=context + ROOM if decode else step.size)
+        self.begin = context if decode else 0
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.run()  # makes the cache
+        if decode:
+            for layer in self.cache.layers:
+                layer.keys.normal_(generator=generator)
+                layer.values.normal_(generator=generator)
+
+    @torch.no_grad()
+    def run(self) -> Any:
+        """Logits (batch, 1, vocabulary) of the last token; the cache is one step further."""
+        return self.model(self.ids, past_key_values=self.cache, logits_to_keep=1).logits
+
+    def reset(self) -> None:
+        """The cache is as long as before the step."""
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(self.begin)
+
+    def close(self) -> None:
+        """Memory of the step is torch's again."""
+        self.cache = self.ids = None
+        gc.collect()
+        if self.pool is not None:
+            torch.cuda.empty_cache()
+
+
+@dataclass
+class Entry:
+    """A variant of a step, ready to be timed.
+
+    ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``;
+    in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours; one whose kernel needs a
+    workspace is torch's in a graph even so.
+    """
+
+    run: Callable[[], Any]
+    reset: Callable[[], None]
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    products: dict[str, int] = field(default_factory=dict)
+    keeps: tuple[Any, ...] = ()
+
+
+def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") -> Entry:
+    """Warmed up in its mode (``eager``, ``graph``, ``compiled``, ``compiled_graph``), captured where that is a graph.
+
+    Raises:
+        DeviceError: OutBLAS cannot be on.
+    """
+
+    def around() -> contextlib.AbstractContextManager[None]:
+        return active(variant, work.model)
+
+    run = work.run
+    with around():
+        if mode.startswith("compiled"):
+            run = compiled(work, backend)
+        before = outblas.status()["torch"]["compiled"]
+        with inductor_config.patch(force_disable_caches=True):  # what comes from its cache is not counted
+            for _ in range(WARM_UPS):
+                work.reset()
+                run()
+        in_graph = outblas.status()["torch"]["compiled"] - before
+        work.reset()
+        with counted(work.model, variant) as products:
+            if not mode.endswith("graph"):
+                run()
+            else:
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=work.pool), torch.no_grad():
+                    logits = run()
+    if mode.startswith("compiled") and variant.ours:
+        products = {"compiled": in_graph}
+    if mode.endswith("graph"):
+        return Entry(graph.replay, work.reset, products=products, keeps=(graph, logits, run))
+    return Entry(run, work.reset, around, products)
+
+
+def compiled(work: Work, backend: str) -> Callable[[], Any]:
+    """The step by torch.compile, which shares no compiled code with other variants: dynamo keeps it by the identity of
+    a function's code, and with a full graph there is one such function."""
+    model, ids, cache = work.model, work.ids, work.cache
+
+    def step() -> Any:
+        return model(ids, past_key_values=cache, logits_to_keep=1).logits
+
+    own = types.FunctionType(
+        step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
+    )
+    return torch.no_grad()(torch.compile(own, fullgraph=True, dynamic=False, backend=backend))
+
+
+@contextlib.contextmanager
+def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
+    """The products of a block, by whom they are computed; a promised one that torch computes is seen by both."""
+    counts: dict[str, int] = {}
+    if not variant.ours:
+        yield counts
+        return
+    before, calls = outblas.status()["torch"], [0]
+    hooks = []
+    if variant.weights:
+
+        def hook(*_: Any) -> None:
+            calls[0] += 1
+
+        hooks = [each.register_forward_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
+    try:
+        yield counts
+    finally:
+        for each in hooks:
+            each.remove()
+    after = outblas.status()["torch"]
+    counts.update({name: after[name] - before[name] for name in ("ours", "torchs")})
+    if variant.weights:
+        counts["promised"] = calls[0]
+
+
+def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:
+    """Name -> microseconds of one run in each round, all entries in a random order in each.
+
+    ``alone``: each run begins when the GPU has nothing to do, so that the host's time is in it; else runs are queued
+    one behind the other, the first behind one that is not timed. Without CUDA: the host's time.
+    """
+    rng, cuda = random.Random(seed), torch.cuda.is_available()
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    for _ in range(rounds):
+        stamps, order = [], rng.sample(list(entries), len(entries))
+        if not alone:
+            with entries[order[-1]].around():
+                entries[order[-1]].reset()
+                entries[order[-1]].run()
+        for name in order:
+            each = entries[name]
+            with each.around():
+                each.reset()
+                if alone and cuda:
+                    torch.cuda.synchronize()
+                begin = _stamp(cuda)
+                each.run()
+                stamps.append((name, begin, _stamp(cuda)))
+        if cuda:
+            torch.cuda.synchronize()
+        for name, begin, end in stamps:
+            times[name].append(begin.elapsed_time(end) * 1e3 if cuda else (end - begin) / 1e3)
+    return times
+
+
+def _stamp(cuda: bool) -> Any:
+    if not cuda:
+        return perf_counter_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def linear_shapes(model: Any, step: Step) -> dict[str, tuple[Any, Any]]:
+    """``M_N_K`` -> (an input, the weight) of every distinct linear layer of a step."""
+    found: dict[str, tuple[Any, Any]] = {}
+
+    def hook(layer: Any, inputs: tuple[Any, ...]) -> None:
+        x, w = inputs[0], layer.weight
+        found.setdefault(f"{x.numel() // x.shape[-1]}_{w.shape[0]}_{w.shape[1]}", (x, w))
+
+    hooks = [each.register_forward_pre_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
+    try:
+        Work(model, step, context=1)
+    finally:
+        for each in hooks:
+            each.remove()
+    return found
+
+
+def explained(model: Any, step: Step, variants: Sequence[str]) -> list[dict[str, str]]:
+    """What :func:`outblas.explain` says of every distinct linear layer of a step, of each variant that is ours."""
+    rows = []
+    with torch.no_grad():
+        for mnk, (x, w) in linear_shapes(model, step).items():
+            row = {"step": step.name, "mnk": mnk}
+            for name in variants:
+                variant = VARIANTS[name]
+                if variant.ours:
+                    promise = True if variant.weights else None
+                    row[name] = outblas.explain(x, w.t(), pdl=variant.pdl, weights=promise)
+            rows.append(row)
+    return rows

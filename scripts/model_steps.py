@@ -1,0 +1,200 @@
+"""Step times of a transformer with and without OutBLAS: decode and prefill, eager, compiled and in CUDA graphs.
+
+    python scripts/model_steps.py [--layers 32] [--decode 1,8,64] [--prefill 512,4096]
+        [--modes eager,graph,compiled,compiled_graph] [--variants torch,outblas,outblas_pdl,outblas_weights]
+        [--out results/h200/model_steps.json]
+
+The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, transformers' code, a static cache.
+Of each mode and step all variants are warmed up first (every kernel loaded, every shape seen), captured where the mode
+says so, and then run alternately in this process, in an order drawn anew for every round, each between two CUDA
+events. Before each the cache is set back, outside of the events. Speed-ups are paired by round (``outblas.stats``).
+Graphs are queued without waiting, so the host is in no figure of theirs; eager and compiled steps start on an idle GPU,
+so it is in these.
+
+Variants: *torch* alone; *outblas* by ``enable()``; *outblas_pdl* with ``OUTBLAS_PDL=1``; *outblas_weights*, where every
+linear layer calls ``outblas.matmul(..., weights=True)``: the weights are written before any step is queued, so the
+promise holds. torch.compile takes no promise, so that compiled modes leave it out. Greedy tokens and logits: see
+model_rounding.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from outblas.errors import DeviceError
+from outblas.files import write_atomic
+from outblas.provenance import collect
+from outblas.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "examples")]
+
+import model_greedy  # noqa: E402
+import model_runs  # noqa: E402
+
+MODES = ("eager", "graph", "compiled", "compiled_graph")
+#: The bar of a mode and variant: geometric mean over steps.
+GEOMEAN = 1.05
+
+
+def figures(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """Variant -> its median step time in microseconds with its interval and, but for torch's, the speed-up over it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, samples in times.items():
+        found[name] = {"us": bootstrap_median(samples)}
+        if name != "torch" and "torch" in times:
+            found[name]["speedup"] = paired_speedup(samples, times["torch"])
+    return found
+
+
+def bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """``mode/variant`` -> geometric mean of its steps' speed-ups, the steps that are slower (their whole interval below
+    1), the least, and whether all of it clears the bar."""
+    found: dict[str, dict[str, Any]] = {}
+    for key in dict.fromkeys(f"{row['mode']}/{name}" for row in rows for name in row["variants"]):
+        mode, name = key.split("/")
+        speedups = {
+            row["step"]: row["variants"][name]["speedup"]
+            for row in rows
+            if row["mode"] == mode and "speedup" in row["variants"].get(name, {})
+        }
+        if not speedups:
+            continue
+        mean = geomean([ratio for ratio, _, _ in speedups.values()])
+        slower = [step for step, (_, _, high) in speedups.items() if high < 1]
+        least = min(ratio for ratio, _, _ in speedups.values())
+        passed = mean >= GEOMEAN and not slower
+        found[key] = {"geomean": mean, "slower": slower, "least": least, "steps": len(speedups), "passed": passed}
+    return found
+
+
+def measure(
+    model: Any,
+    steps: Sequence[model_runs.Step],
+    modes: Sequence[str],
+    variants: Sequence[str],
+    rounds: int,
+    context: int,
+    backend: str = "inductor",
+) -> list[dict[str, Any]]:
+    """A row per mode and step: figures of all variants, and by whom the products of one step are computed."""
+    rows = []
+    for step in steps:
+        work = model_runs.Work(model, step, context)
+        for mode in modes:
+            kept = [name for name in variants if not (mode.startswith("compiled") and name == "outblas_weights")]
+            if not kept:
+                continue
+            entries = {name: model_runs.entry(work, mode, model_runs.VARIANTS[name], backend) for name in kept}
+            times = model_runs.time_rounds(entries, rounds, alone=not mode.endswith("graph"))
+            row = {"mode": mode, "step": step.name, "tokens": step.tokens, "variants": figures(times)}
+            for name, entry in entries.items():
+                found = row["variants"][name]
+                found["products"], found["tokens_per_s"] = entry.products, step.tokens / found["us"][0] * 1e6
+                print(f"{step.name:<14} {mode:<15} {name:<16} {told(found)}", flush=True)
+            rows.append(row)
+            del entries, entry
+        work.close()
+    return rows
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """A variant's figures in one line."""
+    ratio = " {:.3f} ({:.3f} to {:.3f})".format(*found["speedup"]) if "speedup" in found else ""
+    return f"{found['us'][0]:>10.1f} us{ratio} {found['products'] or ''}"
+
+
+def numbers(text: str) -> list[int]:
+    """Type of an argument: positive numbers, or none."""
+    found = [int(part) for part in text.split(",") if part]
+    if min(found, default=1) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; expected positive numbers")
+    return found
+
+
+def at_least(least: int) -> Any:
+    """Type of an argument: a number that is not too small."""
+
+    def parse(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}; expected {least} or more")
+        return int(text)
+
+    return parse
+
+
+def words(known: Sequence[str]) -> Any:
+    """Type of an argument: some of these words."""
+
+    def parse(text: str) -> list[str]:
+        chosen = [part for part in text.split(",") if part]
+        unknown = sorted(set(chosen) - set(known))
+        if unknown or not chosen:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'nothing'}; choose of {', '.join(known)}")
+        return chosen
+
+    return parse
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=at_least(1), default=32)
+    parser.add_argument("--decode", type=numbers, default=[1, 8, 64], help="batches")
+    parser.add_argument("--prefill", type=numbers, default=[512, 4096], help="tokens of one prompt")
+    parser.add_argument("--modes", type=words(MODES), default=list(MODES))
+    names = tuple(model_runs.VARIANTS)
+    parser.add_argument("--variants", type=words(names), default=list(names))
+    parser.add_argument("--context", type=at_least(1), default=512, help="tokens in the cache of a decode step")
+    parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=50)
+    parser.add_argument("--greedy", type=numbers, default=[1, 8, 64], help="batches whose tokens are compared")
+    parser.add_argument("--greedy-steps", type=at_least(1), default=64)
+    parser.add_argument("--out", type=Path, default=Path("results/h200/model_steps.json"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parsed(arguments)
+    import torch
+    from llama import llama3_8b, random_model
+
+    if not torch.cuda.is_available():
+        raise DeviceError("no CUDA GPU", "a GPU to measure on", "run it where there is one")
+    settings = torch.backends.cuda.matmul  # sums in fp32, by torch, too
+    settings.allow_fp16_reduced_precision_reduction = False
+    model = random_model(llama3_8b(options.layers), "cuda")
+    steps = [model_runs.Step("decode", size) for size in options.decode]
+    steps += [model_runs.Step("prefill", size) for size in options.prefill]
+    command = " ".join(["scripts/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
+    result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
+    result["provenance"] = {**collect(command), "transformers": metadata.version("transformers")}
+    result["steps"] = measure(model, steps, options.modes, options.variants, options.rounds, options.context)
+    result["bars"] = bars(result["steps"])
+    save(result, options.out)
+    result["explained"] = [each for step in steps for each in model_runs.explained(model, step, options.variants)]
+    result["greedy"] = []
+    reference = model_greedy.in_fp32(model)
+    for batch in options.greedy:
+        for name in options.variants:
+            if name != "torch":
+                found = model_greedy.compared(model, reference, batch, options.greedy_steps, model_runs.VARIANTS[name])
+                result["greedy"].append(found)
+                print(f"greedy, batch {batch}, {name}: {model_greedy.line(found)}", flush=True)
+                save(result, options.out)
+    for key, bar in result["bars"].items():
+        slower = ", ".join(bar["slower"]) or "none"
+        print(f"{key}: geometric mean {bar['geomean']:.3f}, least {bar['least']:.3f}, slower: {slower}")
+    print(f"written to {options.out}")
+    return 0
+
+
+def save(result: Mapping[str, Any], path: Path) -> None:
+    write_atomic(path, (json.dumps(result, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Two layers of Llama 3 8B on a GPU: steps in CUDA graphs, greedy tokens and logits, with and without our kernels."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
+
+import torch
+
+import outblas
+from outblas.space import gpu_of_device
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = 2
+PRODUCTS = 4 * LAYERS + 1
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    if gpu_of_device(0).name != "h200":
+        pytest.skip("the packaged library is of an H200")
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
+    for folder in ("scripts", "examples"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    names = ("llama", "model_greedy", "model_runs", "model_steps")
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture
+def model(code: SimpleNamespace) -> Iterator[Any]:
+    yield code.llama.random_model(code.llama.llama3_8b(LAYERS, vocab_size=8192), "cuda")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert not outblas.enabled()
+
+
+@pytest.mark.parametrize("kind, size", [("decode", 8), ("prefill", 512)])
+def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, model: Any, kind: str, size: int) -> None:
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=64)
+    entries = {name: code.model_runs.entry(work, "graph", each) for name, each in code.model_runs.VARIANTS.items()}
+    plain = entries["outblas"].products
+    assert plain["ours"] + plain["torchs"] >= PRODUCTS and (plain["ours"] or kind == "prefill")
+    assert entries["outblas_weights"].products["promised"] == PRODUCTS and not entries["torch"].products
+    found = {}
+    for _ in range(2):  # one after the other, in any order
+        for name, entry in entries.items():
+            entry.reset()
+            entry.run()
+            torch.cuda.synchronize()
+            assert {int(layer.cumulative_length) for layer in work.cache.layers} == {65 if kind == "decode" else size}
+            logits = entry.keeps[1].float().clone()
+            assert name not in found or torch.equal(found[name], logits), "a replay repeats itself"
+            found[name] = logits
+    work.reset()
+    scale = float(work.run().float().square().mean().sqrt())
+    for name, logits in found.items():
+        assert float((logits - found["torch"]).abs().max()) < 0.05 * scale, name
+    times = code.model_runs.time_rounds(entries, 3, alone=False)
+    assert {len(each) for each in times.values()} == {3} and min(map(min, times.values())) > 0
+    work.close()
+
+
+def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) -> None:
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", 8), context=64)
+    variants = code.model_runs.VARIANTS
+    theirs = code.model_runs.entry(work, "compiled_graph", variants["torch"])
+    ours = code.model_runs.entry(work, "compiled_graph", variants["outblas"])
+    assert theirs.products == {} and ours.products["compiled"] > 0
+    logits = []
+    for entry in (theirs, ours):
+        entry.reset()
+        entry.run()
+        torch.cuda.synchronize()
+        logits.append(entry.keeps[1].float().clone())
+    assert float((logits[0] - logits[1]).abs().max()) < 0.05 * float(logits[0].square().mean().sqrt())
+    work.close()
+
+
+@pytest.mark.parametrize("name", ["outblas", "outblas_pdl", "outblas_weights"])
+def test_greedy_tokens_and_logits_are_within_rounding(code: SimpleNamespace, model: Any, name: str) -> None:
+    reference = code.model_greedy.in_fp32(model)
+    for batch in (1, 8):
+        found = code.model_greedy.compared(model, reference, batch, 16, code.model_runs.VARIANTS[name], length=32)
+        assert found["passed"], (code.model_greedy.line(found), found)
+
+
+def test_linear_layers_of_the_library_are_ours(code: SimpleNamespace, model: Any) -> None:
+    rows = code.model_runs.explained(model, code.model_runs.Step("decode", 8), ["torch", "outblas", "outblas_weights"])
+    by_shape = {row["mnk"]: row for row in rows}
+    assert set(by_shape) == {"8_6144_4096", "8_4096_4096", "8_28672_4096", "8_4096_14336", "8_8192_4096"}
+    assert "times" in by_shape["8_4096_4096"]["outblas_weights"]
+    assert "torch" not in by_shape["8_4096_4096"]

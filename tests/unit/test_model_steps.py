@@ -1,0 +1,259 @@
+"""examples/llama.py and scripts/model_steps.py on a CPU: a tiny model, and a device that serves CPU tensors."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the example is of torch")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
+
+import torch
+
+import outblas
+from outblas import switch
+from outblas.errors import DeviceError
+from outblas.library import Choice, Row
+from outblas.problem import Problem
+from outblas.switch import Switch
+from served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = 2
+#: Linear layers of the tiny model: QKV, O, gate and up, down; the head.
+PRODUCTS = 4 * LAYERS + 1
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    for folder in ("scripts", "examples"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    names = ("llama", "model_greedy", "model_runs", "model_steps")
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture
+def model(code: SimpleNamespace) -> Any:
+    return code.llama.random_model(code.llama.llama3_8b(LAYERS, **TINY), "cpu")
+
+
+@pytest.fixture
+def ours(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """``outblas.use()`` is of the CPU, and every launch option has a kernel."""
+
+    def lookup(_library: Any, problem: Problem) -> Row:
+        return Row(problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3), pdl=Choice(ANY, 1.2, 1.1, 1.3))
+
+    monkeypatch.setattr(Everything, "lookup", lookup)
+    made = Switch("CPU", lambda: "")
+    monkeypatch.setattr(switch, "_switch", made)
+    yield served
+    assert not made.on, "what was switched on is off again"
+
+
+def test_the_example_runs_and_says_what_it_did(
+    code: SimpleNamespace, ours: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--tiny", "--layers", "1", "--batch", "1", "--prompt", "4", "--new-tokens", "3"]
+    code.llama.main([*sizes, "--no-outblas"])
+    assert not ours.ran
+    try:
+        code.llama.main(sizes)
+    finally:
+        outblas.disable()
+    assert len(ours.ran) == 5 * 5, "five layers, of two and of three tokens"
+    assert capsys.readouterr().out.count("tokens/s on") == 2
+
+
+def test_a_fused_model_is_the_same_model(code: SimpleNamespace) -> None:
+    config = code.llama.llama3_8b(LAYERS, **TINY)
+    torch.manual_seed(3)
+    plain = code.llama.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+    ids = torch.randint(128, (2, 7))
+    with torch.no_grad():
+        expected = plain(ids).logits
+        found = code.llama.fuse(plain)(ids).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+    shapes = {tuple(each.weight.shape) for each in plain.modules() if type(each) is torch.nn.Linear}
+    assert shapes == {(128, 64), (64, 64), (192, 64), (64, 96)}
+
+
+@pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
+def test_every_variant_computes_the_same_step(
+    kind: str, size: int, code: SimpleNamespace, model: Any, ours: Served
+) -> None:
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    found = {}
+    for mode in ("eager", "compiled"):
+        for name, variant in code.model_runs.VARIANTS.items():
+            if mode == "compiled" and variant.weights:
+                continue
+            before = len(ours.ran)
+            entry = code.model_runs.entry(work, mode, variant, backend="eager")
+            calls = code.model_runs.WARM_UPS + 1
+            assert len(ours.ran) - before == (calls * PRODUCTS if variant.ours else 0), (mode, name)
+            expected = {"ours": 0, "promised": PRODUCTS} if variant.weights else {"ours": PRODUCTS}
+            expected = {"compiled": 0} if mode == "compiled" else expected  # Inductor has no part in it here
+            assert {key: entry.products.get(key) for key in expected} == (
+                expected if variant.ours else dict.fromkeys(expected)
+            )
+            entry.reset()
+            with entry.around():
+                found[mode, name] = entry.run()
+            lengths = {int(layer.cumulative_length) for layer in work.cache.layers}
+            assert lengths == {7 if kind == "decode" else 5}
+    assert next(iter(found.values())).shape == (size if kind == "decode" else 1, 1, 128)
+    reference = found["eager", "torch"].float()
+    assert all(torch.allclose(each.float(), reference, atol=0.01) for each in found.values())
+
+
+def test_a_variant_leaves_everything_as_it_was(
+    code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("OUTBLAS_PDL", "yes")
+    variant = code.model_runs.VARIANTS["outblas_weights"]
+    with pytest.raises(KeyError), code.model_runs.active(variant, model):
+        assert os.environ["OUTBLAS_PDL"] == "1" and "forward" in vars(model.lm_head) and outblas.enabled()
+        raise KeyError
+    assert os.environ["OUTBLAS_PDL"] == "yes" and "OUTBLAS_WEIGHTS" not in os.environ
+    assert "forward" not in vars(model.lm_head) and not outblas.enabled()
+
+
+def test_without_a_gpu_nothing_is_measured_as_ours(code: SimpleNamespace, model: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OUTBLAS_DISABLE", "1")
+    with (
+        pytest.warns(RuntimeWarning, match="OUTBLAS_DISABLE"),
+        pytest.raises(DeviceError),
+        code.model_runs.active(code.model_runs.VARIANTS["outblas"], model),
+    ):
+        pytest.fail("not reached")
+
+
+def test_rows_have_all_variants_in_the_same_rounds(
+    code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    steps = [code.model_runs.Step("decode", 2), code.model_runs.Step("prefill", 4)]
+    variants = list(code.model_runs.VARIANTS)
+    rows = code.model_steps.measure(model, steps, ["eager", "compiled"], variants, 3, 4, backend="eager")
+    assert [(row["step"], row["mode"]) for row in rows] == [
+        (step, mode) for step in ("decode_2", "prefill_4") for mode in ("eager", "compiled")
+    ]
+    assert [list(row["variants"]) for row in rows] == [variants, variants[:-1]] * 2
+    assert rows[0]["variants"]["outblas"]["products"]["ours"] == PRODUCTS and rows[2]["tokens"] == 4
+    bars = code.model_steps.bars(rows)
+    assert set(bars) == {f"eager/{name}" for name in variants[1:]} | {f"compiled/{name}" for name in variants[1:-1]}
+    assert all(bar["steps"] == 2 for bar in bars.values())
+    assert len(capsys.readouterr().out.splitlines()) == 14
+
+
+def test_entries_are_run_once_a_round_in_changing_orders(code: SimpleNamespace, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    order: list[str] = []
+    entries = {
+        name: code.model_runs.Entry(lambda name=name: order.append(name), lambda: order.append("reset"))
+        for name in ("a", "b")
+    }
+    times = code.model_runs.time_rounds(entries, 20, alone=True)
+    assert order[::2] == ["reset"] * 40
+    rounds = {tuple(order[i : i + 4 : 2]) for i in range(1, 80, 4)}
+    order.clear()
+    queued = code.model_runs.time_rounds(entries, 1, alone=False)
+    assert len(order) == 6 and {len(each) for each in queued.values()} == {1}, "one that is not timed goes before"
+    assert rounds == {("a", "b"), ("b", "a")} and {name: len(each) for name, each in times.items()} == {
+        "a": 20,
+        "b": 20,
+    }
+
+
+def test_figures_and_bars(code: SimpleNamespace) -> None:
+    def row(step: str, *speedups: float) -> dict[str, Any]:
+        times = {"torch": [100.0, 101.0, 102.0]}
+        times |= {f"v{i}": [t / s for t in times["torch"]] for i, s in enumerate(speedups)}
+        return {"mode": "graph", "step": step, "variants": code.model_steps.figures(times)}
+
+    rows = [row("decode_1", 1.2, 1.2, 1.01), row("prefill_512", 1.0, 0.98, 1.01)]
+    assert rows[0]["variants"]["torch"]["us"][0] == 101 and "speedup" not in rows[0]["variants"]["torch"]
+    bars = code.model_steps.bars(rows)
+    assert list(bars) == ["graph/v0", "graph/v1", "graph/v2"]
+    assert bars["graph/v0"]["passed"] and bars["graph/v0"]["geomean"] == pytest.approx(1.2**0.5)
+    assert bars["graph/v1"]["slower"] == ["prefill_512"] and not bars["graph/v1"]["passed"]
+    assert bars["graph/v2"]["slower"] == [] and not bars["graph/v2"]["passed"], "level is no win"
+
+
+def test_linear_layers_are_explained(code: SimpleNamespace, model: Any, ours: Served) -> None:
+    step = code.model_runs.Step("prefill", 6)
+    rows = code.model_runs.explained(model, step, list(code.model_runs.VARIANTS))
+    assert {row["mnk"] for row in rows} == {"6_128_64", "6_64_64", "6_192_64", "6_64_96", "1_128_64"}
+    for row in rows:
+        assert set(row) == {"step", "mnk", "outblas", "outblas_pdl", "outblas_weights"}
+        assert f"for {row['mnk']}_TN_fp16_fp32" in row["outblas"]
+
+
+def test_greedy_tokens_and_logits_are_compared(
+    code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
+) -> None:
+    reference = code.model_greedy.in_fp32(model)
+    for name in ("outblas", "outblas_weights"):
+        variant = code.model_runs.VARIANTS[name]
+        found = code.model_greedy.compared(model, reference, 3, 8, variant, length=5)
+        assert found["passed"], code.model_greedy.line(found)
+        assert found["identical"] + len(found["differences"]) == 3
+    assert ours.ran
+    run = ours.run
+    monkeypatch.setattr(ours, "run", lambda *args: run(*args).mul_(1.02))
+    found = code.model_greedy.compared(model, reference, 3, 8, code.model_runs.VARIANTS["outblas"], length=5)
+    assert not found["passed"] and not found["logits"]["within"] and "FAILED" in code.model_greedy.line(found)
+
+
+def test_decoding_goes_on_with_the_tokens_that_are_forced(code: SimpleNamespace, model: Any) -> None:
+    prompt, torchs = torch.randint(128, (2, 5)), code.model_runs.VARIANTS["torch"]
+    tokens, logits = code.model_greedy.decoded(model, prompt, 6, torchs)
+    assert torch.equal(tokens, logits.argmax(-1)) and torch.equal(tokens, code.llama.generate(model, prompt, 6))
+    forced = (tokens + 1) % 128
+    own, other = code.model_greedy.decoded(model, prompt, 6, torchs, forced)
+    assert torch.equal(own[:, 0], tokens[:, 0]) and not torch.equal(own, tokens)
+    wide = code.model_greedy.in_fp32(model)
+    for row in range(2):
+        for given, found in ((tokens, logits), (forced, other)):
+            expected = code.model_greedy.reference_logits(wide, prompt[row], given[row])
+            assert torch.allclose(found[row].float(), expected, atol=0.01)
+
+
+def test_arguments(code: SimpleNamespace) -> None:
+    options = code.model_steps.parsed(["--modes", "graph,eager", "--decode", "1", "--prefill", ""])
+    assert (options.modes, options.decode, options.prefill) == (["graph", "eager"], [1], [])
+    with pytest.raises(argparse.ArgumentTypeError, match="grpah"):
+        code.model_steps.words(code.model_steps.MODES)("grpah")
+    for wrong in (["--rounds", "2"], ["--decode", "1,0"], ["--variants", ""], ["--layers", "0"], ["--greedy", "x"]):
+        with pytest.raises(SystemExit):
+            code.model_steps.parsed(wrong)
+
+
+def test_what_inductor_compiled_as_ours_is_counted(
+    code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
+) -> None:
+    """A back end that says so in the place of Inductor, which needs a compiler on a CPU."""
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", 2), context=4)
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        switch._switch._pass.replaced += 7
+        return graph
+
+    assert code.model_runs.entry(work, "compiled", code.model_runs.VARIANTS["outblas"], backend).products == {
+        "compiled": 7
+    }
