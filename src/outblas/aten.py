@@ -31,7 +31,7 @@ class Override:
     def __init__(self, key: str = "CUDA") -> None:
         self._key = key
         self._library: Any = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = self._option = 0
 
     def install(self) -> None:

@@ -2,6 +2,9 @@
 
 torch's own is reached by the operator's ``out=`` form, whose kernel is the same one: nothing of ours is ever registered
 for that, so that our kernels of :mod:`outblas.aten` never meet themselves.
+
+A Python kernel that another package has registered for ``aten::mm`` itself is thereby bypassed while ours are in
+place, for products that are not ours, too.
 """
 
 from __future__ import annotations

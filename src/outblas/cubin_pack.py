@@ -70,7 +70,7 @@ class CubinPack:
         except (OSError, struct.error, ValueError) as error:
             raise self._unusable(str(error)) from error
         self._unpacked: dict[int, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
 
     def __len__(self) -> int:
         return len(self._keys) // _KEY

@@ -56,8 +56,8 @@ class DeviceState:
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._compile_seconds = 0.0
         self._workspaces = StreamWorkspaces()
-        # A bound call carries its stream from the caller to the driver, so two threads must not share it.
-        self._lock = threading.Lock()
+        # Held over Python code, amid which a signal's handler of this thread may multiply, too.
+        self._lock = threading.RLock()
         self._threads = threading.local()
 
     def decide(self, a: Operand, b: Operand, out: Operand | None, launch: Launch) -> Decision:
@@ -69,7 +69,7 @@ class DeviceState:
                 found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch)
                 _keep(self._decisions, key, found, KEPT_DECISIONS)
             else:
-                self._decisions.move_to_end(key)
+                _touch(self._decisions, key)
             return found
 
     def run(
@@ -151,7 +151,7 @@ class DeviceState:
                 call.release()
                 _keep(self._calls, key, call, KEPT_CALLS)
             else:
-                self._calls.move_to_end(key)
+                _touch(self._calls, key)
             call(stream)
 
     def prepared(self, decision: Decision, c: Any) -> tuple[Any, Any]:
@@ -210,7 +210,8 @@ class DeviceState:
 
     def _load(self, kind: tuple[Any, ...], problem: Problem, config: KernelConfig) -> None:
         try:
-            self._kernels[kind], seconds = self._loader(problem, config)
+            kernel, seconds = self._loader(problem, config)
+            self._kernels.setdefault(kind, kernel)
             self._compile_seconds += seconds
         except (CompileError, ToolchainMissing, DeviceError) as error:
             self.failed[kind] = f"{config_name(config)} cannot be loaded: {error}"
@@ -293,6 +294,12 @@ def _compiled(source: Source, config: KernelConfig) -> tuple[Any, float]:
     seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
     _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
     return load(cubin, config), seconds
+
+
+def _touch(kept: OrderedDict[Any, Any], key: Any) -> None:
+    """The most recently used; a signal's handler may have pushed it out since it was found."""
+    with contextlib.suppress(KeyError):
+        kept.move_to_end(key)
 
 
 def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None:

@@ -320,7 +320,8 @@ def check_places(a: Any, b: Any, out: Any = None) -> None:
 _devices: dict[int, DeviceState] = {}
 #: Per device where its library comes from, in words.
 _libraries: dict[int, tuple[str, ...]] = {}
-_devices_lock = threading.Lock()
+#: Held over Python code, amid which a signal's handler of the same thread may multiply, too.
+_devices_lock = threading.RLock()
 #: The native table, opened by the first CUDA product; None: not yet, or not to be had, for the reason.
 _table: Any = None
 _no_table = ""
@@ -370,8 +371,7 @@ def _device(index: int) -> DeviceState:
     found = _devices.get(index)
     if found is None:
         with _devices_lock:
-            found = _devices.get(index) or _new_device(index)
-            _devices[index] = found
+            found = _devices.get(index) or _devices.setdefault(index, _new_device(index))
     return found
 
 

@@ -23,7 +23,7 @@ from outblas.space import gpu_of_device, why_illegal
 from outblas.workspace import allocate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -34,21 +34,48 @@ KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
+class StreamConfigs(dict[int, Any]):
+    """Launch configurations by raw stream, made at the first launch there; few are kept.
+
+    Args:
+        make: one that is nobody else's.
+    """
+
+    KEPT = 64
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, stream: int) -> Any:
+        config = self._make()
+        config.hStream = stream
+        if len(self) >= self.KEPT:
+            self.clear()
+        self[stream] = config
+        return config
+
+
 class Call:
     """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there.
 
-    Calls of one kernel and problem share a launch configuration, which holds the stream while it is
-    launched: threads that share a kernel must take turns.
+    Calls of one kernel and problem share their launch configurations, one per stream, which nobody changes: threads,
+    and a signal's handler that multiplies amid a call, each launch on their own stream.
 
     A call that needs a workspace (split_kind ``workspace``) has its own, or one with the others of a
     :meth:`LoadedKernel.bind_many`; it must not run on two streams at once, which would be a race for C in any case.
     """
 
     def __init__(
-        self, function: Any, config: Any, params: list[Any], keep: tuple[Any, ...], operands: tuple[Any, ...]
+        self,
+        function: Any,
+        configs: StreamConfigs,
+        params: list[Any],
+        keep: tuple[Any, ...],
+        operands: tuple[Any, ...],
     ) -> None:
         self._driver = driver()
-        self._function, self._config = function, config
+        self._function, self._configs = function, configs
         self._keep = (params, keep)  # the driver reads the parameters at every launch
         self._operands = operands
         addresses = [p if isinstance(p, int) else ctypes.addressof(p) for p in params]
@@ -56,8 +83,7 @@ class Call:
         self._params = ctypes.addressof(self._array)
 
     def __call__(self, stream: int) -> None:
-        self._config.hStream = stream
-        result = self._driver.cuLaunchKernelEx(self._config, self._function, self._params, 0)
+        result = self._driver.cuLaunchKernelEx(self._configs[stream], self._function, self._params, 0)
         if result[0]:
             check("cuLaunchKernelEx", result)
 
@@ -93,10 +119,11 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """Launch configuration, extents as kernel arguments, (rows, cols, box rows, box cols) per TMA map, and the bytes of
-    a workspace (0: none)."""
+    """Launch configurations, and one to read; extents as kernel arguments, (rows, cols, box rows, box cols) per TMA
+    map, and the bytes of a workspace (0: none)."""
 
     launch: Any
+    configs: StreamConfigs
     extents: tuple[Any, ...]
     boxes: tuple[tuple[int, int, int, int], ...]
     workspace_bytes: int
@@ -141,10 +168,11 @@ class LoadedKernel:
         smem_bytes = launch_smem(problem, self.config, gpu.sms)
         if smem_bytes > self._allowed_smem:
             self._set_attributes(smem_bytes, shape.cluster)
-        launch = launch_config(grid(problem, self.config, gpu.sms), shape, smem_bytes, self.config.pdl, gpu)
+        ctas = grid(problem, self.config, gpu.sms)
+        make = functools.partial(launch_config, ctas, shape, smem_bytes, self.config.pdl, gpu)
         extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
         boxes = tensor_boxes(problem, self.config) if isinstance(self.config, Sm90WgmmaConfig) else ()
-        return _Plan(launch, extents, boxes, workspace_bytes(problem, self.config))
+        return _Plan(make(), StreamConfigs(make), extents, boxes, workspace_bytes(problem, self.config))
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
         """Problems of one kernel may differ in shared memory; the most of them stays allowed for all."""
@@ -191,9 +219,9 @@ class LoadedKernel:
             if plan.workspace_bytes:
                 workspace = self._workspace(plan.workspace_bytes, workspace, a)
                 params.append(ctypes.c_void_p(workspace.data_ptr()))
-            return Call(self._function, plan.launch, params, (self, maps, workspace), (a, b, c))
+            return Call(self._function, plan.configs, params, (self, maps, workspace), (a, b, c))
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
-        return Call(self._function, plan.launch, [*pointers, *plan.extents], (self,), (a, b, c))
+        return Call(self._function, plan.configs, [*pointers, *plan.extents], (self,), (a, b, c))
 
     def bind_many(
         self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]

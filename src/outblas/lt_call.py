@@ -96,7 +96,7 @@ class LtCalls:
         self._absent = ""
         self._found: dict[tuple[Problem, str], LtAlgorithm] = {}
         self.failed: dict[tuple[Problem, str], str] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
 
     @property
     def count(self) -> int:

@@ -81,7 +81,10 @@ def _hooks() -> dict[str, Any]:
         "parameter": torch.nn.Parameter,
         "data_ptr": base.data_ptr,
         "is_neg": base.is_neg,
-        "is_inference": None if _spares_inference(torch) else base.is_inference,
+        "has_names": getattr(base, "has_names", None),  # up to torch 2.12
+        "is_inference": base.is_inference,
+        "inference_mode": torch.is_inference_mode_enabled,
+        "spares_inference": _spares_inference(torch),
         "stride": base.stride,
         "watchers": (
             core._len_torch_function_stack,

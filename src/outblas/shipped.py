@@ -32,7 +32,7 @@ class ShippedCubins:
 
     def __init__(self, path: Path = PACK, quiet: bool = False) -> None:
         self.path, self._quiet = path, quiet
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._pack: CubinPack | None = None
         #: Why the pack is not used; None: not opened yet.
         self._trouble: str | None = None

@@ -32,6 +32,10 @@ def why_torchs(torch: Any, a: Any, b: Any, out: Any) -> str:
         return "an operand is sparse, nested, lazily negated or transformed by torch.func"
     if not all(has_memory(torch, t) for t in tensors):
         return "an operand has no memory of its own"
+    if any(getattr(t, "has_names", bool)() for t in tensors):  # up to torch 2.12
+        return "an operand has named dimensions"
+    if out is not None and out.is_inference() and not torch.is_inference_mode_enabled():
+        return "out is an inference tensor, which torch writes in inference mode only"
     if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
         return "a forward-mode gradient is wanted"
     if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):

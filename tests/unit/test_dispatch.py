@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -240,6 +241,65 @@ def test_threads_never_share_a_call_in_flight(launches: list[tuple[Any, ...]]) -
     with ThreadPoolExecutor(16) as threads:  # raises here what a thread raises
         list(threads.map(lambda stream: run(device, 1, 2, 3, stream), range(16)))
     assert sorted(launches) == [(stream, stream) for stream in range(16)]
+
+
+def finishes(work: Any) -> bool:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_a_signals_handler_may_multiply_amid_all_that_a_lock_is_held_for(
+    monkeypatch: pytest.MonkeyPatch, launches: list[tuple[Any, ...]]
+) -> None:
+    """Handlers run in the thread that holds the lock, at any step: here at each of those that call out."""
+    handled: list[str] = []
+
+    def handle(step: str) -> None:
+        if step not in handled:
+            handled.append(step)
+            device.decide(A, WEIGHT, None, False)
+            run(device, 1, 2, 3, stream=9)
+
+    class Interrupted(FakeKernel):
+        def bind(self, problem: Problem, *tensors: FakeTensor) -> FakeCall:
+            handle("bind")
+            return super().bind(problem, *tensors)
+
+    def load(problem: Problem, config: Any) -> Any:
+        handle("load")
+        return Interrupted(launches), 0.0
+
+    decision = Decision(None, None, "no")
+    monkeypatch.setattr(device_state, "decide", lambda *_, **__: handle("decide") or decision)
+    device = DeviceState(H200, LIBRARY, load)
+    assert finishes(lambda: (device.decide(A, WEIGHT, None, False), run(device, 4, 5, 6)))
+    assert sorted(handled) == ["bind", "decide", "load"] and launches[-1] == (4, 5, 6, 7)
+    assert device.status()["kernels_loaded"] == 1 and (1, 2, 3, 9) in launches
+
+
+def test_a_signals_handler_may_multiply_while_a_device_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[DeviceState] = []
+
+    def new_device(index: int) -> DeviceState:
+        state = DeviceState(H200, LIBRARY, lambda problem, config: (None, 0.0))
+        made.append(state)
+        if len(made) == 1:
+            dispatch._device(index)  # the handler's, which is done first
+        return state
+
+    monkeypatch.setattr(dispatch, "_devices", {})
+    monkeypatch.setattr(dispatch, "_new_device", new_device)
+    assert finishes(lambda: dispatch._device(0)) and len(made) == 2
+    assert dispatch._device(0) is made[1], "what the handler used is not replaced"
+
+
+def test_what_a_handler_has_pushed_out_is_no_error() -> None:
+    kept: Any = OrderedDict({"a": 1, "b": 2})
+    device_state._touch(kept, "a")
+    device_state._touch(kept, "gone")
+    assert list(kept) == ["b", "a"]
 
 
 def test_decisions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

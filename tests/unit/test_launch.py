@@ -176,6 +176,45 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return values
 
 
+def test_a_call_amid_another_leaves_it_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal's handler may at any step of a launch; here when the driver's function is looked up."""
+    real = pytest.importorskip("cuda.bindings.driver")
+    launched: list[tuple[int, int]] = []
+    amid: list[int] = []
+
+    class Driver:
+        @property
+        def cuLaunchKernelEx(self) -> Any:
+            while amid:
+                call(amid.pop())
+            return self.launch
+
+        def launch(self, config: Any, function: Any, params: int, extra: int) -> Any:
+            launched.append((int(config.hStream), config.gridDimX))
+            return (real.CUresult.CUDA_SUCCESS,)
+
+    def make() -> Any:
+        config = real.CUlaunchConfig()
+        config.gridDimX = 3
+        return config
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    configs = launch.StreamConfigs(make)
+    call = launch.Call(3, configs, [1], (), ())
+    for stream in (7, 0, 7):
+        amid[:] = [9]
+        call(stream)
+    assert launched == [(9, 3), (7, 3), (9, 3), (0, 3), (9, 3), (7, 3)] and sorted(configs) == [0, 7, 9]
+
+
+def test_configurations_of_few_streams_are_kept() -> None:
+    made: list[SimpleNamespace] = []
+    configs = launch.StreamConfigs(lambda: made.append(SimpleNamespace()) or made[-1])
+    streams = range(configs.KEPT + 3)
+    assert [configs[stream].hStream for stream in streams] == [*streams] and len(configs) == 3
+    assert configs[configs.KEPT] is made[configs.KEPT] and configs[0] is made[-1]
+
+
 def loaded(config: KernelConfig) -> launch.LoadedKernel:
     return launch.LoadedKernel(SimpleNamespace(image=b"", entry="gemm"), config)  # type: ignore[arg-type]
 

@@ -139,7 +139,42 @@ def test_the_output_is_known_to_be_written(table: Any) -> None:
     assert out._version == before + 1
     with torch.inference_mode():
         frozen = torch.zeros_like(out)
-    assert table.matmul(a, b, frozen, False) is frozen  # has no version to count
+        assert table.matmul(a, b, frozen, False) is frozen  # has no version to count
+        assert table.matmul(a, b, out, False) is out and out._version == before + 2
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_only(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    with torch.inference_mode():
+        frozen, x = torch.zeros_like(out), torch.zeros_like(a)
+        assert learn(table, a, b, frozen, prepared())
+        assert table.matmul(a, b, frozen, False) is frozen
+    for call in (table.matmul, table.ours):
+        assert call(a, b, frozen, False) is None and call(x, b, out, False) is out
+    assert len(cuda) == 3 and not learn(table, a, b, frozen, prepared())
+
+
+def test_operands_with_names_are_left_to_torch(table: Any, cuda: FakeCuda, host: Host) -> None:
+    """As a torch up to 2.12 tells of them."""
+    a, b, out = operands()
+    named: list[Any] = []
+    hooks = {"has_names": lambda tensor: any(tensor is each for each in named)}
+    own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
+    assert own is not None, reason
+    learn(own, a, b, out, prepared())
+    for tensor in (a, b, out):
+        named[:] = [tensor]
+        assert own.matmul(a, b, out, False) is None and own.ours(a, b, out, False) is None
+        assert not learn(own, a, b, out, prepared())
+    named.clear()
+    assert own.matmul(a, b, out, False) is out and len(cuda) == 1
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="this torch has no named tensors")
+def test_torchs_own_word_for_names_is_asked(table: Any, cuda: FakeCuda) -> None:
+    a, b, out = operands()
+    learn(table, a, b, None, prepared())
+    assert table.matmul(a.refine_names("m", "k"), b, None, False) is None and len(cuda) == 0
 
 
 def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda, host: Host) -> None:
@@ -150,14 +185,15 @@ def test_an_older_torch_is_asked_for_inference_first(table: Any, cuda: FakeCuda,
             raise RuntimeError("Inference tensors do not track version counter.")
         torch._C._increment_version(tensors)
 
-    hooks = {"is_inference": torch._C.TensorBase.is_inference, "increment_version": increment}
+    hooks = {"spares_inference": False, "increment_version": increment}
     own, reason = native.open_table(cuda.path, **{**host.hooks(), **hooks})
     assert own is not None, reason
     a, b, out = operands()
     learn(own, a, b, out, prepared())
     with torch.inference_mode():
         frozen = torch.zeros_like(out)
-    assert own.matmul(a, b, frozen, False) is frozen and own.matmul(a, b, out, False) is out and out._version == 1
+        assert own.matmul(a, b, frozen, False) is frozen
+    assert own.matmul(a, b, out, False) is out and out._version == 1
 
 
 def test_parameters_are_operands(table: Any, cuda: FakeCuda) -> None:

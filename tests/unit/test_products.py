@@ -13,8 +13,11 @@ pytest.importorskip("hypothesis")
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import outblas
+from outblas import dispatch
 from outblas.errors import TensorError
 from outblas.fold import fold, rows_lie_below
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
@@ -265,6 +268,54 @@ def test_a_linear_layer_writes_to_its_output(served: Served) -> None:
         outblas.linear(x, w, bias, out=bias.expand(2, 3, 4))
     with pytest.raises(TensorError, match="out shares memory with a"):
         outblas.linear(x[0, :, :4], numbers(4, 4), bias, out=x[0, :, :4])
+
+
+def test_a_linear_layer_with_an_output_is_traced_as_torchs(served: Served) -> None:
+    x, w, bias, out = numbers(3, 8), numbers(5, 8), numbers(5), torch.empty(3, 5, dtype=torch.float16)
+
+    def layer(x: Any, w: Any, bias: Any, out: Any) -> Any:
+        return outblas.linear(x, w, bias, out=out)
+
+    expected = torch.nn.functional.linear(x, w, bias)
+    for run in (
+        torch.compile(layer, backend="eager", fullgraph=True),
+        make_fx(layer, tracing_mode="fake")(x, w, bias, out),
+    ):
+        out.zero_()
+        assert torch.equal(run(x, w, bias, out), expected) and torch.equal(out, expected)
+    with FakeTensorMode() as mode:
+        assert outblas.linear(*(mode.from_tensor(t) for t in (x, w, bias)), out=mode.from_tensor(out)).shape == (3, 5)
+    with pytest.raises(TypeError):
+        outblas.linear(x, w, 1.0, out=out)
+    assert not served.ran
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_only(served: Served) -> None:
+    x, w, bias = numbers(3, 8), numbers(5, 8), numbers(5)
+    with torch.inference_mode():
+        out = torch.zeros(3, 5, dtype=torch.float16)
+        assert torch.equal(outblas.matmul(x, w.t(), out=out), x @ w.t())
+        out.zero_()
+    for call in (
+        lambda: outblas.matmul(x, w.t(), out=out),
+        lambda: outblas.mm(x, w.t(), out=out),
+        lambda: outblas.linear(x, w, out=out),
+        lambda: outblas.linear(x, w, bias, out=out),
+    ):
+        with pytest.raises(RuntimeError, match="inference tensor outside"):
+            call()
+    assert "inference" in dispatch.explain(x, w.t(), out=out)
+    assert len(served.ran) == 1, "torch writes before it raises; nothing of ours ran"
+
+
+def test_names_are_torchs(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a torch up to 2.12 tells of them."""
+    x, w, named = numbers(3, 8), numbers(8, 5), numbers(8, 5)
+    monkeypatch.setattr(torch.Tensor, "has_names", lambda tensor: tensor is named, raising=False)
+    outblas.matmul(x, named)
+    assert not served.ran and "named" in dispatch.explain(x, named)
+    outblas.matmul(x, w)
+    assert len(served.ran) == 1
 
 
 def test_errors_are_of_torchs_types(served: Served) -> None:

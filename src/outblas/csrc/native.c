@@ -58,7 +58,7 @@ static PyObject *allocate(TableObject *self, PyObject *allocation, long device) 
 
 // Tells autograd that a tensor was written behind its back, as torch's own operators do.
 static int written(TableObject *self, PyObject *tensor) {
-    if (self->hooks.is_inference != Py_None) {
+    if (self->hooks.spares_inference != Py_True) {
         const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, tensor, NULL));
         if (inference) return inference < 0 ? -1 : 0;
     }

@@ -17,7 +17,10 @@ enum { MAX_DEVICES = 64, ROW_ALIGN_BYTES = 16 };
     X(parameter)         /* or torch.nn.Parameter */                                                   \
     X(data_ptr)          /* method of tensors */                                                       \
     X(is_neg)            /* method of tensors */                                                       \
-    X(is_inference)      /* method of tensors; None: increment_version asks it itself */               \
+    X(has_names)         /* method of tensors; None: no tensor has names */                            \
+    X(is_inference)      /* method of tensors */                                                       \
+    X(inference_mode)    /* () -> bool */                                                              \
+    X(spares_inference)  /* bool: increment_version leaves out tensors of inference mode itself */     \
     X(stride)            /* method of tensors */                                                       \
     X(watchers)          /* tuple of callables () -> truth: something must see the call */             \
     X(compiling)         /* dict of torch.compiler, with its flag; None: whoever calls asks torch */   \

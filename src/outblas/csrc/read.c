@@ -106,10 +106,22 @@ static int read_by_exchange(const TableObject *self, const Exchange *exchange, P
     return 0;
 }
 
-// Whether torch must see an operand, lazily negated or with a gradient to be kept; -1 for an error.
+// Whether torch must see an operand, lazily negated, with names or with a gradient to be kept; -1 for an error.
 static int is_torchs(const TableObject *self, PyObject *tensor, int grad) {
-    const int negated = truth(PyObject_CallFunctionObjArgs(self->hooks.is_neg, tensor, NULL));
-    return negated || !grad ? negated : truth(self->get_requires_grad(self->hooks.requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
+    const Hooks *hooks = &self->hooks;
+    const int negated = truth(PyObject_CallFunctionObjArgs(hooks->is_neg, tensor, NULL));
+    if (negated) return negated;
+    const int named = hooks->has_names == Py_None ? 0 : truth(PyObject_CallFunctionObjArgs(hooks->has_names, tensor, NULL));
+    if (named || !grad) return named;
+    return truth(self->get_requires_grad(hooks->requires_grad, tensor, (PyObject *)Py_TYPE(tensor)));
+}
+
+// Whether an output is one that torch does not let anyone write here: an inference tensor outside of inference mode.
+static int is_frozen(const TableObject *self, PyObject *out) {
+    const int inference = truth(PyObject_CallFunctionObjArgs(self->hooks.is_inference, out, NULL));
+    if (inference <= 0) return inference;
+    const int mode = truth(PyObject_CallNoArgs(self->hooks.inference_mode));
+    return mode < 0 ? -1 : !mode;
 }
 
 int prepare_reading(TableObject *self) {
@@ -166,6 +178,7 @@ static int read_by(TableObject *self, const Exchange *exchange, PyObject *const 
     for (int i = 0; i < operands; i++)
         if (!is_plain(self, args[i])) return 0;
     if (is_watched(self, &grad)) return 0;
+    if (operands == 3 && is_frozen(self, args[2])) return 0;
     if (below) grad = 0;
     memset(key, 0, sizeof *key);
     addresses[2] = 0;
