@@ -29,8 +29,8 @@ class capture:
 
     ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also by an exception;
     ``c.captured`` has the products at any time. Seen are the thread that enters the block and every thread that
-    anything in the process starts by ``threading.Thread`` meanwhile; :mod:`outblas.capture_mode` says what is not seen. Works on
-    CPU tensors, too. While it is on, ``outblas.matmul`` leaves products to torch, whose own they are unless
+    anything in the process starts by ``threading.Thread`` meanwhile; :mod:`outblas.capture_mode` says what is not seen.
+    Works on CPU tensors, too. While it is on, ``outblas.matmul`` leaves products to torch, whose own they are unless
     ``outblas.enable()`` is on; each costs the host some microseconds more. A forked child is not recorded.
 
     Args:

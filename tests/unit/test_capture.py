@@ -49,13 +49,15 @@ def test_what_the_library_has_no_place_for_says_why() -> None:
         (Product(64, 128, 256, "NT", "fp16", "cpu", "mm"), "NT"),
         (Product(64, 128, 256, "TN", "fp16", "cpu", "bmm", 4), "batch"),
         (Product(64, 128, 256, "TN", "fp16", "cpu", "mm->float32"), "dtype"),
+        (Product(64, 128, 256, "TN", "fp16", "cpu", "addmm"), "bias"),
+        (Product(64, 128, 256, "TN", "fp16", "cpu", "baddbmm"), "bias"),
         (Product(2**16, 2**16, 8, "TN", "fp16", "cpu", "mm"), "elements"),
     ):
         assert odd.problem is None and word in odd.why_not
 
 
 def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
-    other = Product(1, 8, 8, "NT", "bf16", "cpu", "addmm")
+    other = Product(1, 8, 8, "NT", "bf16", "cpu", "mm")
     first = Captured({SEEN: 3, other: 1}, ({"command": "one"},))
     first.save(tmp_path / "p.json")
     assert Captured.load(tmp_path / "p.json") == first
@@ -64,11 +66,11 @@ def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
     assert both.problems() == {Problem(64, 128, 256): 5} and both.not_served() == {"layout NT": 1}
     data = json.loads((tmp_path / "p.json").read_text())
     assert data["format"] == 1 and data["devices"] == ["cpu"] and "CPU" in data["note"]
-    assert [line["served"] for line in data["products"]] == [True, False]
+    assert [(line["served"], line["why_not"]) for line in data["products"]] == [(True, ""), (False, "layout NT")]
 
 
 def test_one_problem_of_two_operators_and_devices_is_tuned_once() -> None:
-    counts = {SEEN: 1, Product(64, 128, 256, "TN", "fp16", "cuda:1", "addmm"): 4}
+    counts = {SEEN: 1, Product(64, 128, 256, "TN", "fp16", "cuda:1", "bmm"): 4}
     assert Captured(counts).problems() == {Problem(64, 128, 256): 5}
 
 
@@ -123,6 +125,34 @@ def test_every_way_to_a_product_is_counted() -> None:
         (16, 32, 64, "TN", "fp16", "addmm", 1): 1,
         (16, 32, 64, "NN", "fp16", "bmm", 3): 1,
         (16, 32, 64, "TT", "fp16", "mm", 1): 1,
+    }
+
+
+def test_what_is_one_product_is_recorded_as_what_outblas_serves() -> None:
+    from outblas.torch_op import mm
+
+    a, w = half(16, 64), half(32, 64)
+    with outblas.capture() as c:
+        torch.mv(a, half(64))
+        outblas.matmul(a, half(64))
+        torch.addmv(half(16), a, half(64))
+        mm(a, w.t())
+        torch.bmm(a[None], w.t()[None])
+        torch.bmm(a.view(2, 8, 64), w.t().expand(2, 64, 32))
+        torch.bmm(half(16, 3, 64).transpose(0, 1), half(64, 32).expand(3, 64, 32))  # rows are not below each other
+        torch.baddbmm(half(1, 16, 32), a[None], w.t()[None])
+    assert counts_of(c) == {
+        (16, 1, 64, "TN", "fp16", "mv", 1): 2,
+        (16, 1, 64, "TN", "fp16", "addmv", 1): 1,
+        (16, 32, 64, "TN", "fp16", "outblas::mm", 1): 1,
+        (16, 32, 64, "TN", "fp16", "bmm", 1): 2,
+        (16, 32, 64, "strided", "fp16", "bmm", 3): 1,
+        (16, 32, 64, "TN", "fp16", "baddbmm", 1): 1,
+    }
+    assert c.captured.problems() == {Problem(16, 1, 64): 2, Problem(16, 32, 64): 3}
+    assert {why.split(":")[0]: n for why, n in c.captured.not_served().items()} == {
+        "a bias is added": 2,
+        "a batch of products": 1,
     }
 
 
@@ -462,6 +492,35 @@ def test_code_and_modules_run_too(tmp_path: Path) -> None:
         if program[0] == "-c":
             assert done.stdout == "__main__ ['-c', 'x']\n"
     assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+
+
+OUTLIVING = """
+import pickle, sys, threading, time
+class Here: pass
+def work():
+    while threading.main_thread().is_alive(): time.sleep(0.01)
+    print(pickle.loads(pickle.dumps(Here())).__class__ is Here, sys.modules["__main__"].Here is Here)
+    def annotated(x: int): pass
+    print(annotated.__annotations__)
+if __name__ == "__main__":
+    print(__file__, __spec__ is None, __loader__.__class__.__name__, sys.argv, sys.path[0])
+    threading.Thread(target=work).start()
+"""
+
+
+def test_main_stays_the_programs_for_a_thread_that_outlives_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for file in (tmp_path / "outlives.py", folder / "__main__.py"):
+        file.write_text(OUTLIVING)
+    for words in (["outlives.py"], ["-m", "outlives"], ["folder"]):
+        alone = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        run = command(tmp_path, sys.executable, *words)
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert (done.stdout, done.stderr, done.returncode) == (alone.stdout, alone.stderr, 0)
+        assert "True True" in done.stdout and "int" in done.stdout
 
 
 def test_how_a_command_is_read(tmp_path: Path) -> None:
