@@ -62,7 +62,7 @@ def _run(program: list[str]) -> None:
     sys.argv = [head, *arguments[1:]] if named else list(program)
     if not getattr(sys.flags, "safe_path", False) or bundle:
         first = {"-m": os.getcwd(), "-c": ""}.get(head, os.path.dirname(os.path.realpath(head)))
-        sys.path[0:1] = [head if bundle else first]
+        sys.path[0:1] = [os.path.abspath(head) if bundle else first]
     scope = vars(_fresh_main())
     if head == "-m" or bundle:
         # The interpreter's own way in; runpy.run_module puts our __main__ back when the program's last line has run.
