@@ -4,16 +4,25 @@ is, with the recorder on (:mod:`outblas.capturing`).
 The program runs in this process: its standard streams, exit status and signals are its own. What it ran is written when
 the interpreter ends, however that comes about (the end of the script, ``sys.exit``, an exception, Ctrl-C), on SIGTERM
 unless the program handles that itself, and every few seconds, for the sake of a process that is killed.
+
+torch is imported before the program's first line: what the program sets in its environment for torch's import
+(``OMP_NUM_THREADS``) comes too late, and belongs before the command. CUDA is not initialised before the program does
+it, so that a ``CUDA_VISIBLE_DEVICES`` of its own counts.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
+import io
 import os
+import pkgutil
 import runpy
 import signal
 import sys
+import zipfile
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
 from outblas.capturing import capture
@@ -45,28 +54,41 @@ def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
 
 
 def _run(program: list[str]) -> None:
-    """As the interpreter would: ``__main__``, ``sys.argv`` and the head of ``sys.path`` are the program's."""
-    head, safe = program[0], getattr(sys.flags, "safe_path", False)
-    if head == "-m":
-        sys.argv = ["-m", *program[2:]]
-        if not safe:
-            sys.path[0] = os.getcwd()
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    """As the interpreter would: ``__main__``, ``sys.argv`` and the head of ``sys.path`` are the program's, and stay so:
+    its threads may outlive its last line."""
+    head, arguments = program[0], program[1:]
+    named = head in ("-m", "-c")
+    bundle = not named and (os.path.isdir(head) or zipfile.is_zipfile(head))  # of a __main__.py and what it needs
+    sys.argv = [head, *arguments[1:]] if named else list(program)
+    if not getattr(sys.flags, "safe_path", False) or bundle:
+        first = {"-m": os.getcwd(), "-c": ""}.get(head, os.path.dirname(os.path.realpath(head)))
+        sys.path[0:1] = [os.path.abspath(head) if bundle else first]
+    scope = vars(_fresh_main())
+    if head == "-m" or bundle:
+        # The interpreter's own way in; runpy.run_module puts our __main__ back when the program's last line has run.
+        runpy._run_module_as_main("__main__" if bundle else arguments[0], alter_argv=not bundle)  # type: ignore[attr-defined]
     elif head == "-c":
-        sys.argv = ["-c", *program[2:]]
-        if not safe:
-            sys.path[0] = ""
-        exec(compile(program[1], "<string>", "exec"), vars(_fresh_main()))
+        exec(compile(arguments[0], "<string>", "exec", dont_inherit=True), scope)
     else:
-        sys.argv = list(program)
-        if not safe:
-            sys.path[0] = os.path.dirname(os.path.realpath(head))
-        runpy.run_path(head, run_name="__main__")
+        path = os.path.abspath(head)
+        loader = SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader
+        scope.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+        exec(_code_of(path), scope)
+
+
+def _code_of(path: str) -> Any:
+    """Of a script, or of a compiled one."""
+    with io.open_code(path) as file:
+        code = pkgutil.read_code(file)
+    if code is None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    return code
 
 
 def _fresh_main() -> Any:
     main_module = type(sys)("__main__")
-    main_module.__dict__["__builtins__"] = __builtins__
+    main_module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main_module
     return main_module
 

@@ -19,8 +19,8 @@ from outblas.files import write_atomic
 from outblas.problem import Problem
 
 FORMAT = 1
-#: Operators of one product C = A B (plus what is added to it), as opposed to batches of them.
-SINGLE = ("mm", "addmm", "addmm_", "_addmm_activation")
+#: Operators of a product C = A B alone.
+PLAIN = ("mm", "mv", "bmm", "outblas::mm")
 
 
 @dataclass(frozen=True, order=True)
@@ -33,8 +33,10 @@ class Product:
             row-major matrix; ``strided`` where an operand is neither.
         dtype: ``fp16`` or ``bf16``, of A and B.
         device: ``cpu``, ``cuda:0``.
-        op: ATen operator: ``mm``, ``addmm``, ``bmm``; with ``->`` and a dtype where C has another than A.
-        batch: products of one call; 1 for a single one.
+        op: ATen operator: ``mm``, ``mv``, ``addmm``, ``bmm``, or our ``outblas::mm``; with ``->`` and a dtype where C
+            has another than A.
+        batch: products of one call; 1 for a single one, also where a batch is one product by views alone
+            (:func:`outblas.fold.fold`), which is how outblas serves it.
     """
 
     m: int
@@ -49,8 +51,13 @@ class Product:
     @property
     def why_not(self) -> str:
         """Why the library has no place for the product; empty for one that it may hold."""
-        if self.op not in SINGLE:
-            return "C is of another dtype" if "->" in self.op else "a batch of products"
+        if "->" in self.op:
+            return "C is of another dtype"
+        if self.batch > 1:
+            return "a batch of products"
+        if self.op not in PLAIN:
+            # Inductor may split a bias off and leave a product that is ours, but a captured program runs uncompiled.
+            return "a bias is added: torch's own, except where torch.compile splits it off"
         if self.layout not in ("TN", "NN"):
             return f"layout {self.layout}"
         try:
@@ -103,7 +110,9 @@ class Captured:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, by atomic rename; raises RecordError where it cannot be written."""
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
-        products = [{**asdict(p), "count": count, "served": not p.why_not} for p, count in ordered]
+        products = [
+            {**asdict(p), "count": count, "served": not p.why_not, "why_not": p.why_not} for p, count in ordered
+        ]
         note = ""
         if self.counts and not any(device.startswith("cuda") for device in self.devices):
             note = (

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from outblas import capture_threads
+from outblas.capture_file import CaptureFile
 from outblas.captured import Captured, Product
-from outblas.errors import ToolchainMissing, UsageError
-from outblas.provenance import collect
+from outblas.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.provenance import collect, gpu_and_driver
 
 #: A record is written again when it is older than this, seconds: what a killed program may lose.
 WRITE_EVERY_S = 10.0
+_active: list[capture] = []
 
 
 class capture:
     """Record the matrix products of a ``with`` block, by shape, layout and dtype, with their counts.
 
     ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also by an exception;
-    ``c.captured`` has the products at any time. Seen are the thread that enters the block and threads that are started
-    in it; :mod:`outblas.capture_mode` says what is not seen. Works on CPU tensors, too. While it is on, products are
-    torch's, and cost the host some microseconds more.
+    ``c.captured`` has the products at any time. Seen are the thread that enters the block and every thread that
+    anything in the process starts by ``threading.Thread`` meanwhile; :mod:`outblas.capture_mode` says what is not seen.
+    Works on CPU tensors, too. While it is on, ``outblas.matmul`` leaves products to torch, whose own they are unless
+    ``outblas.enable()`` is on; each costs the host some microseconds more. A forked child is not recorded.
 
     Args:
-        path: the JSON file; None: none is written. A file that is there is replaced, or added to if ``append``.
-        clock: seconds, monotonic. A record is written in between, too, so that little is lost with a killed process.
+        path: the JSON file; None: none is written. A file that is there is replaced, or added to if ``append``: also
+            while other captures add to it.
+        clock: seconds, monotonic. A record is written in between, too, so that little is lost with a killed process;
+            where that fails the program goes on, with one warning.
 
     Raises:
         UsageError: entered a second time, or ``append`` without a path.
-        RecordError: the file to be added to is damaged (before anything runs), or it cannot be written.
+        RecordError: the file to be added to is damaged (before anything runs), or it cannot be written at the end.
         ToolchainMissing: torch is not installed.
     """
 
@@ -46,54 +55,85 @@ class capture:
     ) -> None:
         if append and path is None:
             raise UsageError("append without a path", "the file to add to", "pass its path")
-        self._path, self._clock, self._command = path, clock, command
-        self._before = Captured.load(path) if append and path is not None and os.path.exists(path) else None
+        self._file = None if path is None else CaptureFile(path, append)
+        self._clock, self._command = clock, command
         self._counts: Counter[Product] = Counter()
         self._lock = threading.RLock()  # a signal's handler may write while this thread counts
         self._mode: Any = None
-        self._threads = _NewThreads(self._new_mode)
-        self._open = False
+        self._open = self._warned = False
         self._pid = os.getpid()
         self._provenance: dict[str, Any] = {}
 
     def __enter__(self) -> capture:
         if self._mode is not None:
             raise UsageError("a capture is entered twice", "a block each", "make another outblas.capture")
-        self._provenance = collect(self._command)  # now: asking for it starts processes
+        # Now, for it starts processes; but without the GPU: CUDA is the program's to initialise, or not.
+        self._provenance = collect(self._command, gpu_index=None)
         self._mode, self._open = self._new_mode(), True
         self._written = self._clock()
-        self._threads.__enter__()
+        _active.append(self)
+        capture_threads.watch(self._new_mode)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *what: object) -> None:
         self._mode.__exit__(*what)
-        self._threads.__exit__(*what)
+        capture_threads.unwatch(self._new_mode)
+        _active.remove(self)
         self._open = False
         self.write()
 
     @property
     def captured(self) -> Captured:
         """What was recorded so far, without what the file held before."""
-        with self._lock:
-            return Captured(dict(self._counts), (self._provenance,))
+        return Captured(dict(self._copy()), (self._about(),))
 
     def write(self) -> None:
         """Write the file now, if there is one to be written; a forked child never does."""
-        if self._path is None or os.getpid() != self._pid:
-            return
+        self._write(wait=True)
+
+    def _write(self, wait: bool) -> None:
+        if self._file is not None and os.getpid() == self._pid:
+            self._file.write(self._copy(), self._about(), wait)
+
+    def _copy(self) -> Counter[Product]:
         with self._lock:
-            self._written = self._clock()
-            (self.captured if self._before is None else self._before + self.captured).save(self._path)
+            return self._counts.copy()
+
+    def _about(self) -> dict[str, Any]:
+        """The provenance; with the GPU once the program uses CUDA by torch."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if self._provenance.get("gpu") is None and cuda is not None and cuda.is_initialized():
+            gpu, driver = gpu_and_driver(cuda.current_device())
+            self._provenance = {**self._provenance, "gpu": gpu, "driver": driver}
+        return self._provenance
 
     def _note(self, product: Product) -> None:
         if not self._open:
-            return  # a thread that outlives the block
+            return  # a thread that outlives the block, or a forked child
         with self._lock:
             self._counts[product] += 1
-            late = self._clock() - self._written > WRITE_EVERY_S
+            now = self._clock()
+            late = now - self._written > WRITE_EVERY_S
+            if late:
+                self._written = now
         if late:
-            self.write()
+            self._write_in_between()
+
+    def _write_in_between(self) -> None:
+        """Inside a product of the program's, which is to have its result whatever becomes of the file."""
+        try:
+            self._write(wait=False)
+        except OutblasError as error:
+            if self._warned:
+                return
+            self._warned = True
+            with contextlib.suppress(RuntimeWarning):  # python -W error: the end of the capture raises, this must not
+                warnings.warn(f"outblas.capture goes on, but {error}", RuntimeWarning, stacklevel=2)
+
+    def _forked(self) -> None:
+        """In a child: the lock may be held by a thread that is not there, and the record is the parent's."""
+        self._open, self._lock = False, threading.RLock()
 
     def _new_mode(self) -> AbstractContextManager[Any]:
         try:
@@ -104,29 +144,10 @@ class capture:
         return mode
 
 
-class _NewThreads:
-    """While entered, every ``threading.Thread`` that is started runs inside a context of its own."""
+def _after_fork() -> None:
+    capture_threads.forget_lock()
+    for recorder in _active:
+        recorder._forked()
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._make = make
 
-    def __enter__(self) -> None:
-        self._start = start = threading.Thread.start
-        make = self._make
-
-        def watched_start(thread: threading.Thread) -> None:
-            run = thread.run
-
-            def watched_run() -> None:
-                with make():
-                    run()
-
-            thread.run = watched_run  # type: ignore[method-assign]
-            start(thread)
-
-        self._ours = watched_start
-        threading.Thread.start = watched_start  # type: ignore[method-assign,assignment]
-
-    def __exit__(self, *_: object) -> None:
-        if threading.Thread.start is self._ours:  # else someone has wrapped it since: that one stays
-            threading.Thread.start = self._start  # type: ignore[method-assign]
+os.register_at_fork(after_in_child=_after_fork)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from outblas.errors import RecordError
@@ -32,3 +34,21 @@ def write_atomic(path: Path, data: bytes) -> Path:
             "free some space or choose another path",
         ) from error
     return path
+
+
+@contextlib.contextmanager
+def alone(path: Path, do: str) -> Iterator[None]:
+    """One at a time, of all processes and threads, between reading ``path`` and writing it again: so that two that add
+    to it both leave what is theirs. The lock is a file beside it, which stays.
+
+    Raises:
+        RecordError: the folder cannot be written to; it ends with ``do``.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("wb")
+    except OSError as error:
+        raise RecordError(f"cannot write to {path.parent} ({error.strerror})", "a writable folder", do) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

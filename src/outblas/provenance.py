@@ -23,15 +23,18 @@ _PATIENCE_S = 20
 _started: list[Any] = []
 
 
-def collect(command: str, gpu_index: int = 0) -> dict[str, Any]:
+def collect(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
     """Provenance of a run, ready for JSON.
+
+    Args:
+        gpu_index: CUDA's; None asks for no GPU, and so leaves CUDA alone: to ask initialises it.
 
     Returns:
         ``gpu`` (name) and ``driver`` (version), both None without a GPU; ``toolchain``: see
         :func:`toolchain`; ``date``: UTC, ISO 8601, whole seconds; ``commit``: see :func:`commit`;
         ``command``: as given.
     """
-    gpu, driver = gpu_and_driver(gpu_index)
+    gpu, driver = (None, None) if gpu_index is None else gpu_and_driver(gpu_index)
     date = datetime.now(timezone.utc).replace(microsecond=0).isoformat()
     return {
         "gpu": gpu,

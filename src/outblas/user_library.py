@@ -7,16 +7,16 @@ one whose stamp is not of this machine, driver, toolchain and release is ignored
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outblas.errors import OutblasError, RecordError, UsageError
+from outblas.files import alone
 from outblas.library import Library, Row
 
 VARIABLE = "OUTBLAS_LIBRARY"
@@ -118,7 +118,7 @@ def install(library: Library, provenance: Mapping[str, Any]) -> Installed:
     if path is None:
         raise UsageError(f"{VARIABLE} is empty: no user library", "a place to install to", f"unset {VARIABLE}")
     mark = stamp(provenance)
-    with _alone(path):
+    with alone(path, f"make it writable, or name another place by {VARIABLE}"):
         old, aside = _mergeable(path, library.gpu, mark)
         merged = {row.problem: row for row in old}
         changed = 0
@@ -147,20 +147,6 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[Row
             f"cannot move {path} aside ({error.strerror})", "a writable folder", "move it away"
         ) from error
     return (), aside
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One installation at a time: two tunings that end together both leave their rows."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock").open("wb")
-    except OSError as error:
-        do = f"make it writable, or name another place by {VARIABLE}"
-        raise RecordError(f"cannot write to {path.parent} ({error.strerror})", "a writable folder", do) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def load(gpu: str, index: int) -> tuple[Library, Path] | None:

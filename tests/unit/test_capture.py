@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import ROOT
+from outblas import capture_threads
 from outblas.captured import Captured, Product, layout_of
 from outblas.cli import app
 from outblas.cli.capture import python_command
@@ -47,13 +49,15 @@ def test_what_the_library_has_no_place_for_says_why() -> None:
         (Product(64, 128, 256, "NT", "fp16", "cpu", "mm"), "NT"),
         (Product(64, 128, 256, "TN", "fp16", "cpu", "bmm", 4), "batch"),
         (Product(64, 128, 256, "TN", "fp16", "cpu", "mm->float32"), "dtype"),
+        (Product(64, 128, 256, "TN", "fp16", "cpu", "addmm"), "bias"),
+        (Product(64, 128, 256, "TN", "fp16", "cpu", "baddbmm"), "bias"),
         (Product(2**16, 2**16, 8, "TN", "fp16", "cpu", "mm"), "elements"),
     ):
         assert odd.problem is None and word in odd.why_not
 
 
 def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
-    other = Product(1, 8, 8, "NT", "bf16", "cpu", "addmm")
+    other = Product(1, 8, 8, "NT", "bf16", "cpu", "mm")
     first = Captured({SEEN: 3, other: 1}, ({"command": "one"},))
     first.save(tmp_path / "p.json")
     assert Captured.load(tmp_path / "p.json") == first
@@ -62,11 +66,11 @@ def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
     assert both.problems() == {Problem(64, 128, 256): 5} and both.not_served() == {"layout NT": 1}
     data = json.loads((tmp_path / "p.json").read_text())
     assert data["format"] == 1 and data["devices"] == ["cpu"] and "CPU" in data["note"]
-    assert [line["served"] for line in data["products"]] == [True, False]
+    assert [(line["served"], line["why_not"]) for line in data["products"]] == [(True, ""), (False, "layout NT")]
 
 
 def test_one_problem_of_two_operators_and_devices_is_tuned_once() -> None:
-    counts = {SEEN: 1, Product(64, 128, 256, "TN", "fp16", "cuda:1", "addmm"): 4}
+    counts = {SEEN: 1, Product(64, 128, 256, "TN", "fp16", "cuda:1", "bmm"): 4}
     assert Captured(counts).problems() == {Problem(64, 128, 256): 5}
 
 
@@ -121,6 +125,34 @@ def test_every_way_to_a_product_is_counted() -> None:
         (16, 32, 64, "TN", "fp16", "addmm", 1): 1,
         (16, 32, 64, "NN", "fp16", "bmm", 3): 1,
         (16, 32, 64, "TT", "fp16", "mm", 1): 1,
+    }
+
+
+def test_what_is_one_product_is_recorded_as_what_outblas_serves() -> None:
+    from outblas.torch_op import mm
+
+    a, w = half(16, 64), half(32, 64)
+    with outblas.capture() as c:
+        torch.mv(a, half(64))
+        outblas.matmul(a, half(64))
+        torch.addmv(half(16), a, half(64))
+        mm(a, w.t())
+        torch.bmm(a[None], w.t()[None])
+        torch.bmm(a.view(2, 8, 64), w.t().expand(2, 64, 32))
+        torch.bmm(half(16, 3, 64).transpose(0, 1), half(64, 32).expand(3, 64, 32))  # rows are not below each other
+        torch.baddbmm(half(1, 16, 32), a[None], w.t()[None])
+    assert counts_of(c) == {
+        (16, 1, 64, "TN", "fp16", "mv", 1): 2,
+        (16, 1, 64, "TN", "fp16", "addmv", 1): 1,
+        (16, 32, 64, "TN", "fp16", "outblas::mm", 1): 1,
+        (16, 32, 64, "TN", "fp16", "bmm", 1): 2,
+        (16, 32, 64, "strided", "fp16", "bmm", 3): 1,
+        (16, 32, 64, "TN", "fp16", "baddbmm", 1): 1,
+    }
+    assert c.captured.problems() == {Problem(16, 1, 64): 2, Problem(16, 32, 64): 3}
+    assert {why.split(":")[0]: n for why, n in c.captured.not_served().items()} == {
+        "a bias is added": 2,
+        "a batch of products": 1,
     }
 
 
@@ -227,6 +259,169 @@ def test_a_damaged_file_is_not_added_to(tmp_path: Path) -> None:
         outblas.capture(append=True)
 
 
+def test_a_capture_asks_cuda_nothing_before_the_program_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    on = [False]
+
+    def gpu(index: int = 0) -> tuple[str, str]:
+        asked.append(index)
+        return "a GPU", "1.2"
+
+    monkeypatch.setattr("outblas.provenance.gpu_and_driver", gpu)
+    monkeypatch.setattr("outblas.capturing.gpu_and_driver", gpu)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on[0])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    with outblas.capture(tmp_path / "p.json") as c:
+        torch.mm(half(16, 64), half(64, 32))
+        c.write()
+        assert asked == [] and Captured.load(tmp_path / "p.json").provenance[0]["gpu"] is None
+        on[0] = True
+    assert asked == [3] and Captured.load(tmp_path / "p.json").provenance[0]["gpu"] == "a GPU"
+
+
+def test_a_write_that_fails_in_between_warns_once_and_the_product_is_made(tmp_path: Path) -> None:
+    now = [0.0]
+    recorder = outblas.capture(tmp_path / "sub" / "p.json", clock=lambda: now[0])
+    (tmp_path / "sub").write_text("a file where a folder should be")
+    with pytest.raises(RecordError), recorder:
+        with pytest.warns(RuntimeWarning, match="goes on") as warned:
+            for _ in range(3):
+                now[0] += 11.0
+                assert torch.mm(half(16, 64), half(64, 32)).shape == (16, 32)
+        assert len(warned) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            recorder._warned = False
+            now[0] += 11.0
+            torch.mm(half(16, 64), half(64, 32))
+    assert sum(recorder.captured.counts.values()) == 4
+
+
+def test_captures_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    first, second = outblas.capture(file, append=True), outblas.capture(file, append=True)
+    with first:
+        torch.mm(half(16, 64), half(64, 32))
+        with second:
+            torch.mm(half(8, 64), half(64, 32))  # seen by both
+            first.write()
+        torch.mm(half(16, 64), half(64, 32))
+    found = Captured.load(file)
+    assert {p.m: n for p, n in found.counts.items()} == {16: 2, 8: 2} and len(found.provenance) == 2
+    assert sorted(p["products"] for p in found.provenance) == [1, 3]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_write_broken_off_before_or_after_the_rename_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    file = tmp_path / "p.json"
+    with outblas.capture(file, append=True) as c:
+        torch.mm(half(16, 64), half(64, 32))
+        c.write()
+        torch.mm(half(16, 64), half(64, 32))
+        save = Captured.save
+
+        def broken(self: Captured, path: Any) -> None:
+            if published:
+                save(self, path)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Captured, "save", broken)
+            with pytest.raises(KeyboardInterrupt):
+                c.write()
+        torch.mm(half(16, 64), half(64, 32))
+    assert list(Captured.load(file).counts.values()) == [3]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_forked_while_the_record_is_held_multiplies_and_writes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    held, go = threading.Event(), threading.Event()
+    with outblas.capture(file) as c:
+
+        def hold() -> None:
+            with c._lock, capture_threads._lock:
+                held.set()
+                go.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(60)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12: forking with threads, on purpose
+            child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # a child that hangs is killed
+            torch.mm(half(2, 2), half(2, 2))
+            c.write()
+            other = threading.Thread(target=lambda: None)
+            other.start()
+            other.join()
+            os._exit(0 if c.captured.counts == {} and not file.exists() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        go.set()
+        thread.join()
+
+
+def test_the_record_is_not_held_while_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[bool] = []
+
+    def take() -> None:
+        counted.append(c._lock.acquire(timeout=10))
+        if counted[-1]:
+            c._lock.release()
+
+    def save(self: Captured, path: Any) -> None:
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+
+    with outblas.capture(tmp_path / "p.json") as c:
+        monkeypatch.setattr(Captured, "save", save)
+        c.write()
+    assert counted[0]
+
+
+def test_captures_that_overlap_without_nesting_give_starting_back() -> None:
+    start = threading.Thread.start
+    first, second = outblas.capture(), outblas.capture()
+
+    def started() -> int:
+        depth: list[int] = []
+        thread = threading.Thread(target=lambda: depth.append(torch._C._len_torch_dispatch_stack()))
+        thread.start()
+        thread.join()
+        return depth[0]
+
+    capture_threads.watch(first._new_mode)
+    capture_threads.watch(second._new_mode)
+    assert started() == 2
+    capture_threads.unwatch(first._new_mode)
+    assert started() == 1
+    capture_threads.unwatch(second._new_mode)
+    assert threading.Thread.start is start and started() == 0
+
+
+def test_starting_that_another_wrapped_meanwhile_is_left_and_not_watched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    try:
+        with outblas.capture():
+            ours = threading.Thread.start
+            threading.Thread.start = lambda thread: ours(thread)  # type: ignore[method-assign,assignment]
+        with outblas.capture() as c:
+            thread = threading.Thread(target=lambda: torch.mm(half(16, 64), half(64, 32)))
+            thread.start()
+            thread.join()
+        assert list(c.captured.counts.values()) == [1]
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+        capture_threads._wrapped.clear()
+
+
 # -- the command -----------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -297,6 +492,35 @@ def test_code_and_modules_run_too(tmp_path: Path) -> None:
         if program[0] == "-c":
             assert done.stdout == "__main__ ['-c', 'x']\n"
     assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+
+
+OUTLIVING = """
+import pickle, sys, threading, time
+class Here: pass
+def work():
+    while threading.main_thread().is_alive(): time.sleep(0.01)
+    print(pickle.loads(pickle.dumps(Here())).__class__ is Here, sys.modules["__main__"].Here is Here)
+    def annotated(x: int): pass
+    print(annotated.__annotations__)
+if __name__ == "__main__":
+    print(__file__, __spec__ is None, __loader__.__class__.__name__, sys.argv, sys.path[0])
+    threading.Thread(target=work).start()
+"""
+
+
+def test_main_stays_the_programs_for_a_thread_that_outlives_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for file in (tmp_path / "outlives.py", folder / "__main__.py"):
+        file.write_text(OUTLIVING)
+    for words in (["outlives.py"], ["-m", "outlives"], ["folder"]):
+        alone = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        run = command(tmp_path, sys.executable, *words)
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert (done.stdout, done.stderr, done.returncode) == (alone.stdout, alone.stderr, 0)
+        assert "True True" in done.stdout and "int" in done.stdout
 
 
 def test_how_a_command_is_read(tmp_path: Path) -> None:

@@ -234,7 +234,8 @@ def test_a_captured_model_is_tuned_and_its_kernel_decided(home: Path) -> None:
     import outblas as package
 
     model = torch.nn.Sequential(
-        torch.nn.Linear(128, 256, bias=False, dtype=torch.float16), torch.nn.Linear(256, 64, dtype=torch.float16)
+        torch.nn.Linear(128, 256, bias=False, dtype=torch.float16),
+        torch.nn.Linear(256, 64, bias=False, dtype=torch.float16),
     )
     with package.capture(home / "p.json"), torch.inference_mode():
         for _ in range(3):

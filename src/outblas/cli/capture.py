@@ -25,7 +25,11 @@ def capture(
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")] = Path("problems.json"),
     append: Annotated[bool, typer.Option("--append", help="Add to the file, if it is there; else replace it.")] = False,
 ) -> None:
-    """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`."""
+    """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`.
+
+    torch is imported before the program's first line: set what torch reads at its import (OMP_NUM_THREADS) outside of
+    the program. CUDA is not initialised.
+    """
     from outblas.captured import Captured
 
     if append and out_file.exists():
