@@ -3,9 +3,8 @@ environment (``OUTBLAS_PDL=1``, ``OUTBLAS_WEIGHTS=1``)."""
 
 from __future__ import annotations
 
-import os
-
 from outblas.config import LAUNCHES, Launch
+from outblas.environment import is_on
 from outblas.errors import UsageError
 
 
@@ -29,8 +28,3 @@ def promise_free_option() -> int:
     """What the environment allows to products that nobody made a promise of: whoever calls our operator, or torch's
     with ours in their place, may pass as ``b`` what was just written."""
     return int(launch_of_option(None) != "plain")
-
-
-def is_on(name: str) -> bool:
-    """Whether a switch of the environment is set."""
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")

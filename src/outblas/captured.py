@@ -16,7 +16,7 @@ from typing import Any
 
 from outblas.errors import OutblasError, ProblemError, RecordError, ToolchainMissing
 from outblas.files import write_atomic
-from outblas.problem import Problem
+from outblas.problem import Problem, row_major
 
 FORMAT = 1
 #: Operators of a product C = A B alone.
@@ -192,15 +192,10 @@ def layout_of(
     """Layout of A (M, K) times B (K, N) by their strides, see :class:`Product`. A matrix of one row or column is
     row-major and the transpose of such a one; the untransposed reading of A and the transposed one of B are taken."""
     a, b = (tuple(a_shape), tuple(a_strides)), (tuple(b_shape), tuple(b_strides))
-    of_a = "N" if _row_major(*a) else "T" if _row_major(*_transposed(*a)) else ""
-    of_b = "T" if _row_major(*_transposed(*b)) else "N" if _row_major(*b) else ""
+    of_a = "N" if row_major(*a) else "T" if row_major(*_transposed(*a)) else ""
+    of_b = "T" if row_major(*_transposed(*b)) else "N" if row_major(*b) else ""
     return of_b + of_a if of_a and of_b else "strided"
 
 
 def _transposed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape[::-1], strides[::-1]
-
-
-def _row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """As torch's is_contiguous: the stride of an extent of 1 means nothing."""
-    return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])

@@ -18,7 +18,7 @@ from typing import Any, Union
 
 from outblas.cubin import FORMAT, Cubin, CubinCache
 from outblas.errors import CompileError, ToolchainMissing
-from outblas.sass import sass_facts
+from outblas.sass import check_static, sass_facts
 from outblas.source import Source
 
 __all__ = ["ARCHITECTURES", "DEFAULT_CACHE", "Cubin", "CubinCache", "compile_many", "compile_source", "nvrtc_version"]
@@ -71,6 +71,22 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
             hit = _compile(source, arch)
             cache.put(key, hit)
     return hit
+
+
+def compile_tuned(source: Source, arch: str = "sm_90a") -> Cubin:
+    """:func:`compile_source` of a kernel that a library installs.
+
+    Raises:
+        CompileError: it does not compile, or what came out spills or accumulates otherwise than when it was tuned.
+        ToolchainMissing: as :func:`compile_source`.
+    """
+    cubin = compile_source(source, arch)
+    rejected = check_static(cubin.facts, source, cubin)
+    if rejected:
+        raise CompileError(
+            rejected, "code as it was when it was tuned", "use the toolchain of the library's provenance"
+        )
+    return cubin
 
 
 def compile_ptx(source: Source, arch: str = "sm_90a") -> str:

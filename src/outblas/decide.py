@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outblas.config import KernelConfig, Launch, Sm90WgmmaConfig, config_name
 from outblas.errors import ProblemError
 from outblas.library import Library, Row
-from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
 from outblas.roofline import Gpu
 from outblas.space import why_illegal
 
@@ -57,7 +57,7 @@ def decide(
     kept = Decision(None, None, "b is neither contiguous nor the transpose of a contiguous weight")
     stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
     for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
-        if not _row_major(shape, strides):
+        if not row_major(shape, strides):
             continue
         try:
             problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
@@ -79,13 +79,13 @@ def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
         return "an extent is zero"
     if a.dtype not in ("fp16", "bf16") or a.dtype != b.dtype:
         return f"dtypes {a.dtype} and {b.dtype}"
-    if not _row_major(a.shape, a.strides):
+    if not row_major(a.shape, a.strides):
         return f"a has strides {tuple(a.strides)}"
     if out is None:
         return ""
     if tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype:
         return f"out is {tuple(out.shape)} of {out.dtype}"
-    return "" if _row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+    return "" if row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
 
 
 def _from_library(
@@ -114,8 +114,3 @@ def _fallback(row: Row, operands: tuple[Operand | None, ...]) -> Decision:
     if any(o is not None and o.offset % ROW_ALIGN_BYTES for o in operands):
         return Decision(None, None, f"{reason}, and an operand is not aligned to {ROW_ALIGN_BYTES} bytes")
     return Decision(None, row.problem, reason, row.fallback)
-
-
-def _row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """As torch's is_contiguous: the stride of an extent of 1 means nothing."""
-    return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])

@@ -280,17 +280,11 @@ def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError
 
 def _compiled(source: Source, config: KernelConfig) -> tuple[Any, float]:
     """As :func:`load_kernel`, by NVRTC or from the compile cache."""
-    from outblas.compile import compile_source
+    from outblas.compile import compile_tuned
     from outblas.launch import load
-    from outblas.sass import check_static
 
     start = time.perf_counter()
-    cubin = compile_source(source, ARCHITECTURE)
-    rejected = check_static(cubin.facts, source, cubin)
-    if rejected:
-        raise CompileError(
-            rejected, "code as it was when it was tuned", "use the toolchain of the library's provenance"
-        )
+    cubin = compile_tuned(source, ARCHITECTURE)
     seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
     _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
     return load(cubin, config), seconds

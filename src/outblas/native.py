@@ -6,13 +6,13 @@ It is optional: where ``outblas._native`` was not built, or does not fit this to
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from outblas.cublas import check_status
 from outblas.driver import driver
+from outblas.environment import is_off
 from outblas.errors import DeviceError
 from outblas.native_build import source_id
 
@@ -22,7 +22,7 @@ _BUILD = "run python -m outblas.native_build"
 
 def why_not() -> str:
     """Why the extension cannot be used, with what to do; empty when it can."""
-    if os.environ.get("OUTBLAS_NATIVE", "1").lower() in ("0", "false", "no", "off"):
+    if is_off("OUTBLAS_NATIVE"):
         return "switched off by OUTBLAS_NATIVE"
     try:
         extension = _extension()

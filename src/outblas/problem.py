@@ -130,3 +130,9 @@ class Problem:
 def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ProblemError(f"{what} {value!r} is not supported", " or ".join(allowed), f"pass one of them as {what}")
+
+
+def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a matrix is stored by rows, without gaps; as torch's is_contiguous, the stride of an extent of 1 means
+    nothing."""
+    return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from pathlib import Path
 
 from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack, pack_key
+from outblas.environment import is_off
 from outblas.errors import RecordError
 from outblas.source import Source, kernels_sha
 
@@ -52,7 +52,7 @@ class ShippedCubins:
 
     def pack(self) -> CubinPack | None:
         """The pack, None where it is not used: :meth:`why_not` says why."""
-        if _switched_off():
+        if is_off("OUTBLAS_CUBINS"):
             return None
         if self._trouble is None:
             with self._lock:
@@ -62,7 +62,7 @@ class ShippedCubins:
 
     def why_not(self) -> str:
         """Why no shipped cubin is used, with what to do; empty where some are."""
-        if _switched_off():
+        if is_off("OUTBLAS_CUBINS"):
             return "switched off by OUTBLAS_CUBINS; unset it to use them"
         self.pack()
         return self._trouble or ""
@@ -120,10 +120,6 @@ class ShippedCubins:
         known, self._pack, self._trouble = self._trouble, None, self._trouble or trouble
         if not known and not self._quiet:
             warnings.warn(f"outblas compiles its kernels here: {trouble}", RuntimeWarning, stacklevel=2)
-
-
-def _switched_off() -> bool:
-    return os.environ.get("OUTBLAS_CUBINS", "1").lower() in ("0", "false", "no", "off")
 
 
 #: The package's own.

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from outblas import dispatch
-from outblas.allowed import is_on
+from outblas.environment import is_on
 
 
 class Switch:

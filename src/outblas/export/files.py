@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outblas.compile import compile_ptx, compile_source
-from outblas.errors import CompileError, UsageError
+from outblas.compile import compile_ptx, compile_tuned
+from outblas.errors import UsageError
 from outblas.export.cpp import checking_program, launch_header
 from outblas.export.hf import write_folder
 from outblas.export.source import standalone
 from outblas.export.target import Target
 from outblas.files import write_atomic
-from outblas.sass import check_static
 from outblas.source import make_source
 
 #: Formats of single files; ``all`` is these, ``hf`` a folder.
@@ -43,15 +42,7 @@ def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _cubin(target: Target) -> bytes:
-    """What the library's kernel is compiled to; raises CompileError where this NVRTC makes it spill."""
-    source = make_source(target.problem, target.config)
-    cubin = compile_source(source)
-    rejected = check_static(cubin.facts, source, cubin)
-    if rejected:
-        raise CompileError(
-            rejected, "code as it was when it was tuned", "use the toolchain of the library's provenance"
-        )
-    return cubin.image
+    return compile_tuned(make_source(target.problem, target.config)).image
 
 
 def _ptx(target: Target) -> bytes:
