@@ -5,6 +5,7 @@ Operands are small whole numbers, so that sums in fp32 are exact, and a right re
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,20 @@ class Counted(DeviceState):
         return result
 
 
+@contextlib.contextmanager
+def sums_in_fp32() -> Iterator[None]:
+    """torch's products add up in fp32, too. (monkeypatch cannot set these: they are in no __dict__.)"""
+    settings, before = torch.backends.cuda.matmul, {}
+    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+        before[name] = getattr(settings, name)
+        setattr(settings, name, False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
+
+
 @pytest.fixture(name="gpus", params=["native", "python"])
 def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Counted]]:
     """The states of all GPUs, which calls reach by the native table, too, or never."""
@@ -52,9 +67,6 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
         pytest.skip(native.why_not())
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    settings = torch.backends.cuda.matmul
-    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        monkeypatch.setattr(settings, name, False)
     torch.cuda.init()
     states = [
         Counted(gpu, Everything(gpu.name, (Row(Problem(8, 8, 8)),)), load_kernel)
@@ -64,8 +76,9 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     reason = "" if request.param == "native" else "left out by this test"
     for name, value in (("_table", None), ("_no_table", reason), ("_known", None)):
         monkeypatch.setattr(dispatch, name, value)
-    yield states
-    torch.cuda.synchronize()
+    with sums_in_fp32():
+        yield states
+        torch.cuda.synchronize()
 
 
 def computed(states: list[Counted]) -> int:

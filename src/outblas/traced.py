@@ -27,8 +27,9 @@ def is_half(torch: Any, a: Any, b: Any) -> bool:
 
 def _is_kept(torch: Any, a: Any, b: Any, device_type: str) -> bool:
     """Whether dynamo, tracing the call, is to keep our operator; an exported program must not need this package."""
-    exporting = getattr(torch.compiler, "is_exporting", bool)  # from torch 2.7 on
-    if not torch.compiler.is_dynamo_compiling() or exporting() or torch._C._are_functorch_transforms_active():
+    # Not is_exporting(): of that, dynamo before torch 2.13 makes True, whether a program is exported or not.
+    exporting = getattr(torch.compiler, "_is_exporting_flag", False)  # from torch 2.7 on
+    if not torch.compiler.is_dynamo_compiling() or exporting or torch._C._are_functorch_transforms_active():
         return False
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided for t in (a, b)):
         return False

@@ -61,7 +61,7 @@ def test_what_is_exported_compiles_and_passes_its_own_test(target: Target, nvcc:
         return done.stdout
 
     run(nvcc, "-std=c++17", "-arch=sm_90a", "-cubin", "-o", "nvcc.cubin", f"{target.name}.cu")
-    run(nvcc, "-std=c++17", "-O2", "-o", "check", f"{target.name}_test.cpp", *libcuda())
+    run(nvcc, "-std=c++17", "-O2", "-o", "check", f"{target.name}_test.cpp", *libcuda(tmp_path))
     for cubin in (f"{target.name}.cubin", "nvcc.cubin"):
         assert run("./check", cubin).strip() == "PASS"
 
@@ -74,15 +74,16 @@ def test_the_test_can_fail(nvcc: str, tmp_path: Path) -> None:
     text = header.read_text()
     assert "k = K;" in text
     header.write_text(text.replace("k = K;", "k = K / 2;"))
-    command = [nvcc, "-std=c++17", "-O2", "-o", "check", f"{target.name}_test.cpp", *libcuda()]
+    command = [nvcc, "-std=c++17", "-O2", "-o", "check", f"{target.name}_test.cpp", *libcuda(tmp_path)]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=240)
     check = ["./check", f"{target.name}.cubin"]
     done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1 and "FAIL" in done.stdout
 
 
-def libcuda() -> list[str]:
-    """The driver's library to link with: the one that this process uses, wherever it lies."""
+def libcuda(folder: Path) -> list[str]:
+    """Options that link with the driver's library that this process uses: nvcc takes no ``.so.580`` by name."""
     torch.cuda.init()
     maps = Path("/proc/self/maps").read_text()
-    return [next(word for word in maps.split() if "/libcuda.so" in word)]
+    (folder / "libcuda.so").symlink_to(next(word for word in maps.split() if "/libcuda.so" in word))
+    return [f"-L{folder}", "-lcuda"]

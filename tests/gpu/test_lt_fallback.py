@@ -37,6 +37,7 @@ PLAIN = [
 DEEP = Problem(64, 128, 16384)  # few tiles: cuBLASLt proposes to split K over a workspace
 UNKNOWN = Problem(512, 512, 512)
 BY_TORCH = Problem(256, 256, 512)
+NEARLY = Problem(256, 384, 512)
 KERNEL_ROW = Problem(256, 512, 12288)
 KERNEL = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")
 PDL_ONLY = Problem(512, 1024, 512)
@@ -67,7 +68,8 @@ def rows() -> dict[Problem, Row]:
     found = {p: Row(p, "lt_auto", f"index=3/8 {proposed(p, False)}", "test") for p in PLAIN}
     found[DEEP] = Row(DEEP, "lt_auto", f"index=0/8 {proposed(DEEP, True)}", "test")
     found[UNKNOWN] = Row(UNKNOWN, "lt_auto", "index=0/8 id=9999 tile=9999", "test")
-    found[BY_TORCH] = Row(BY_TORCH, "torch", "torch", "test", lt_auto_detail=f"index=0/8 {proposed(BY_TORCH, False)}")
+    found[BY_TORCH] = Row(BY_TORCH, "torch", "torch", "test")
+    found[NEARLY] = Row(NEARLY, "torch", "torch", "test", lt_auto_detail=f"index=0/8 {proposed(NEARLY, False)}")
     found[KERNEL_ROW] = Row(KERNEL_ROW, "lt_auto", "", "test", choice(KERNEL), choice(KERNEL))
     dependent = choice(Sm90WgmmaConfig(128, 128, stages=4, consumers=2, pdl=True))
     found[PDL_ONLY] = Row(PDL_ONLY, "lt_heuristic", proposed(PDL_ONLY, False), "test", pdl=dependent)
@@ -169,6 +171,12 @@ def test_where_torch_was_the_fastest_it_is_torch(device: DeviceState) -> None:
     a, b, _ = operands(BY_TORCH)
     assert torch.equal(outblas.matmul(a, b), torch.matmul(a, b))
     assert device.status()["algorithms_found"] == 0 and outblas.explain(a, b).startswith("torch.matmul: ")
+
+
+def test_where_torch_was_hardly_faster_it_is_what_autotuning_chose(device: DeviceState, rows: Any) -> None:
+    a, b, stored = operands(NEARLY)
+    assert error(NEARLY, a, stored, outblas.matmul(a, b)) <= 1.0
+    assert device.status()["algorithms_found"] == 1 and rows[NEARLY].fallback in outblas.explain(a, b)
 
 
 def test_misaligned_operands_are_torchs(device: DeviceState) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import torch
 
 import outblas
+from everything_fixture import sums_in_fp32
 from outblas.space import gpu_of_device
 
 pytestmark = pytest.mark.gpu
@@ -27,16 +28,16 @@ PRODUCTS = 4 * LAYERS + 1
 
 
 @pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     if gpu_of_device(0).name != "h200":
         pytest.skip("the packaged library is of an H200")
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
     for folder in ("scripts", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     names = ("llama", "model_greedy", "model_runs", "model_steps")
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    with sums_in_fp32():
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
 @pytest.fixture
