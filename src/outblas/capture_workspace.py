@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 #: The only allocator of torch that is known to keep a capture's memory as said above.
 ALLOCATOR = "native"
-#: Per device the streams on which nothing but workspaces is allocated; there are as many as were ever needed at once.
-_asides: dict[Any, list[Any]] = {}
+#: Per device and raw stream, ours on which nothing but its workspaces is allocated; as many as were ever needed at once.
+#: A stream has its own: a capture within another (a conditional node's body) ends first, and what it had then must not
+#: go to a stream of the outer one, which may run at the same time.
+_asides: dict[tuple[Any, int], list[Any]] = {}
 # Held over Python code, amid which a signal's handler of the same thread may multiply, too.
 _lock = threading.RLock()
 
@@ -66,7 +68,7 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
         return 0
     current = torch.cuda.current_stream(device)
     with _lock:
-        aside = _free_aside(current.device)
+        aside = _free_aside(current)
         aside.wait_stream(current)  # from here on in the capture, so that torch allocates from its pool
     try:
         # On a thread of its own, as workspaces outside of captures: pools and modes of the caller's do not reach it.
@@ -79,15 +81,15 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
     return address
 
 
-def _free_aside(device: torch.device) -> Any:
-    """A stream of ours that takes no part in a capture: of two workspaces in one capture each has its own."""
+def _free_aside(stream: torch.cuda.Stream) -> Any:
+    """A stream of ours for a stream that takes no part in a capture: of two workspaces in one each has its own."""
     import torch
 
-    made = _asides.setdefault(device, [])
+    made = _asides.setdefault((stream.device, stream.cuda_stream), [])
     for aside in made:
         if capture_id(aside.cuda_stream) == 0:
             return aside
-    made.append(torch.cuda.ExternalStream(new_stream(), device=device))
+    made.append(torch.cuda.ExternalStream(new_stream(), device=stream.device))
     return made[-1]
 
 

@@ -235,7 +235,7 @@ def test_it_is_allocated_on_a_stream_of_ours_and_its_counters_are_zeroed_in_the_
 
 def test_a_stream_of_ours_takes_part_in_one_capture_at_a_time_and_once(cuda: Cuda) -> None:
     from_pool(70000, "cuda:0")
-    from_pool(80000, "cuda:0")  # the same capture: a larger one, or another stream's
+    from_pool(80000, "cuda:0")  # a larger one in the same capture
     assert ("on", 102) in cuda.log
     cuda.captures = {1: 6}
     cuda.log.clear()
@@ -244,6 +244,14 @@ def test_a_stream_of_ours_takes_part_in_one_capture_at_a_time_and_once(cuda: Cud
     cuda.now = Stream(cuda, 1, "cuda:1")
     from_pool(70000, "cuda:1")
     assert cuda.made == 103, "streams are of a device"
+
+
+def test_another_stream_has_others_of_ours_also_when_its_capture_is_over(cuda: Cuda) -> None:
+    """A conditional node's body is captured, and over, within the capture of streams beside which it may run."""
+    from_pool(70000, "cuda:0")
+    cuda.captures, cuda.now = {2: 6}, Stream(cuda, 2)
+    from_pool(70000, "cuda:0")
+    assert [entry for entry in cuda.log if entry[0] == "on"] == [("on", 101), ("on", 102)]
 
 
 def test_memory_of_no_pool_is_not_used(cuda: Cuda) -> None:
