@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The only allocator of torch that is known to keep a capture's memory as said above.
 ALLOCATOR = "native"
-#: Per device and raw stream, ours on which nothing but its workspaces is allocated; as many as were ever needed at once.
+#: Per device and raw stream, ours on which nothing but its workspaces is allocated; as many as it ever needed at once.
 #: A stream has its own: a capture within another (a conditional node's body) ends first, and what it had then must not
 #: go to a stream of the outer one, which may run at the same time.
 _asides: dict[tuple[Any, int], list[Any]] = {}
