@@ -96,8 +96,8 @@ static int enqueue(TableObject *self, const Entry *entry, const uint64_t address
     return status ? refuse(self, entry->maker == BY_KERNEL ? "cuLaunchKernelEx" : "cublasLtMatmul", status) : 0;
 }
 
-// The workspace for an entry of the stream, or of the capture that records it (graphs of one stream may be replayed on two
-// at once), with a reference to its owner; 0: Python has to see the call, for it makes workspaces.
+// The workspace for an entry of the stream, or of the capture that records it (graphs of one stream may be replayed on
+// two at once), with a reference to its owner; 0: Python has to see the call, for it makes workspaces.
 static uint64_t borrow(TableObject *self, const Entry *entry, void *stream, PyObject **owner) {
     const uint64_t capture = driver_capture(&self->driver, stream);
     if (capture == UNKNOWN_CAPTURE) return 0;
@@ -355,8 +355,8 @@ static PyMethodDef table_methods[] = {
      "learn(a, b, out, option, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
      "cuBLASLt, both None: by torch. Whether it could be."},
     {"lend", table_lend_method, METH_VARARGS,
-     "lend(tensor, stream, address, bytes, owner, capture=0): the workspace of a stream of the tensor's device, in place "
-     "of the one it had, or of the driver's capture of that number; the owner is held."},
+     "lend(tensor, stream, address, bytes, owner, capture=0): the workspace of a stream of the tensor's device, or in the "
+     "driver's capture of that number, in place of the one it had; the owner is held."},
     {"forget", table_forget, METH_NOARGS, "forget(): all that was learned and lent."},
     {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched, how operands are read."},
     {NULL, NULL, 0, NULL},
