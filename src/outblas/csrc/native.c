@@ -355,8 +355,8 @@ static PyMethodDef table_methods[] = {
      "learn(a, b, out, option, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
      "cuBLASLt, both None: by torch. Whether it could be."},
     {"lend", table_lend_method, METH_VARARGS,
-     "lend(tensor, stream, address, bytes, owner, capture=0): the workspace of a stream of the tensor's device, or in the "
-     "driver's capture of that number, in place of the one it had; the owner is held."},
+     "lend(tensor, stream, address, bytes, owner, capture=0): the workspace of a stream of the tensor's device, or in "
+     "the driver's capture of that number, in place of the one it had; the owner is held."},
     {"forget", table_forget, METH_NOARGS, "forget(): all that was learned and lent."},
     {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched, how operands are read."},
     {NULL, NULL, 0, NULL},
