@@ -29,7 +29,9 @@ enum { KEPT = 65536, PRODUCTS = 64, WITH_WORKSPACE = 5000 };
 static Launch launches[KEPT];
 static Product products[PRODUCTS];
 static _Atomic int launched, encoded, multiplied;
+static _Atomic int asked;
 int fake_status, fake_encode_status, fake_blas_status, fake_capture, fake_capture_status;
+uint64_t fake_capture_id = 1;
 uint64_t fake_context = 77;
 
 int cuLaunchKernelEx(const Config *config, void *function, void **params, void **extra) {
@@ -58,7 +60,14 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
 int cuStreamIsCapturing(void *stream, int *status) {
     *status = fake_capture;
     (void)stream;
+    asked++;
     return fake_capture_status;
+}
+
+int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void *graph, void *dependencies, void *count) {
+    *id = fake_capture_id;
+    if (graph || dependencies || count) return 1;
+    return cuStreamIsCapturing(stream, status);
 }
 
 int cublasLtMatmul(void *handle, void *descriptor, const float *alpha, const void *a, void *a_layout, const void *b,
@@ -93,10 +102,12 @@ int cuCtxGetCurrent(void **context) {
 int fake_launched(void) { return launched; }
 int fake_encoded(void) { return encoded; }
 int fake_multiplied(void) { return multiplied; }
+int fake_asked(void) { return asked; }
 const Product *fake_product(int index) { return &products[index % PRODUCTS]; }
 const Launch *fake_launch(int index) { return &launches[index % KEPT]; }
 void fake_reset(void) {
-    launched = encoded = multiplied = 0;
+    launched = encoded = multiplied = asked = 0;
+    fake_capture_id = 1;
     fake_status = fake_encode_status = fake_blas_status = fake_capture = fake_capture_status = 0;
     fake_context = 77;
 }

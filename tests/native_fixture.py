@@ -79,6 +79,11 @@ class FakeCuda:
         return ctypes.cast(self.library.cublasLtMatmul, ctypes.c_void_p).value or 0
 
     @property
+    def asked(self) -> int:
+        """Questions about captures."""
+        return int(self.library.fake_asked())
+
+    @property
     def encoded(self) -> int:
         return int(self.library.fake_encoded())
 

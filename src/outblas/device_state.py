@@ -11,8 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from outblas.capture_workspace import CapturedWorkspace, CaptureWorkspaces
 from outblas.config import KernelConfig, Launch, config_name
 from outblas.decide import Decision, Operand, decide
+from outblas.driver import capture_id
 from outblas.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.geometry import workspace_bytes
 from outblas.library import Library
@@ -55,7 +57,7 @@ class DeviceState:
         self._decisions: OrderedDict[Any, Decision] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._compile_seconds = 0.0
-        self._workspaces = StreamWorkspaces()
+        self._workspaces, self._captured = StreamWorkspaces(), CaptureWorkspaces()
         # Held over Python code, amid which a signal's handler of this thread may multiply, too.
         self._lock = threading.RLock()
         self._threads = threading.local()
@@ -75,7 +77,8 @@ class DeviceState:
     def run(
         self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Enqueue the product on the current stream; None where the kernel or the algorithm cannot be had."""
+        """Enqueue the product on the current stream; None where the kernel, the algorithm or its workspace cannot be
+        had."""
         import torch
 
         problem, config, capturing = decision.problem, decision.config, torch.cuda.is_current_stream_capturing
@@ -86,13 +89,16 @@ class DeviceState:
                 ready = self.found(problem, decision.algorithm, capturing)
             else:
                 ready = self.ready(problem, config, capturing)
-            if not ready or (self.workspace_bytes(decision) and capturing()):
+            if not ready:
+                return None
+            stream, need = torch._C._cuda_getCurrentRawStream(index), self.workspace_bytes(decision)
+            space = self.take_workspace(stream, need, a.device, capturing) if need else None
+            if need and space is None:
                 return None
             c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
-            stream = torch._C._cuda_getCurrentRawStream(index)
             if config is not None:
-                self.launch(problem, config, a, b, c, stream)
-            elif not self.call_algorithm(problem, decision.algorithm, a, b, c, stream):
+                self.launch(problem, config, a, b, c, stream, space)
+            elif not self.call_algorithm(problem, decision.algorithm, a, b, c, stream, space):
                 return None
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)  # written behind autograd's back
@@ -117,16 +123,25 @@ class DeviceState:
             return False
         return self.lt.find(problem, algorithm) is not None
 
-    def call_algorithm(self, problem: Problem, algorithm: str, a: Any, b: Any, c: Any, stream: int) -> bool:
-        """Enqueue ``c = a @ b`` by an algorithm that was found, on a raw stream; false where its first call is refused,
-        which then is its last."""
+    def take_workspace(
+        self, stream: int, nbytes: int, device: Any, capturing: Callable[[], bool] = lambda: False
+    ) -> Any:
+        """The workspace for calls on a raw stream, which is current: of the capture that is going on there, else the
+        stream's; None: that capture has none."""
+        capture = capture_id(stream) if capturing() else 0
+        with self._lock:
+            if capture == 0:
+                return self._workspaces.take(stream, nbytes, device)
+            return None if capture is None else self._captured.take(stream, capture, nbytes, device)
+
+    def call_algorithm(
+        self, problem: Problem, algorithm: str, a: Any, b: Any, c: Any, stream: int, space: Any = None
+    ) -> bool:
+        """Enqueue ``c = a @ b`` by an algorithm that was found, on a raw stream, with the workspace that it may need;
+        false where its first call is refused, which then is its last."""
         known = self.lt.get(problem, algorithm)
         if known is None:
             return False
-        space = None
-        if known.workspace_bytes:
-            with self._lock:
-                space = self._workspaces.take(stream, known.workspace_bytes, a.device)
         try:
             known(a, b, c, stream, space)
         except DeviceError as error:
@@ -136,20 +151,23 @@ class DeviceState:
             return False
         return True
 
-    def launch(self, problem: Problem, config: KernelConfig, a: Any, b: Any, c: Any, stream: int) -> None:
-        """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream."""
-        need = workspace_bytes(problem, config)
+    def launch(
+        self, problem: Problem, config: KernelConfig, a: Any, b: Any, c: Any, stream: int, space: Any = None
+    ) -> None:
+        """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream, with the workspace that it may need."""
         # All that a bound call depends on; a workspace is its stream's.
-        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream if need else None)
+        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr(), None if space is None else stream)
+        once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
         with self._lock:
-            call = self._calls.get(key)
+            call = None if once else self._calls.get(key)
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
-                own = {"workspace": self._workspaces.take(stream, need, a.device)} if need else {}
+                own = {} if space is None else {"workspace": space}
                 call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c, **own)
                 # Kept by address, it must not keep the memory: torch could then never use it again.
                 call.release()
-                _keep(self._calls, key, call, KEPT_CALLS)
+                if not once:
+                    _keep(self._calls, key, call, KEPT_CALLS)
             else:
                 _touch(self._calls, key)
             call(stream)
@@ -172,9 +190,12 @@ class DeviceState:
         known = self.lt.get(decision.problem, decision.algorithm)
         return 0 if known is None else known.workspace_bytes
 
-    def workspace_of(self, stream: int) -> Any:
-        """The workspace of a raw stream, None: no call has needed it yet."""
-        return self._workspaces.of(stream)
+    def workspace_of(self, stream: int, capturing: Callable[[], bool] = lambda: False) -> tuple[Any, int]:
+        """(the workspace that calls on a raw stream have now, None: no call has needed it yet; its capture or 0)."""
+        capture = capture_id(stream) if capturing() else 0
+        if capture == 0:
+            return self._workspaces.of(stream), 0
+        return (None, 0) if capture is None else (self._captured.of(stream, capture), capture)
 
     def unavailable(self, decision: Decision) -> bool:
         """Whether the decision is torch's for good: by the library, or because what it names cannot be had."""

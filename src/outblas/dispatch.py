@@ -74,8 +74,9 @@ def matmul(
     Every other input (shape, dtype, strides, alignment, device, autocast or a transform) is handed
     to torch.matmul unchanged, and so are its errors; :func:`explain` says which way a product goes. It is
     enqueued on the device's current torch stream. While a CUDA graph is captured no kernel is loaded: make
-    one call of the kind before, else the graph holds torch's kernel. Kernels and algorithms that need a workspace are
-    never captured (graphs of one stream may be replayed on two at once): the graph holds torch's kernel then.
+    one call of the kind before, else the graph holds torch's kernel. Kernels and algorithms that need a workspace have
+    one in the graph's memory pool (:mod:`outblas.capture_workspace`); where the capture is not torch's (made by the
+    driver's own calls) or torch's allocator not its native one, the graph holds torch's kernel then.
 
     Raises:
         TensorError: tensors on different devices, or ``out`` shares memory with an input.
@@ -346,13 +347,14 @@ def _remember(device: DeviceState, decision: Decision, call: tuple[Any, ...], re
 
 
 def _lend(device: DeviceState, a: torch.Tensor) -> None:
-    """Tell the native table the workspace of the current stream, which the table then keeps alive."""
+    """Tell the native table the workspace of the current stream, which the table then keeps alive; of its capture, if
+    there is one, that keeps nothing."""
     import torch
 
     stream = torch._C._cuda_getCurrentRawStream(a.device.index)
-    workspace = device.workspace_of(stream)
+    workspace, capture = device.workspace_of(stream, torch.cuda.is_current_stream_capturing)
     if workspace is not None:
-        _table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace)
+        _table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace, capture)
 
 
 def _open_table() -> None:

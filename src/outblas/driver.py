@@ -69,3 +69,39 @@ def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:
             cu.cuGraphDestroy(graph)
         raise
     return check("cuStreamEndCapture", cu.cuStreamEndCapture(stream))
+
+
+def capture_id(stream: int) -> int | None:
+    """The capture that records a raw stream, by a number that no other capture of the process has.
+
+    0: none. None: one that has failed, or the driver does not say.
+    """
+    cu = driver()
+    status, kind, number, *_ = cu.cuStreamGetCaptureInfo(stream)
+    if int(status) != 0:
+        return None
+    kinds = cu.CUstreamCaptureStatus
+    if kind == kinds.CU_STREAM_CAPTURE_STATUS_NONE:
+        return 0
+    return int(number) or None if kind == kinds.CU_STREAM_CAPTURE_STATUS_ACTIVE else None
+
+
+def new_stream() -> int:
+    """A raw stream of the current context, made also while a graph is captured; it is never destroyed.
+
+    Raises:
+        DeviceError: the driver makes none.
+    """
+    cu = driver()
+    relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check("cuThreadExchangeStreamCaptureMode", cu.cuThreadExchangeStreamCaptureMode(relaxed))
+    try:
+        flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return int(check("cuStreamCreate", cu.cuStreamCreate(flags)))
+    finally:
+        check("cuThreadExchangeStreamCaptureMode", cu.cuThreadExchangeStreamCaptureMode(before))
+
+
+def zero(address: int, nbytes: int, stream: int) -> None:
+    """Enqueue zeros to device memory on a raw stream. Raises DeviceError."""
+    check("cuMemsetD8Async", driver().cuMemsetD8Async(address, 0, nbytes, stream))

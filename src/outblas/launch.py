@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from outblas.capture_workspace import CapturedWorkspace
+
 #: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
 PORTABLE_CLUSTER = 8
 #: The driver's names of a TMA map's element type, and of its swizzle by the bytes of a box's row.
@@ -191,7 +193,7 @@ class LoadedKernel:
         a: torch.Tensor,
         b: torch.Tensor,
         c: torch.Tensor,
-        workspace: torch.Tensor | None = None,
+        workspace: torch.Tensor | CapturedWorkspace | None = None,
     ) -> Call:
         """A call computing ``c = a @ b``.
 
@@ -199,7 +201,7 @@ class LoadedKernel:
             a: (M, K); b: (N, K) for TN, (K, N) for NN; c: (M, N), overwritten. Row-major and
                 contiguous, of the problem's dtype, on one CUDA device.
             workspace: of :func:`outblas.workspace.allocate`, at least ``workspace_bytes(problem, config)``, shared with
-                calls of the same stream only; None: one of its own, if the kernel needs any.
+                calls of the same stream only, or that of a capture; None: one of its own, if the kernel needs any.
 
         Raises:
             TensorError: wrong shape, dtype, device or strides, misaligned, or c overlaps a or b; the workspace is
@@ -235,7 +237,9 @@ class LoadedKernel:
         return [self.bind(problem, *each, workspace=shared) for each in operands]
 
     @staticmethod
-    def _workspace(need: int, given: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    def _workspace(
+        need: int, given: torch.Tensor | CapturedWorkspace | None, like: torch.Tensor
+    ) -> torch.Tensor | CapturedWorkspace:
         if given is None:
             return allocate(need, like.device)
         if given.device != like.device or given.nbytes < need:

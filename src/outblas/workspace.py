@@ -3,7 +3,8 @@ an algorithm of cuBLASLt asks for, which leaves the counters at its head alone.
 
 Calls that may run at the same time need workspaces of their own; calls of one stream, one after the other, may share
 one, whatever their kernels and problems: its counters are zero again when a kernel ends, and a kernel under
-programmatic dependent launch writes to it only after its predecessor has ended.
+programmatic dependent launch writes to it only after its predecessor has ended. Calls that are captured in a CUDA graph
+have others (:mod:`outblas.capture_workspace`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 
 from outblas import lt_call
 from outblas.baselines import AUTO_REQUEST
+from outblas.capture_workspace import CaptureWorkspaces
 from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cublas import WORKSPACE_BYTES
 from outblas.decide import Decision, Operand, decide
@@ -194,7 +195,9 @@ def device(lt: Lt) -> DeviceState:
 
 
 def call(device: DeviceState, algorithm: str, stream: int = 7) -> bool:
-    return device.call_algorithm(PROBLEM, algorithm, Tensor(1), Tensor(2), Tensor(3), stream)
+    need = device.workspace_bytes(Decision(None, PROBLEM, "", algorithm))
+    space = device.take_workspace(stream, need, "cuda:0") if need else None
+    return device.call_algorithm(PROBLEM, algorithm, Tensor(1), Tensor(2), Tensor(3), stream, space)
 
 
 def test_nothing_is_looked_up_or_loaded_while_a_graph_is_captured(device: DeviceState, lt: Lt) -> None:
@@ -206,10 +209,10 @@ def test_nothing_is_looked_up_or_loaded_while_a_graph_is_captured(device: Device
 
 
 def test_a_workspace_per_stream(device: DeviceState, lt: Lt) -> None:
-    assert device.found(PROBLEM, SECOND) and device.workspace_of(7) is None
+    assert device.found(PROBLEM, SECOND) and device.workspace_of(7) == (None, 0)
     assert call(device, SECOND) and call(device, SECOND) and call(device, SECOND, 9)
-    kept = device.workspace_of(7)
-    assert kept is not None and kept is not device.workspace_of(9)
+    kept, capture = device.workspace_of(7)
+    assert kept is not None and capture == 0 and kept is not device.workspace_of(9)[0]
     decision = Decision(None, PROBLEM, "", SECOND)
     assert device.workspace_bytes(decision) == COUNTERS_BYTES + WORKSPACE_BYTES
     assert device.workspace_bytes(Decision(None, PROBLEM, "", FIRST)) == 0
@@ -251,8 +254,23 @@ def test_a_decision_is_run_on_the_current_stream(
     assert made._version == int(with_out)
     assert lt.calls[-1][:5] == (algorithm, a.data_ptr(), b.data_ptr(), made.data_ptr(), 7)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    again = device.run(decision, a, b, out)
-    assert (again is None) == (algorithm == SECOND), "what needs a workspace is not captured"
+    asked: list[tuple[int, Any]] = []
+    device._captured = CaptureWorkspaces(lambda *need: asked.append(need) or 3 << 20)  # type: ignore[func-returns-value]
+    for capture, times in ((5, 2), (6, 1)):
+        monkeypatch.setattr("outblas.device_state.capture_id", lambda stream, capture=capture: capture)
+        for _ in range(times):
+            assert device.run(decision, a, b, out) is not None
+            assert lt.calls[-1][5] == ((3 << 20) + COUNTERS_BYTES if algorithm == SECOND else 0)
+    assert len(asked) == (2 if algorithm == SECOND else 0), "one for each capture"
+    device._captured = CaptureWorkspaces(lambda *need: 0)
+    before = len(lt.calls)
+    for none in (7, None):  # a capture with no workspace to be had; one that has failed
+        monkeypatch.setattr("outblas.device_state.capture_id", lambda stream, none=none: none)
+        assert (device.run(decision, a, b, out) is None) == (algorithm == SECOND), "it is torch's"
+    assert len(lt.calls) == before + (0 if algorithm == SECOND else 2)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert device.run(decision, a, b, out) is not None
+    assert lt.calls[-1][5] == ((1 << 20) + COUNTERS_BYTES if algorithm == SECOND else 0), "the stream's own again"
 
 
 def test_why_not_looks_it_up(torch: Any, device: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:

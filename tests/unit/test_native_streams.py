@@ -199,8 +199,14 @@ def test_one_that_is_too_small_is_left_to_the_dispatch_which_gives_a_larger(
     assert table.matmul(*call, False) is out and last(cuda, kind) == (7, 2 * ADDRESS)
 
 
+def capturing(cuda: FakeCuda, capture: int) -> None:
+    """Every stream is captured from now on, 0: none."""
+    cuda.set("fake_capture", int(capture > 0))
+    cuda.set("fake_capture_id", capture, ctypes.c_uint64)
+
+
 @pytest.mark.parametrize(("name", "value"), [("fake_capture", 1), ("fake_capture", 2), ("fake_capture_status", 906)])
-def test_it_is_never_used_in_a_graph(table: Any, cuda: FakeCuda, kind: str, name: str, value: int) -> None:
+def test_a_streams_own_is_never_used_in_a_graph(table: Any, cuda: FakeCuda, kind: str, name: str, value: int) -> None:
     a, _, out = call = operands()
     learn_one(table, cuda, kind, call)
     table.lend(a, 7, ADDRESS, NEED, object())
@@ -208,6 +214,68 @@ def test_it_is_never_used_in_a_graph(table: Any, cuda: FakeCuda, kind: str, name
     assert table.matmul(*call, False) is None and count(cuda) == 0
     cuda.set(name, 0)
     assert table.matmul(*call, False) is out
+
+
+def test_a_capture_has_its_own_on_each_stream(table: Any, cuda: FakeCuda, host: Host, kind: str) -> None:
+    a, _, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    table.lend(a, 7, ADDRESS, NEED, object())
+    capturing(cuda, 3)
+    table.lend(a, 7, 2 * ADDRESS, NEED, object(), 3)
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (7, 2 * ADDRESS)
+    host.stream = 9
+    assert table.matmul(*call, False) is None, "two streams of one capture may run at the same time"
+    table.lend(a, 9, 3 * ADDRESS, NEED, object(), 3)
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (9, 3 * ADDRESS)
+    host.stream = 7
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (7, 2 * ADDRESS)
+    capturing(cuda, 0)
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (7, ADDRESS), "the stream's own again"
+    capturing(cuda, 4)
+    assert table.matmul(*call, False) is None, "another capture"
+    table.lend(a, 7, 4 * ADDRESS, NEED - 1, object(), 4)
+    assert table.matmul(*call, False) is None, "too small"
+    table.lend(a, 7, 5 * ADDRESS, NEED, object(), 4)
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (7, 5 * ADDRESS)
+
+
+@pytest.mark.parametrize(("name", "value"), [("fake_capture", 2), ("fake_capture_status", 906)])
+def test_a_capture_that_has_failed_is_left_to_the_dispatch(
+    table: Any, cuda: FakeCuda, kind: str, name: str, value: int
+) -> None:
+    a, _, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    table.lend(a, 7, ADDRESS, NEED, object(), 3)
+    capturing(cuda, 3)
+    cuda.set(name, value)
+    assert table.matmul(*call, False) is None and count(cuda) == 0
+    cuda.set("fake_capture_status", 0)
+    capturing(cuda, 3)
+    assert table.matmul(*call, False) is out
+
+
+def test_the_driver_is_asked_once_outside_of_captures(table: Any, cuda: FakeCuda, kind: str) -> None:
+    a, b, out = operands()
+    learn(table, a, b, None, prepared())
+    table.matmul(a, b, None, False)
+    assert cuda.asked == 0, "and not at all about what needs no workspace"
+    learn_one(table, cuda, kind, (a, b, out))
+    table.lend(a, 7, ADDRESS, NEED, object())
+    for asked in range(1, 4):
+        assert table.matmul(a, b, out, False) is out and cuda.asked == asked
+
+
+def test_captures_leave_nothing_behind(table: Any, cuda: FakeCuda, kind: str) -> None:
+    """The last one of a stream takes the place of the one before."""
+    a, _, out = call = operands()
+    learn_one(table, cuda, kind, call)
+    owner = object()
+    before = sys.getrefcount(owner)
+    table.lend(a, 7, ADDRESS, NEED, owner)
+    for capture in range(1, 400):
+        table.lend(a, 7, 2 * ADDRESS, NEED, owner, capture)
+    assert sys.getrefcount(owner) == before + 2
+    assert table.matmul(*call, False) is out and last(cuda, kind) == (7, ADDRESS)
 
 
 def test_what_needs_none_is_captured(table: Any, cuda: FakeCuda) -> None:

@@ -43,6 +43,7 @@ const char *driver_open(Driver *driver, const char *path) {
         *wanted[i].into = dlsym(driver->library, wanted[i].name);
         if (!*wanted[i].into) return wanted[i].name;
     }
+    *(void **)&driver->capture_info = dlsym(driver->library, "cuStreamGetCaptureInfo_v2");  // CUDA 11.3
     return NULL;
 }
 
@@ -56,9 +57,14 @@ void *driver_context(const Driver *driver) {
     return driver->current_context(&context) == 0 ? context : NULL;
 }
 
-int driver_is_free(const Driver *driver, void *stream) {
-    int capture = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
-    return driver->is_capturing(stream, &capture) == 0 && capture == 0;
+uint64_t driver_capture(const Driver *driver, void *stream) {
+    enum { NONE = 0, ACTIVE = 1 };  // CU_STREAM_CAPTURE_STATUS_
+    int status = NONE;
+    uint64_t id = 0;
+    if (driver->is_capturing(stream, &status)) return UNKNOWN_CAPTURE;
+    if (status == NONE) return NO_CAPTURE;
+    if (!driver->capture_info || driver->capture_info(stream, &status, &id, NULL, NULL, NULL)) return UNKNOWN_CAPTURE;
+    return status == ACTIVE && id ? id : UNKNOWN_CAPTURE;
 }
 
 int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map) {

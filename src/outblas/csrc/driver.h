@@ -35,6 +35,8 @@ typedef struct {
                         int swizzle, int promotion, int fill);
     int (*current_context)(void **context);
     int (*is_capturing)(void *stream, int *status);
+    // Of a driver that has it, else NULL; what is not asked for is NULL.
+    int (*capture_info)(void *stream, int *status, uint64_t *id, void *graph, void *dependencies, void *count);
 } Driver;
 
 // Fills `driver` from a shared library; NULL, or the name of what is missing.
@@ -44,8 +46,11 @@ void driver_close(Driver *driver);
 // The context that is current in this thread, NULL where there is none.
 void *driver_context(const Driver *driver);
 
-// Whether a stream is known to be recorded by no graph.
-int driver_is_free(const Driver *driver, void *stream);
+// The capture that records a stream, by the driver's number that no other capture of the process has. No capture:
+// one question to the driver; there is one: two.
+#define NO_CAPTURE ((uint64_t)0)
+#define UNKNOWN_CAPTURE UINT64_MAX  // one that has failed, or the driver does not say
+uint64_t driver_capture(const Driver *driver, void *stream);
 
 // These return the driver's status, 0 for success. `workspace`: address, 0 for a kernel that takes none.
 int driver_encode(const Driver *driver, const MapSpec *spec, uint64_t address, TensorMap *map);

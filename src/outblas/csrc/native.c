@@ -96,11 +96,13 @@ static int enqueue(TableObject *self, const Entry *entry, const uint64_t address
     return status ? refuse(self, entry->maker == BY_KERNEL ? "cuLaunchKernelEx" : "cublasLtMatmul", status) : 0;
 }
 
-// The workspace of the stream for an entry, with a reference to its owner; 0: Python has to see the call, for it makes
-// workspaces, and knows what to do while a graph is captured: graphs of one stream may be replayed on two at once.
+// The workspace for an entry of the stream, or of the capture that records it (graphs of one stream may be replayed on
+// two at once), with a reference to its owner; 0: Python has to see the call, for it makes workspaces.
 static uint64_t borrow(TableObject *self, const Entry *entry, void *stream, PyObject **owner) {
-    const Lent *lent = table_lent(&self->table, entry->key.device, stream, entry->workspace_bytes);
-    if (!lent || !driver_is_free(&self->driver, stream)) return 0;
+    const uint64_t capture = driver_capture(&self->driver, stream);
+    if (capture == UNKNOWN_CAPTURE) return 0;
+    const Lent *lent = table_lent(&self->table, entry->key.device, stream, capture, entry->workspace_bytes);
+    if (!lent) return 0;
     *owner = lent->owner;
     Py_INCREF(*owner);
     return lent->address;
@@ -275,15 +277,15 @@ static PyObject *table_learn(PyObject *object, PyObject *args) {
 static PyObject *table_lend_method(PyObject *object, PyObject *args) {
     TableObject *self = (TableObject *)object;
     PyObject *tensor, *owner;
-    unsigned long long stream, address, bytes;
-    if (!PyArg_ParseTuple(args, "OKKKO", &tensor, &stream, &address, &bytes, &owner)) return NULL;
+    unsigned long long stream, address, bytes, capture = NO_CAPTURE;
+    if (!PyArg_ParseTuple(args, "OKKKO|K", &tensor, &stream, &address, &bytes, &owner, &capture)) return NULL;
     if (!is_plain(self, tensor)) Py_RETURN_NONE;
     const int device = device_of(self, tensor, 1);
     if (device < 0) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
-    const Lent lent = {(int16_t)device, (void *)(uintptr_t)stream, address, bytes, owner};
+    const Lent lent = {(int16_t)device, (void *)(uintptr_t)stream, capture, address, bytes, owner};
     Py_INCREF(owner);
     PyObject *replaced = table_lend(&self->table, &lent);
     Py_XDECREF(replaced);
@@ -353,8 +355,8 @@ static PyMethodDef table_methods[] = {
      "learn(a, b, out, option, element_bytes, launch, product=None): answer such calls by a launch or by a product of "
      "cuBLASLt, both None: by torch. Whether it could be."},
     {"lend", table_lend_method, METH_VARARGS,
-     "lend(tensor, stream, address, bytes, owner): the workspace of a stream of the tensor's device, in place of the one "
-     "it had; the owner is held."},
+     "lend(tensor, stream, address, bytes, owner, capture=0): the workspace of a stream of the tensor's device, or in "
+     "the driver's capture of that number, in place of the one it had; the owner is held."},
     {"forget", table_forget, METH_NOARGS, "forget(): all that was learned and lent."},
     {"counts", table_counts, METH_NOARGS, "counts(): calls remembered, products launched, how operands are read."},
     {NULL, NULL, 0, NULL},

@@ -98,19 +98,23 @@ int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t 
     return 0;
 }
 
-static uint32_t lent_index(const Table *table, int16_t device, void *stream) {
+static uint32_t lent_index(const Table *table, int16_t device, void *stream, int captured) {
     uint32_t i = 0;
-    while (i < table->lent_count && (table->lent[i].stream != stream || table->lent[i].device != device)) i++;
+    for (; i < table->lent_count; i++) {
+        const Lent *lent = &table->lent[i];
+        if (lent->stream == stream && lent->device == device && (lent->capture != NO_CAPTURE) == captured) break;
+    }
     return i;
 }
 
-const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t bytes) {
-    const uint32_t i = lent_index(table, device, stream);
-    return i < table->lent_count && table->lent[i].bytes >= bytes ? &table->lent[i] : NULL;
+const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t capture, uint64_t bytes) {
+    const uint32_t i = lent_index(table, device, stream, capture != NO_CAPTURE);
+    if (i == table->lent_count || table->lent[i].capture != capture) return NULL;
+    return table->lent[i].bytes >= bytes ? &table->lent[i] : NULL;
 }
 
 void *table_lend(Table *table, const Lent *lent) {
-    uint32_t i = lent_index(table, lent->device, lent->stream);
+    uint32_t i = lent_index(table, lent->device, lent->stream, lent->capture != NO_CAPTURE);
     if (i == LENT_LIMIT) i = table->lent_next++ % LENT_LIMIT;
     void *replaced = i < table->lent_count ? table->lent[i].owner : NULL;
     if (i == table->lent_count) table->lent_count++;

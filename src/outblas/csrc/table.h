@@ -35,10 +35,11 @@ typedef struct Entry {
     struct Entry *next;       // of those that are taken out
 } Entry;
 
-// The workspace of a stream, for its calls one after the other.
+// The workspace of a stream, for its calls one after the other: of all that are captured by no graph, or of a capture.
 typedef struct {
     int16_t device;
     void *stream;
+    uint64_t capture;  // NO_CAPTURE, or whose it is
     uint64_t address, bytes;
     void *owner;  // whoever keeps it alive
 } Lent;
@@ -75,10 +76,11 @@ void table_close(Table *table, void (*release)(void *));
 int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
               TensorMap *map);
 
-// The workspace of a stream; NULL where there is none, or a smaller one.
-const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t bytes);
+// The workspace of a stream in a capture, or in none; NULL where there is none, or a smaller one.
+const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t capture, uint64_t bytes);
 
-// Takes a stream's workspace in place of the one it had; the owner that is to be released, or NULL.
+// Takes a stream's workspace in place of the one it had: one for captures, the last one's, and one for all else. The
+// owner that is to be released, or NULL.
 void *table_lend(Table *table, const Lent *lent);
 
 // Whether A or B may share memory with C: their spans meet.
