@@ -69,7 +69,7 @@ def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pyte
     def absent() -> Any:
         raise ModuleNotFoundError("No module named 'outblas._native'")
 
-    monkeypatch.setattr(native, "_extension", absent)
+    monkeypatch.setattr(native, "extension", absent)
     assert "not built" in native.why_not() and "outblas.native_build" in native.why_not()
 
 

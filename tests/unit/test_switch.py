@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,18 +18,28 @@ import torch
 from torch._inductor import config
 
 import outblas
-from outblas import dispatch, switch
+from outblas import dispatch, native, switch
 from outblas.switch import Switch
+from native_fixture import built_fixture  # noqa: F401
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 
-@pytest.fixture
-def on(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
-    """The process's switch, of the CPU."""
+@pytest.fixture(params=["native", "python"])
+def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Switch]:
+    """The process's switch, of the CPU; with kernels in C++, which ask those in Python, and with these alone."""
+    if request.param == "native":
+        if shutil.which("c++") is None:
+            pytest.skip("no C++ compiler")
+        extension, fake = request.getfixturevalue("built")
+        monkeypatch.setattr(native, "extension", lambda: extension)
+        monkeypatch.setattr(native, "LIBCUDA", str(fake))
+    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
     made = Switch("CPU", lambda: "")
     monkeypatch.setattr(switch, "_switch", made)
     before = config.post_grad_custom_post_pass
     yield made
+    if made._override is not None:
+        assert bool(made._override.why_python) == (request.param == "python"), made._override.why_python
     while made._users:
         made.leave()
     made.disable()
@@ -250,6 +262,8 @@ def test_what_the_table_knows_to_be_torchs_does_not_come_back(
         def ours(self, *call: Any) -> Any:
             return NotImplemented
 
+    if os.environ["OUTBLAS_NATIVE"] == "1":
+        pytest.skip("kernels in C++ have a table of their own")
     monkeypatch.setattr(dispatch, "_table", Table())
     monkeypatch.setattr(dispatch, "_known", lambda a, b, out, option: torch.matmul(a, b))
     x, w = numbers(3, 8), numbers(8, 5)
