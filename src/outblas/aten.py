@@ -7,9 +7,9 @@ their part above. ``aten::addmm`` (a bias) stays torch's, see :mod:`outblas.affi
 
 A product may have been made by anything, so no promise about ``b`` is taken from the environment.
 
-Where the native extension has kernels for torch's dispatcher (:mod:`outblas.aten_native`) they are put there: what is
-torch's costs next to nothing then, and what is ours, once it is known, no Python. What they meet for the first time they
-ask of the kernels here, which else take torch's place themselves.
+Where the native extension has kernels for torch's dispatcher (:mod:`outblas.aten_native`) they are put there: what
+is torch's costs next to nothing then, and what is ours, once it is known, no Python. What they meet for the first
+time they ask of the kernels here, which else take torch's place themselves.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Override:
         """What the environment says of PDL is read here. No other thread may be at a product meanwhile: torch changes
         its table of kernels without a lock that calls would take."""
         self._option = promise_free_option()
-        # Torch warns of the first kernel in a process that is replaced, which is what was asked for; on stderr where it is
-        # replaced from C++: so the first is replaced from here in any case.
+        # Torch warns of the first kernel in a process that is replaced, which is what was asked for; on stderr where
+        # it is replaced from C++: so the first is replaced from here in any case.
         self._library = self._registered(self._key)
         products, self.why_python = self._native()
         if products is not None:
@@ -83,7 +83,7 @@ class Override:
         try:
             products.forget()  # libraries may have been replaced meanwhile
             products.install(self._key, self._option, asked_keys())
-        except (AttributeError, RuntimeError) as error:
+        except RuntimeError as error:
             self.why_python = str(error)
             self._library._destroy()
             self._library = self._registered(self._key)

@@ -1,8 +1,9 @@
-"""Kernels in C++ for torch's products (:mod:`outblas.aten`): torch's dispatcher calls them without the interpreter's lock.
+"""Kernels in C++ for torch's products (:mod:`outblas.aten`), called without the interpreter's lock.
 
 They are told by Python what to do with a product when it first arrives, and reach torch by its C interface for
-extensions, the same in every torch since 2.10, and by four C++ functions of two tensors. All of these are looked up by
-name in the torch that is running: where one is missing, or the extension has no such kernels, those in Python do it all.
+extensions, the same in every torch since 2.10, and by four C++ functions of two tensors. All of these are looked up
+by name in the torch that is running: where one is missing, or the extension has no such kernels, those in Python do
+it all.
 """
 
 from __future__ import annotations
@@ -71,13 +72,14 @@ def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
     if make is None:
         return None, "outblas._native was built without a C++ compiler"
     try:
+        asked_keys()
         return make(libcuda or native.LIBCUDA, _DEVICES[key][0], _addresses(key)), ""
-    except (AttributeError, OSError, ValueError) as error:  # another torch, another driver
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:  # another torch, another driver
         return None, f"the kernels of outblas._native cannot be used here: {error}"
 
 
 def asked_keys() -> int:
-    """The raw set of dispatch keys with :data:`ASKED` alone. Raises AttributeError, RuntimeError for a torch without."""
+    """The raw set of dispatch keys with :data:`ASKED` alone; raises something for a torch that has no such key."""
     return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASKED)).raw_repr())
 
 
@@ -88,7 +90,11 @@ def call_of(products: Any) -> Call | None:
 
 
 def _addresses(key: str) -> dict[str, int]:
-    """Name in ``csrc/products.h`` -> address, of the libraries that torch has loaded. Raises AttributeError, OSError."""
+    """Name in ``csrc/products.h`` -> address, in the libraries that torch has loaded.
+
+    Raises:
+        AttributeError, OSError: a function, or a library, is not there.
+    """
     namespace = _DEVICES[key][1]
     kernels = {"mm": f"_ZN2at{namespace}2mm{_TWO_TENSORS}", "bmm": f"_ZN2at{namespace}3bmm{_TWO_TENSORS}"}
     found = _found("libtorch_cpu.so", _FUNCTIONS if key == "CUDA" else {**_FUNCTIONS, **kernels})

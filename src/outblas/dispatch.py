@@ -341,8 +341,8 @@ forgetters: list[Callable[[], None]] = []
 def _remember(
     device: DeviceState, decision: Decision, operands: tuple[Any, ...], result: Any, call: Call | None = None
 ) -> None:
-    """Let the native table, and whoever asked by ``call``, answer such calls from now on; ``result`` is the output, None:
-    torch's product."""
+    """Let the native table, and whoever asked by ``call``, answer such calls from now on; ``result`` is the output,
+    None: torch's product."""
     if result is None and not device.unavailable(decision):
         return  # what could not be loaded yet, or not be used, under capture
     a, b, out, option = operands

@@ -18,9 +18,9 @@ import torch
 from torch._inductor import config
 
 import outblas
+from native_fixture import built_fixture  # noqa: F401
 from outblas import dispatch, native, switch
 from outblas.switch import Switch
-from native_fixture import built_fixture  # noqa: F401
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 
