@@ -27,6 +27,18 @@ from outblas.aten_native import ASKED, asked_keys, call_of, open_products
 from outblas.below import our_bmm, our_mm, torch_bmm, torch_mm
 
 
+def plain(tensor: Any) -> Any:
+    """A tensor of a subclass that has had its say above, as a tensor. One that has its say below the dispatcher
+    (``__torch_dispatch__``) stays what it is, and torch's."""
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
 class Override:
     """In place from :meth:`install` to :meth:`remove`.
 
@@ -40,7 +52,7 @@ class Override:
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = self._option = 0
         self._products: Any = None
-        self.why_python = "it was not on yet"
+        self.why_python = ""
 
     def install(self) -> None:
         """What the environment says of PDL is read here. No other thread may be at a product meanwhile: torch changes
@@ -69,6 +81,11 @@ class Override:
         native = {} if self._products is None else self._products.counts()
         with self._lock:
             return {"ours": self._ours + native.get("ours", 0), "torchs": self._torchs + native.get("torchs", 0)}
+
+    @property
+    def kernels(self) -> str:
+        """What takes the place of torch's: ``C++``, or ``Python`` and why."""
+        return f"Python: {self.why_python}" if self.why_python else "C++"
 
     def _native(self) -> tuple[Any, str]:
         """(kernels in C++ for this key, "") or (None, why there are none)."""
@@ -106,6 +123,7 @@ class Override:
     def _kernel(self, our: Callable[..., Any], their: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def kernel(a: Any, b: Any) -> Any:
             call = None if self._products is None else call_of(self._products)
+            a, b = plain(a), plain(b)
             result = our(a, b, self._option, call)
             with self._lock:
                 if result is None:

@@ -78,7 +78,10 @@ def test_every_way_to_multiply_is_ours(on: Switch, served: Served) -> None:
     assert not outblas.enabled()
     ran = len(served.ran)
     assert torch.equal(ways[0](), expected) and len(served.ran) == ran
-    assert outblas.status()["torch"] == {"enabled": False, "ours": len(ways) - 1, "torchs": 0, "compiled": 0}
+    told = outblas.status()["torch"]
+    kernels = told.pop("kernels")
+    assert told == {"enabled": False, "ours": len(ways) - 1, "torchs": 0, "compiled": 0}
+    assert kernels == ("C++" if os.environ["OUTBLAS_NATIVE"] == "1" else "Python: switched off by OUTBLAS_NATIVE")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +189,30 @@ def test_modes_see_the_product_once(on: Switch) -> None:
         with torch.device("cpu"):
             torch.mm(x, w)
     assert seen == [torch.mm, torch.ops.aten.mm.default]
+
+
+def test_a_subclass_has_its_say_once_and_is_ours(on: Switch, served: Served) -> None:
+    class Weight(torch.nn.Parameter):
+        pass
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs)
+
+    seen: list[Any] = []
+    x, w = numbers(3, 8), numbers(8, 5)
+    expected = x.double() @ w.double()
+    with outblas.use():
+        for _ in range(2):
+            assert torch.equal(torch.mm(x, Weight(w, requires_grad=False)).double(), expected)
+        seen.clear()
+        found = torch.mm(x.as_subclass(Watching), w)
+        assert type(found) is Watching and seen == [torch.mm]
+        torch.mm(x.float(), w.float().as_subclass(Watching))
+        assert seen.count(torch.mm) == 2
+    assert len(served.ran) == 3
 
 
 def test_users_are_counted_and_the_last_switches_off(on: Switch, served: Served) -> None:

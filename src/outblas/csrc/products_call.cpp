@@ -67,6 +67,17 @@ class Current {
     void *guard_ = nullptr;
 };
 
+// What Python is asked, for as long as it may take it.
+class Sending {
+   public:
+    explicit Sending(const Key &key) {
+        sent = key;
+        is_sent = true;
+    }
+    Sending(const Sending &) = delete;
+    ~Sending() { is_sent = false; }
+};
+
 bool read_operand(const Torch &torch, Handle tensor, int64_t wanted, int64_t *&sizes, int64_t *&strides, void *&data) {
     int64_t dim = 0;
     return !torch.dim(tensor, &dim) && dim == wanted && !torch.sizes(tensor, &sizes) && !torch.strides(tensor, &strides) &&
@@ -201,8 +212,7 @@ void kernel(uint64_t *stack, uint64_t, uint64_t) {
         const auto theirs = op == Op::mm ? torch.mm : torch.bmm;
         given = made_by([&](void *into) { theirs(into, a.get(), b.get()); });
     } else {
-        sent = key;
-        is_sent = true;
+        const Sending sending(key);
         const auto ask = op == Op::mm ? torch.mm_redispatch : torch.bmm_redispatch;
         given = made_by([&](void *into) { ask(into, p->ask_keys, a.get(), b.get()); });
     }
