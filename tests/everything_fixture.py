@@ -63,6 +63,7 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(dispatch, "_devices", dict(enumerate(states)))
     reason = "" if request.param == "native" else "left out by this test"
     monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
+    monkeypatch.setattr(switch, "_switch", switch.Switch("CUDA", switch.why_not))  # counts from the start
     for name, value in (("_table", None), ("_no_table", reason), ("_known", None)):
         monkeypatch.setattr(dispatch, name, value)
     yield states
