@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import resource
 import threading
 import types
@@ -25,7 +27,7 @@ from native_fixture import (  # noqa: F401
     needs_compiler,
     prepared,
 )
-from outblas import aten_native, dispatch, native
+from outblas import aten_native, dispatch, native, native_build
 from outblas.aten import Override
 from outblas.problem import Problem
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
@@ -199,20 +201,15 @@ def test_exceptions_of_python_come_through(
     assert torch.equal(torch.mm(x, w).double(), x.double() @ w.double()), "nothing was learned"
 
 
-@pytest.mark.parametrize(
-    "refusal", [("fake_status", 1, True), ("fake_encode_status", 1, True), ("fake_context", 78, False)]
-)
+@pytest.mark.parametrize("refusal", [("fake_status", 1), ("fake_encode_status", 1), ("fake_context", 78)])
 def test_what_the_driver_refuses_is_asked_again(
-    refusal: tuple[str, int, bool], on: Override, device: Device, cuda: FakeCuda
+    refusal: tuple[str, int], on: Override, device: Device, cuda: FakeCuda
 ) -> None:
-    name, value, _ = refusal
+    name, value = refusal
     device.function = MAPPED
     x, w = numbers(3, 8), numbers(8, 5)
     torch.mm(x, w)
     if name == "fake_context":
-        cuda.library.fake_reset()
-        import ctypes
-
         cuda.set(name, value, ctypes.c_uint64)
     else:
         cuda.set(name, value)
@@ -222,6 +219,77 @@ def test_what_the_driver_refuses_is_asked_again(
     cuda.library.fake_reset()
     torch.mm(x, w)
     assert len(device.ran) == 3 and len(cuda) == 1
+
+
+def test_the_operands_device_is_made_current(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with two GPUs: the context that is current is another's until torch's guard is there."""
+    guards: list[str] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+    def create(index: int, out: Any) -> int:
+        guards.append("created")
+        out[0] = 5
+        cuda.set("fake_context", 77, ctypes.c_uint64)
+        return 0
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def delete(guard: int) -> int:
+        guards.append(f"deleted {guard}")
+        cuda.set("fake_context", 78, ctypes.c_uint64)
+        return 0
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+    def stream(index: int, out: Any) -> int:
+        out[0] = 9
+        return 0
+
+    functions = {"guard_create": create, "guard_delete": delete, "current_stream": stream}
+    added = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in functions.items()}
+    real = aten_native._addresses
+    monkeypatch.setattr(aten_native, "_addresses", lambda key: {**real(key), **added})
+    override = Override("CPU")
+    override.install()
+    try:
+        x, w = numbers(3, 8), numbers(8, 5)
+        torch.mm(x, w)
+        cuda.set("fake_context", 78, ctypes.c_uint64)
+        torch.mm(x, w)
+        assert len(device.ran) == 1 and len(cuda) == 1 and cuda[-1].stream == 9
+        assert guards == ["created", "deleted 5"]
+        cuda.set("fake_context", 77, ctypes.c_uint64)
+        torch.mm(x, w)
+        assert len(cuda) == 2 and len(guards) == 2, "current already"
+    finally:
+        override.remove()
+
+
+def test_modes_and_nested_products_are_asked_apart(
+    on: Override, device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    x, w, y = numbers(3, 8), numbers(8, 5), numbers(4, 8)
+    run = device.run
+
+    def nested(decision: Any, a: Any, b: Any, out: Any) -> Any:
+        if len(a) == 3:
+            torch.mm(y, w)  # as a signal's handler may
+        return run(decision, a, b, out)
+
+    monkeypatch.setattr(device, "run", nested)
+    with Mode():
+        torch.mm(x, w)
+    assert seen == [torch.ops.aten.mm.default] and [p.m for p in device.ran] == [4, 3]
+    for a in (x, y):
+        torch.mm(a, w)
+        assert list(cuda[-1].extents) == [len(a), 5, 8]
+    assert len(device.ran) == 2
 
 
 def test_workspaces_are_their_streams(on: Override, device: Device, cuda: FakeCuda) -> None:
@@ -363,6 +431,16 @@ def test_one_is_in_place_at_a_time(on: Override, device: Device) -> None:
     other.remove()
     torch.mm(x, w)
     assert on.counts()["ours"] == 1
+
+
+def test_without_a_cxx_compiler_the_rest_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiler in ("no-such-c++", "c++ -Duint64_t=1+"):  # there is none; it does not compile
+        monkeypatch.setenv("CXX", compiler)
+        spec = importlib.util.spec_from_file_location("outblas._native", native_build.build(tmp_path))
+        assert spec is not None and spec.loader is not None
+        extension = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(extension)
+        assert hasattr(extension, "Table") and not hasattr(extension, "Products")
 
 
 @pytest.mark.parametrize("reason", ["a function", "a library", "a C++ compiler", "a driver", "a key"])
