@@ -4,10 +4,10 @@
     python scripts/any_shapes.py fit --work build/any_shapes        # -> src/outblas/data/any_shape/h200.npz
     python scripts/any_shapes.py bench                              # on a GPU -> results/h200/any_shapes_*.parquet
 
-``record``: ``--count`` random problems; on each the kernels of :func:`outblas.any_shape.general_kernels` that the policy
-chooses, ``--measurements`` of them, beside torch.matmul in the same rounds. ``fit``: torch.matmul's time of these, of the
-packaged recordings and of the stores named with ``--store``, and the margin that a prediction must clear, chosen on
-problems that were kept out. ``bench``: other random problems, by what was fitted alone, against every baseline.
+``record``: ``--count`` random problems; on each those of :func:`outblas.learn.any_shape.general_kernels` that
+the policy chooses, ``--measurements`` of them, beside torch.matmul in the same rounds. ``fit``: torch.matmul's time of
+these and of the packaged recordings, and the margin that a prediction must clear, chosen on problems that
+were kept out. ``bench``: other random problems, by what was fitted alone, against every baseline.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from outblas.agents import make_agent
 from outblas.any_shape import AnyShape
-from outblas.learn.any_shape import general_kernels
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.evaluate import LiveEvaluator, Options
+from outblas.learn.any_shape import general_kernels
 from outblas.library import Library, Row
 from outblas.problem import Problem
 from outblas.results import read_result
@@ -99,11 +97,12 @@ def bench(arguments: argparse.Namespace) -> None:
     """The decisions of :class:`AnyShape` on problems that were never measured; what it leaves to torch is torch's."""
     problems, found = shapes(arguments.count, BENCHED), AnyShape.load("h200")
     rows = [Row(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
-    run_bench(problems, "any_shapes", Library("h200", tuple(rows)), arguments.out, layouts=("TN", "NN"), baselines=RIVALS)
+    library = Library("h200", tuple(rows))
+    run_bench(problems, "any_shapes", library, arguments.out, layouts=("TN", "NN"), baselines=RIVALS)
     result = read_result(arguments.out)
-    over = {row["problem"]: row["torch_us"] / row["ours_us"] if not row["fallback"] else 1.0 for row in result.rows}
-    told = f"{sum(r > 1 for r in over.values())} faster, {sum(r < 0.98 for r in over.values())} below 0.98"
-    print(f"{len(over)} shapes: {geomean(list(over.values())):.3f} over torch.matmul, worst {min(over.values()):.3f}, {told}")
+    over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in result.rows]
+    told = f"{sum(r > 1 for r in over)} faster, {sum(r < 0.98 for r in over)} below 0.98, worst {min(over):.3f}"
+    print(f"{len(over)} shapes: {geomean(over):.3f} over torch.matmul, {told}")
 
 
 def main() -> None:

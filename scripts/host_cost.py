@@ -1,25 +1,32 @@
-"""What a call costs the host, on a GPU: outblas.matmul with and without out, torch.mm with and without out.
+"""What a call costs the host, on a GPU: outblas.matmul with and without out, torch.mm with and without out, and
+torch.mm under outblas.enable(), of a product that is ours and of others that are torch's.
 
     python scripts/host_cost.py [--mnk 64_64_64] [--calls 20000] [--out build/host_cost.json]
+    python scripts/host_cost.py --cpu        # needs no GPU: what enable() adds to torch.mm of two small CPU matrices
 
 Microseconds per call from a run of asynchronous calls, one clock reading per block of them. The blocks of all entries
 alternate in random order; before each, the stream is empty, so that a full queue is in no figure (a block is shorter
-than the queue is deep). The problem need not be in the library: rows of small kernels are made for it,
-and one that falls back to cuBLASLt.
+than the queue is deep), enable() is on or off as the entry says, and the call was made a few times. The problem
+need not be in the library: rows of small kernels are made for it, and one that falls back to cuBLASLt.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import outblas
+from outblas import native
 from outblas.baselines import AUTO_REQUEST
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cublas import CublasLt, describe
@@ -31,6 +38,10 @@ from outblas.space import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
 BLOCK = 200
+#: Calls before a block: what was switched on a moment ago has forgotten what it knew.
+WARM_UP = 5
+#: What the name of an entry ends in that is measured under enable().
+ENABLED = " enabled"
 KERNELS = {"wgmma": Sm90WgmmaConfig(64, 64, store="direct"), "mma": Sm80MmaConfig(16, 16, wm=1, wn=1)}
 
 
@@ -59,6 +70,8 @@ def entries(problem: Problem) -> dict[str, Callable[[], Any]]:
         "torch.matmul out": lambda: torch.matmul(a, b, out=out),
         "outblas.matmul out": lambda: matmul(a, b, out=out),
         "outblas.matmul": lambda: matmul(a, b),
+        "torch.mm enabled": lambda: torch.mm(a, b),
+        **others(torch, torch.randn(problem.m + 8, problem.k, device="cuda").half(), b),
         "nothing": lambda: None,
     }
     for call in found.values():
@@ -68,24 +81,76 @@ def entries(problem: Problem) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def measure(calls: dict[str, Callable[[], Any]], count: int, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Name -> microseconds per call: median, least and 99th percentile over blocks."""
-    import torch
+def others(torch: Any, x: Any, w: Any) -> dict[str, Callable[[], Any]]:
+    """Products that no library has, of half precision and of single, without and with enable()."""
+    xf, wf = x.float(), w.float()
+    found: dict[str, Callable[[], Any]] = {}
+    for end in ("", ENABLED):
+        found[f"torch.mm other{end}"] = lambda: torch.mm(x, w)
+        found[f"torch.mm fp32{end}"] = lambda: torch.mm(xf, wf)
+    return found
 
+
+def measure(
+    calls: dict[str, Callable[[], Any]],
+    count: int,
+    switch: Callable[[bool], Any],
+    synchronize: Callable[[], Any],
+    seed: int = 0,
+) -> dict[str, dict[str, float]]:
+    """Name -> microseconds per call: median, least and 99th percentile over blocks. ``switch``: turns on or off what
+    enable() does; ``synchronize``: waits for the device."""
+    on = False
     samples: dict[str, list[float]] = {name: [] for name in calls}
     rng = random.Random(seed)
     for _ in range(max(1, count // BLOCK)):
         for name in rng.sample(list(calls), len(calls)):
             call = calls[name]
-            torch.cuda.synchronize()
+            if name.endswith(ENABLED) != on:
+                on = not on
+                switch(on)
+            for _ in range(WARM_UP):
+                call()
+            synchronize()
             begin = perf_counter_ns()
             for _ in range(BLOCK):
                 call()
             samples[name].append((perf_counter_ns() - begin) / 1e3 / BLOCK)
+    if on:
+        switch(False)
     return {
         name: {"median_us": statistics.median(s), "least_us": min(s), "p99_us": sorted(s)[int(0.99 * (len(s) - 1))]}
         for name, s in samples.items()
     }
+
+
+def show(found: dict[str, dict[str, float]]) -> None:
+    for entry, figures in found.items():
+        print(f"  {entry:<24} " + "  ".join(f"{k} {v:7.3f}" for k, v in figures.items()))
+
+
+def on_cpu(calls: int) -> int:
+    """torch.mm of small CPU matrices with our kernels in the place of torch's: in C++, where they are built, and in
+    Python. None is ours here: this is what the way back to torch costs."""
+    import torch
+
+    from outblas.aten import Override
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:  # the kernels in C++ want a driver, which is never called here
+        driver = Path(folder) / "libcuda.so"
+        source = Path(__file__).parents[1] / "tests/fake_libcuda.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(driver), str(source)], check=True)
+        native.LIBCUDA = str(driver)
+        x, w = torch.ones(8, 8), torch.ones(8, 8)
+        for kernels in ("C++", "Python"):
+            os.environ["OUTBLAS_NATIVE"] = str(int(kernels == "C++"))
+            override = Override("CPU")
+            entries = {"torch.mm": lambda: torch.mm(x, w), "torch.mm enabled": lambda: torch.mm(x, w)}
+            found = measure(entries, calls, lambda on, o=override: o.install() if on else o.remove(), lambda: None)
+            print(f"kernels in {kernels}: {override.why_python or 'in place'}")
+            show(found)
+    return 0
 
 
 def main() -> int:
@@ -93,7 +158,10 @@ def main() -> int:
     parser.add_argument("--mnk", default="64_64_64")
     parser.add_argument("--calls", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=Path("build/host_cost.json"))
+    parser.add_argument("--cpu", action="store_true", help="without a GPU: torch.mm alone")
     options = parser.parse_args()
+    if options.cpu:
+        return on_cpu(options.calls)
     problem = Problem(*map(int, options.mnk.split("_")))
     gpu = gpu_of_device(0)
     result: dict[str, Any] = {
@@ -108,11 +176,13 @@ def main() -> int:
     for name, row in rows(problem).items():
         use_library(Library(gpu.name, (row,)))
         calls = entries(problem)
-        found = measure(calls, options.calls)
+        found = measure(
+            calls, options.calls, lambda on: outblas.enable() if on else outblas.disable(), torch.cuda.synchronize
+        )
         result["kernels"][name] = {"costs": found, "host_path": status()["cuda:0"]["host_path"]}
-        print(f"{name}: {result['kernels'][name]['host_path']}")
-        for entry, figures in found.items():
-            print(f"  {entry:<20} " + "  ".join(f"{k} {v:7.3f}" for k, v in figures.items()))
+        enabled = result["kernels"][name]["enabled"] = outblas.status()["torch"]["kernels"]
+        print(f"{name}: {result['kernels'][name]['host_path']}; enable() by kernels in {enabled}")
+        show(found)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written to {options.out}")

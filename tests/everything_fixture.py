@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outblas import dispatch, native
+from outblas import dispatch, native, switch
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.device_state import DeviceState, load_kernel
 from outblas.library import Choice, Library, Row
@@ -74,6 +74,8 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     ]
     monkeypatch.setattr(dispatch, "_devices", dict(enumerate(states)))
     reason = "" if request.param == "native" else "left out by this test"
+    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
+    monkeypatch.setattr(switch, "_switch", switch.Switch("CUDA", switch.why_not))  # counts from the start
     for name, value in (("_table", None), ("_no_table", reason), ("_known", None)):
         monkeypatch.setattr(dispatch, name, value)
     with sums_in_fp32():
@@ -84,7 +86,9 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 def computed(states: list[Counted]) -> int:
     """Products so far that were ours."""
     table = 0 if dispatch._table is None else dispatch._table.counts()["launches"]
-    return int(table) + sum(state.ran for state in states)
+    override = switch._switch._override
+    products = 0 if override is None or override._products is None else override._products.counts()["ours"]
+    return int(table) + int(products) + sum(state.ran for state in states)
 
 
 def numbers(*shape: int, dtype: Any = torch.float16, seed: int = 0, grad: bool = False, device: Any = "cuda") -> Any:

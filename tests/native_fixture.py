@@ -146,7 +146,7 @@ def table_fixture(
         pytest.skip("this torch has no DLPack exchange")
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
-    monkeypatch.setattr(native, "_extension", lambda: built[0])
+    monkeypatch.setattr(native, "extension", lambda: built[0])
     without = {} if request.param == "exchange" else {"exchange": None}
     found, reason = native.open_table(cuda.path, **host.hooks(), **without)
     assert found is not None, reason

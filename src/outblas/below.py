@@ -20,20 +20,20 @@ from outblas.fold import fold, unfold
 HALF = (torch.float16, torch.bfloat16)
 
 
-def our_mm(a: Any, b: Any, option: int) -> Any:
-    """Our product of two matrices, None where torch is to compute it. ``option``: see
-    :func:`outblas.dispatch.served`."""
-    return product(a, b, option) if a.dtype in HALF and a.dim() == 2 == b.dim() else None
+def our_mm(a: Any, b: Any, option: int, call: Any = None) -> Any:
+    """Our product of two matrices, None where torch is to compute it. ``option``, ``call``: see
+    :func:`outblas.dispatch.product`."""
+    return product(a, b, option, call) if a.dtype in HALF and a.dim() == 2 == b.dim() else None
 
 
-def our_bmm(a: Any, b: Any, option: int) -> Any:
+def our_bmm(a: Any, b: Any, option: int, call: Any = None) -> Any:
     """Our product of two batches of matrices where it is one of two matrices: a batch of one, or one ``b`` for all."""
     if a.dtype not in HALF or a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0]:
         return None
     if a.shape[0] != 1 and b.stride(0) != 0:
         return None
     folded = fold(a, b[:1])
-    c = None if folded is None else product(folded.a, folded.b, option)
+    c = None if folded is None else product(folded.a, folded.b, option, call)
     return None if c is None or folded is None else unfold(c, folded.shape)
 
 

@@ -37,6 +37,8 @@ from outblas.user_library import preferred
 if TYPE_CHECKING:
     import torch
 
+    from outblas.aten_native import Call
+
 #: Where our kernels run; the tests' are elsewhere.
 DEVICE_TYPE = "cuda"
 
@@ -138,12 +140,12 @@ def served(a: Any, b: Any, out: Any, option: int | None) -> Any:
     return None if c is None else unfold(c, folded.shape) if out is None else out
 
 
-def product(a: torch.Tensor, b: torch.Tensor, option: int = 0) -> torch.Tensor | None:
+def product(a: torch.Tensor, b: torch.Tensor, option: int = 0, call: Call | None = None) -> torch.Tensor | None:
     """Our product of two matrices, None where torch is to compute it: for kernels that torch calls below autograd.
 
-    ``option``: as of :func:`served`; the environment is not asked.
+    ``option``: as of :func:`served`; the environment is not asked. ``call``: is told what the native table is.
     """
-    if _table is not None:
+    if _table is not None and call is None:
         result = _table.ours(a, b, None, option)
         if result is not None:
             return None if result is NotImplemented else result
@@ -151,7 +153,7 @@ def product(a: torch.Tensor, b: torch.Tensor, option: int = 0) -> torch.Tensor |
         return None
     torch = import_torch()
     with torch.no_grad():  # autograd is above; what is remembered is remembered without it
-        return None if why_torchs(torch, a, b, None) else _product(a, b, None, option)
+        return None if why_torchs(torch, a, b, None) else _product(a, b, None, option, call)
 
 
 def _remembered(a: Any, b: Any, out: Any, option: int | None) -> Any:
@@ -162,12 +164,12 @@ def _remembered(a: Any, b: Any, out: Any, option: int | None) -> Any:
     return None if result is NotImplemented else result
 
 
-def _product(a: Any, b: Any, out: Any, option: int | None) -> Any:
+def _product(a: Any, b: Any, out: Any, option: int | None, call: Call | None = None) -> Any:
     """Decided, run and told to the native table: of matrices that nobody but us must see."""
     device, launch = _device(a.device.index), launch_of_option(option)
     decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
     result = None if decision.problem is None else device.run(decision, a, b, out)
-    _remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result)
+    _remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result, call)
     return result
 
 
@@ -273,6 +275,8 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
         _devices[device], _libraries[device] = DeviceState(gpu, chosen, load_kernel), used
         if _table is not None:
             _table.forget()
+        for forget in forgetters:
+            forget()
 
 
 def chosen(a: Any, b: Any) -> bool:
@@ -331,30 +335,41 @@ _known: Callable[..., Any] | None = None
 _is_compiling: Callable[[], bool] = bool
 
 
-def _remember(device: DeviceState, decision: Decision, call: tuple[Any, ...], result: Any) -> None:
-    """Let the native table answer such calls from now on; ``result`` is the output, None: torch's product."""
+#: Called when a library is replaced, by whoever else keeps what was decided.
+forgetters: list[Callable[[], None]] = []
+
+
+def _remember(
+    device: DeviceState, decision: Decision, operands: tuple[Any, ...], result: Any, call: Call | None = None
+) -> None:
+    """Let the native table, and whoever asked by ``call``, answer such calls from now on; ``result`` is the output,
+    None: torch's product."""
     if result is None and not device.unavailable(decision):
         return  # what could not be loaded yet, or not be used, under capture
-    a, b, out, option = call
+    a, b, out, option = operands
     with _devices_lock:
         _open_table()
         # Nothing of a device whose library has been replaced meanwhile.
         if _table is not None and _devices.get(a.device.index) is device:
             answer = (None, None) if result is None else device.prepared(decision, result)
             _table.learn(a, b, out, option, a.element_size(), *answer)
+            if call is not None:
+                call.learn(a.element_size(), *answer)
             if result is not None and device.workspace_bytes(decision):
-                _lend(device, a)
+                _lend(device, a, call)
 
 
-def _lend(device: DeviceState, a: torch.Tensor) -> None:
-    """Tell the native table the workspace of the current stream, which the table then keeps alive; of its capture, if
-    there is one, that keeps nothing."""
+def _lend(device: DeviceState, a: torch.Tensor, call: Call | None = None) -> None:
+    """Tell the native table, and whoever asked, the workspace of the current stream, which they then keep alive; of its
+    capture, if there is one, the table alone, which keeps nothing of that."""
     import torch
 
     stream = torch._C._cuda_getCurrentRawStream(a.device.index)
     workspace, capture = device.workspace_of(stream, torch.cuda.is_current_stream_capturing)
     if workspace is not None:
         _table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace, capture)
+        if call is not None and not capture:
+            call.lend(a.device.index, stream, workspace)
 
 
 def _open_table() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outblas.compile import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
 from outblas.errors import OutblasError
-from outblas.native import why_not
+from outblas.native import extension, why_not
 from outblas.sass import find_nvdisasm
 from outblas.shipped import PACK, ShippedCubins
 from outblas.source import Source
@@ -213,7 +213,11 @@ def _native_path() -> Check:
     if reason:
         found, _, do = reason.partition("; ")
         return Check("native path", None, found, do or "unset OUTBLAS_NATIVE to use it")
-    return Check("native path", True, "built; outblas.matmul answers repeated calls in C")
+    found = "built; outblas.matmul answers repeated calls in C"
+    if hasattr(extension(), "Products"):
+        return Check("native path", True, f"{found}, outblas.enable() in C++")
+    do = "install a C++ compiler and run python -m outblas.native_build: outblas.enable() costs the host less then"
+    return Check("native path", None, f"{found}, outblas.enable() in Python", do)
 
 
 def _nvdisasm() -> Check:

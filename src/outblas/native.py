@@ -25,10 +25,10 @@ def why_not() -> str:
     if is_off("OUTBLAS_NATIVE"):
         return "switched off by OUTBLAS_NATIVE"
     try:
-        extension = _extension()
+        built = extension()
     except ImportError as error:
         return f"outblas._native is not built ({error}); {_BUILD}"
-    if source_id() not in ("", extension.SOURCE_ID):
+    if source_id() not in ("", built.SOURCE_ID):
         return f"outblas._native was built from other sources; {_BUILD}"
     return ""
 
@@ -43,7 +43,7 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
     if reason:
         return None, reason
     try:
-        return _extension().Table(libcuda, **{**_hooks(), **replaced}), ""
+        return extension().Table(libcuda, **{**_hooks(), **replaced}), ""
     except (AttributeError, OSError) as error:  # another torch, another driver
         return None, f"outblas._native cannot be used here: {error}"
 
@@ -66,7 +66,8 @@ def _compiling(torch: Any) -> dict[str, Any] | None:
     return found if reads == {"_is_compiling_flag"} and asked.__globals__ is found else None
 
 
-def _extension() -> ModuleType:
+def extension() -> ModuleType:
+    """The compiled module. Raises ImportError."""
     return importlib.import_module("outblas._native")
 
 

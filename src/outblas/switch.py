@@ -66,7 +66,12 @@ class Switch:
 
     def status(self) -> dict[str, Any]:
         counts = {"ours": 0, "torchs": 0} if self._override is None else self._override.counts()
-        return {"enabled": self._on, **counts, "compiled": 0 if self._pass is None else self._pass.replaced}
+        return {
+            "enabled": self._on,
+            **counts,
+            "compiled": 0 if self._pass is None else self._pass.replaced,
+            "kernels": "" if self._override is None else self._override.kernels,
+        }
 
     def _may_be_on(self) -> bool:
         """Switches on; where that gains nothing, or must not be, a warning of one line says why."""
@@ -145,7 +150,8 @@ class use:  # noqa: N801 - a function to its callers
 
 def status() -> dict[str, dict[str, Any]]:
     """:func:`outblas.dispatch.status` per device, and what :func:`enable` did, as ``torch``: ``enabled``; products of
-    torch so far that were ``ours`` and ``torchs`` while it was; products ``compiled`` into graphs as ours."""
+    torch so far that were ``ours`` and ``torchs`` while it was; products ``compiled`` into graphs as ours; the
+    ``kernels`` that take the place of torch's: ``C++``, or ``Python`` and why."""
     return {"torch": _switch.status(), **dispatch.status()}
 
 

@@ -52,10 +52,19 @@ def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
 
 def test_building_by_hand_says_where_it_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     real = native_build.build
-    monkeypatch.setattr(native_build, "build", lambda: real(tmp_path))
+    monkeypatch.setattr(native_build, "build", lambda tell: real(tmp_path, tell=tell))
     assert native_build.main() == 0 and str(tmp_path / native_build.NAME) in capsys.readouterr().out
-    monkeypatch.setattr(native_build, "build", lambda: real(tmp_path, "no-such-cc"))
+    monkeypatch.setattr(native_build, "build", lambda tell: real(tmp_path, "no-such-cc", tell))
     assert native_build.main() == 2 and capsys.readouterr().err.startswith("error: ")
+
+
+def test_building_says_when_the_kernels_in_c_plus_plus_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    monkeypatch.setenv("CXX", "no-such-c++")
+    assert native_build.build(tmp_path, tell=told.append).is_file()
+    assert len(told) == 1 and "without the kernels in C++" in told[0] and "no-such-c++" in told[0]
 
 
 def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
@@ -69,7 +78,7 @@ def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pyte
     def absent() -> Any:
         raise ModuleNotFoundError("No module named 'outblas._native'")
 
-    monkeypatch.setattr(native, "_extension", absent)
+    monkeypatch.setattr(native, "extension", absent)
     assert "not built" in native.why_not() and "outblas.native_build" in native.why_not()
 
 

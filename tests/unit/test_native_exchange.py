@@ -95,7 +95,7 @@ def opened_fixture(
     built: tuple[Any, Path], cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Any], Any]:
     """exchange -> a table with that one."""
-    monkeypatch.setattr(native, "_extension", lambda: built[0])
+    monkeypatch.setattr(native, "extension", lambda: built[0])
 
     def opened(exchange: Any) -> Any:
         found, reason = native.open_table(cuda.path, **{**host.hooks(), "exchange": exchange})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,18 +18,28 @@ import torch
 from torch._inductor import config
 
 import outblas
-from outblas import dispatch, switch
+from native_fixture import built_fixture  # noqa: F401
+from outblas import dispatch, native, switch
 from outblas.switch import Switch
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 
-@pytest.fixture
-def on(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
-    """The process's switch, of the CPU."""
+@pytest.fixture(params=["native", "python"])
+def on(served: Served, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Switch]:
+    """The process's switch, of the CPU; with kernels in C++, which ask those in Python, and with these alone."""
+    if request.param == "native":
+        if shutil.which("c++") is None:
+            pytest.skip("no C++ compiler")
+        extension, fake = request.getfixturevalue("built")
+        monkeypatch.setattr(native, "extension", lambda: extension)
+        monkeypatch.setattr(native, "LIBCUDA", str(fake))
+    monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
     made = Switch("CPU", lambda: "")
     monkeypatch.setattr(switch, "_switch", made)
     before = config.post_grad_custom_post_pass
     yield made
+    if made._override is not None:
+        assert bool(made._override.why_python) == (request.param == "python"), made._override.why_python
     while made._users:
         made.leave()
     made.disable()
@@ -66,7 +78,10 @@ def test_every_way_to_multiply_is_ours(on: Switch, served: Served) -> None:
     assert not outblas.enabled()
     ran = len(served.ran)
     assert torch.equal(ways[0](), expected) and len(served.ran) == ran
-    assert outblas.status()["torch"] == {"enabled": False, "ours": len(ways) - 1, "torchs": 0, "compiled": 0}
+    told = outblas.status()["torch"]
+    kernels = told.pop("kernels")
+    assert told == {"enabled": False, "ours": len(ways) - 1, "torchs": 0, "compiled": 0}
+    assert kernels == ("C++" if os.environ["OUTBLAS_NATIVE"] == "1" else "Python: switched off by OUTBLAS_NATIVE")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +191,30 @@ def test_modes_see_the_product_once(on: Switch) -> None:
     assert seen == [torch.mm, torch.ops.aten.mm.default]
 
 
+def test_a_subclass_has_its_say_once_and_is_ours(on: Switch, served: Served) -> None:
+    class Weight(torch.nn.Parameter):
+        pass
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs)
+
+    seen: list[Any] = []
+    x, w = numbers(3, 8), numbers(8, 5)
+    expected = x.double() @ w.double()
+    with outblas.use():
+        for _ in range(2):
+            assert torch.equal(torch.mm(x, Weight(w, requires_grad=False)).double(), expected)
+        seen.clear()
+        found = torch.mm(x.as_subclass(Watching), w)
+        assert type(found) is Watching and seen == [torch.mm]
+        torch.mm(x.float(), w.float().as_subclass(Watching))
+        assert seen.count(torch.mm) == 2
+    assert len(served.ran) == 3
+
+
 def test_users_are_counted_and_the_last_switches_off(on: Switch, served: Served) -> None:
     x, w = numbers(3, 8), numbers(8, 5)
     block = outblas.use()
@@ -250,6 +289,8 @@ def test_what_the_table_knows_to_be_torchs_does_not_come_back(
         def ours(self, *call: Any) -> Any:
             return NotImplemented
 
+    if os.environ["OUTBLAS_NATIVE"] == "1":
+        pytest.skip("kernels in C++ have a table of their own")
     monkeypatch.setattr(dispatch, "_table", Table())
     monkeypatch.setattr(dispatch, "_known", lambda a, b, out, option: torch.matmul(a, b))
     x, w = numbers(3, 8), numbers(8, 5)

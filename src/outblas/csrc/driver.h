@@ -5,6 +5,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+#define _Alignas alignas
+#endif
+
 // CUtensorMap: opaque, filled by the driver, passed to a kernel by value.
 typedef struct {
     _Alignas(64) uint64_t words[16];

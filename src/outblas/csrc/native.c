@@ -239,8 +239,7 @@ static int parse_product(PyObject *tuple, Entry *entry) {
     return 0;
 }
 
-// An answer without its key, from the arguments of learn; -1 for an error.
-static int parse_answer(PyObject *launch, PyObject *product, Entry *entry) {
+int parse_answer(PyObject *launch, PyObject *product, Entry *entry) {
     memset(entry, 0, sizeof *entry);
     PyObject *tuple = launch != Py_None ? launch : product;
     if (tuple == Py_None) return 0;
@@ -378,13 +377,27 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "outblas._native", "The hot path of outblas.matmul.", -1, NULL, NULL, NULL, NULL, NULL,
 };
 
+#ifdef OUTBLAS_PRODUCTS
+extern PyType_Spec products_spec;
+
+static int add_products(PyObject *made) {
+    PyObject *type = PyType_FromSpec(&products_spec);
+    return type ? PyModule_AddObject(made, "Products", type) : -1;
+}
+#else  // without a C++ compiler
+static int add_products(PyObject *made) {
+    (void)made;
+    return 0;
+}
+#endif
+
 PyMODINIT_FUNC PyInit__native(void) {
 #define INTERN(name) \
     if (!(names.name = PyUnicode_InternFromString(#name))) return NULL;
     NAMES(INTERN)
     PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&table_spec);
     if (!made || !type || PyModule_AddObject(made, "Table", type) < 0 ||
-        PyModule_AddStringConstant(made, "SOURCE_ID", OUTBLAS_SOURCE_ID) < 0)
+        PyModule_AddStringConstant(made, "SOURCE_ID", OUTBLAS_SOURCE_ID) < 0 || add_products(made) < 0)
         return NULL;
     return made;
 }

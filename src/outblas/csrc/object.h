@@ -85,6 +85,9 @@ int stream_of(const TableObject *self, const Exchange *exchange, const Device *d
 // Gives an object back that the table held.
 void let_go(void *object);
 
+// An answer without its key, from the launch and the product that `learn` is given; -1 for an error.
+int parse_answer(PyObject *launch, PyObject *product, Entry *entry);
+
 // The address of a tensor; -1: it has none, perhaps with an error.
 int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
 

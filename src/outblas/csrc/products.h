@@ -1,0 +1,74 @@
+// Kernels of ours for torch's aten::mm and aten::bmm, called by torch's dispatcher without the interpreter's lock.
+//
+// Torch is reached by functions that are looked up by name when it is there, see aten_native.py: nothing of it is linked
+// and none of its headers is needed.
+#ifndef OUTBLAS_PRODUCTS_H
+#define OUTBLAS_PRODUCTS_H
+
+#include <pthread.h>
+
+#include "table.h"
+
+// torch's AtenTensorHandle: the address of an at::Tensor on the heap.
+typedef void *Handle;
+
+// Of torch's C interface for extensions (torch/csrc/stable/c/shim.h, torch/csrc/inductor/aoti_torch/c/shim.h), where 0 is
+// success; the last four are C++ functions, whose at::Tensor is returned to an address that the caller gives first:
+// at::cuda::mm and bmm, torch's own kernels, and at::_ops::mm::redispatch and that of bmm.
+#define TORCH(X)                                                                                            \
+    X(library_init, int, (const char *space, const char *key, const char *file, uint32_t line, void **out)) \
+    X(library_impl, int, (void *library, const char *name, void (*kernel)(uint64_t *, uint64_t, uint64_t), uint64_t version)) \
+    X(library_delete, int, (void *library))                                                                 \
+    X(delete_tensor, int, (Handle tensor))                                                                  \
+    X(dtype, int, (Handle tensor, int32_t *out))                                                            \
+    X(dim, int, (Handle tensor, int64_t *out))                                                              \
+    X(sizes, int, (Handle tensor, int64_t **out))                                                           \
+    X(strides, int, (Handle tensor, int64_t **out))                                                         \
+    X(data_ptr, int, (Handle tensor, void **out))                                                           \
+    X(device_type, int, (Handle tensor, int32_t *out))                                                      \
+    X(device_index, int, (Handle tensor, int32_t *out))                                                     \
+    X(empty_strided, int, (int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type, \
+                           int32_t device_index, Handle *out))                                              \
+    X(float16, int32_t, (void))                                                                             \
+    X(bfloat16, int32_t, (void))                                                                            \
+    X(mm, void, (void *result, const void *a, const void *b))                                               \
+    X(bmm, void, (void *result, const void *a, const void *b))                                              \
+    X(mm_redispatch, void, (void *result, uint64_t keys, const void *a, const void *b))                     \
+    X(bmm_redispatch, void, (void *result, uint64_t keys, const void *a, const void *b))
+
+// What a CPU build of torch lacks; 0: there is one stream, and no device to be made current.
+#define TORCH_CUDA(X)                                          \
+    X(current_stream, int, (int32_t device_index, void **out)) \
+    X(guard_create, int, (int32_t device_index, void **out))   \
+    X(guard_delete, int, (void *guard))
+
+#define FUNCTION(name, returned, arguments) returned(*name) arguments;
+
+typedef struct {
+    TORCH(FUNCTION)
+    TORCH_CUDA(FUNCTION)
+} Torch;
+
+typedef struct {
+    Torch torch;
+    Driver driver;
+    Table table;
+    // Readers hold it over a launch, which may wait for the GPU, and so for whoever holds the interpreter's lock: nobody
+    // waits for this one who holds that, nor for that one who holds this.
+    pthread_rwlock_t lock;
+    pthread_mutex_t maps_lock;
+    int32_t device_type, half, bfloat;
+    uint64_t ask_keys;  // where the kernels in Python are registered that know what to do with what is new
+    int option;         // see Key
+    unsigned long long ours, torchs;
+} Products;
+
+// In place of torch's kernels from now on, under a dispatch key; NULL, or the name of what torch refuses. One at a time;
+// `*library` is what library_delete takes to undo it. The products must live until no call can be under way.
+const char *products_install(Products *products, const char *key, void **library);
+
+// What the last call of this thread that was sent to Python is in the table, for it to be learned; 0: there was none, or
+// it was taken already.
+int products_take(Key *key);
+
+#endif
