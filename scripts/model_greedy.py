@@ -69,18 +69,17 @@ def decoded(model: Any, prompt: Any, steps: int, variant: Variant, forced: Any =
         forced: tokens (batch, steps) to go on with instead.
     """
     cache = Cache(model, len(prompt), prompt.shape[1] + steps - 1)
-    pool = torch.cuda.graph_pool_handle() if prompt.is_cuda else None
     with active(variant, model):
         found = [model(prompt, cache)]
         tokens = [found[0].argmax(dim=-1)]
         for index in range(1, steps):
             ids = tokens[-1] if forced is None else forced[:, index - 1 : index]
-            found.append(replayed(model, ids, cache, pool) if prompt.is_cuda else model(ids, cache))
+            found.append(replayed(model, ids, cache) if prompt.is_cuda else model(ids, cache))
             tokens.append(found[-1].argmax(dim=-1))
     return torch.cat(tokens, dim=1), torch.cat(found, dim=1)
 
 
-def replayed(model: Any, ids: Any, cache: Cache, pool: Any) -> Any:
+def replayed(model: Any, ids: Any, cache: Cache) -> Any:
     """The logits of a step by a CUDA graph, after an eager step that loads its kernels and writes the same into the
     cache. The cache's length is a constant of the graph, which no other step can replay."""
     before = cache.filled
@@ -88,7 +87,7 @@ def replayed(model: Any, ids: Any, cache: Cache, pool: Any) -> Any:
     cache.filled = before
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph):
         logits = model(ids, cache)
     graph.replay()
     found = logits.clone()

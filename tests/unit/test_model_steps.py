@@ -174,6 +174,21 @@ def test_every_variant_computes_the_same_step(
     assert all(torch.allclose(each.float(), reference, atol=0.01) for each in found.values())
 
 
+@pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
+def test_what_is_compiled_writes_the_same_cache(kind: str, size: int, code: SimpleNamespace, model: Any) -> None:
+    """Compiled code has no writing in place until it is made so again: by AOTAutograd, without Inductor's compiler."""
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    logits, caches = [], []
+    for run in (work.run, code.model_runs.compiled(work, "aot_eager")):
+        work.reset()
+        for layer in work.cache.layers:
+            layer[:, work.begin :] = 0
+        logits.append(run().float())
+        caches.append(torch.stack(work.cache.layers).float())
+    assert torch.allclose(*logits, atol=0.01) and torch.allclose(*caches, atol=0.01)
+    assert (caches[1][:, :, work.begin :] != 0).any(-1).all()
+
+
 def test_a_variant_leaves_everything_as_it_was(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
 ) -> None:
