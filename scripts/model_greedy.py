@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from llama import Cache
 from model_rounding import first_differences, logit_errors
-from model_runs import VARIANTS, WARM_UPS, Variant, active
+from model_runs import VARIANTS, Variant, active
 
 from outblas.oracle import tf32
 
@@ -60,65 +60,44 @@ def line(found: dict[str, Any]) -> str:
     return f"{tokens}; rms error of logits {ratio} times torch's; {'passed' if found['passed'] else 'FAILED'}"
 
 
-@torch.no_grad()
 def decoded(model: Any, prompt: Any, steps: int, variant: Variant, forced: Any = None) -> tuple[Any, Any]:
     """Greedy tokens (batch, steps) and the logits (batch, steps, vocabulary) that they are the largest of.
 
-    The prompt is run eagerly, every step behind it by one CUDA graph where there is CUDA, as served models are.
+    The prompt is run eagerly, every step behind it by a CUDA graph of its own where there is CUDA.
 
     Args:
         forced: tokens (batch, steps) to go on with instead.
     """
-    from transformers import StaticCache
-
-    cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + steps)
-    ids = prompt[:, :1].clone()
-
-    def step() -> Any:
-        return model(ids, past_key_values=cache, logits_to_keep=1).logits
-
+    cache = Cache(model, len(prompt), prompt.shape[1] + steps - 1)
     with active(variant, model):
-        model(prompt, past_key_values=cache, logits_to_keep=1)
-        run = captured(step, cache, prompt.shape[1]) if ids.is_cuda else step
-        set_length(cache, 0)
-        found = [model(prompt, past_key_values=cache, logits_to_keep=1).logits.clone()]
+        found = [model(prompt, cache)]
         tokens = [found[0].argmax(dim=-1)]
         for index in range(1, steps):
-            ids.copy_(tokens[-1] if forced is None else forced[:, index - 1 : index])
-            found.append(run().clone())
+            ids = tokens[-1] if forced is None else forced[:, index - 1 : index]
+            found.append(replayed(model, ids, cache) if prompt.is_cuda else model(ids, cache))
             tokens.append(found[-1].argmax(dim=-1))
-        if ids.is_cuda:
-            torch.cuda.synchronize()
     return torch.cat(tokens, dim=1), torch.cat(found, dim=1)
 
 
-def captured(step: Callable[[], Any], cache: Any, length: int) -> Callable[[], Any]:
-    """The step as a CUDA graph, after eager steps that load its kernels."""
-    for _ in range(WARM_UPS):
-        set_length(cache, length)
-        step()
+def replayed(model: Any, ids: Any, cache: Cache) -> Any:
+    """The logits of a step by a CUDA graph, after an eager step that loads its kernels and writes the same into the
+    cache. The cache's length is a constant of the graph, which no other step can replay."""
+    before = cache.filled
+    model(ids, cache)
+    cache.filled = before
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = step()
-
-    def replay() -> Any:
-        graph.replay()
-        return logits
-
-    return replay
+        logits = model(ids, cache)
+    graph.replay()
+    found = logits.clone()
+    torch.cuda.synchronize()  # the graph goes
+    return found
 
 
-def set_length(cache: Any, length: int) -> None:
-    """A static cache holds so many tokens; what is behind them is not looked at."""
-    for layer in cache.layers:
-        layer.cumulative_length.fill_(length)
-
-
-@torch.no_grad()
 def reference_logits(model: Any, prompt: Any, tokens: Any) -> Any:
     """Logits (steps, vocabulary) of the places that one sequence's tokens were chosen at, in the model's own dtype, by
-    one run without a cache. prompt (length), tokens (steps)."""
+    one run of them all. prompt (length), tokens (steps)."""
     with tf32(False):
         ids = torch.cat([prompt, tokens[:-1]])[None]
-        return model(ids, use_cache=False, logits_to_keep=len(tokens)).logits[0]
+        return model(ids, Cache(model, *ids.shape), last=len(tokens))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -13,6 +14,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
+from llama import PARTS, Cache
 from torch._inductor import config as inductor_config
 
 import outblas
@@ -20,8 +22,6 @@ from outblas.errors import DeviceError
 
 #: Eager or compiled calls before a capture, or before times are taken.
 WARM_UPS = 3
-#: Tokens that a cache holds behind its context: attention wants a mask whose rows are a multiple of 8.
-ROOM = 8
 
 
 @dataclass(frozen=True)
@@ -110,32 +110,25 @@ class Work:
     """
 
     def __init__(self, model: Any, step: Step, context: int, seed: int = 0) -> None:
-        from transformers import StaticCache
-
         self.model, self.step = model, step
         device = model.lm_head.weight.device
         generator = torch.Generator(device).manual_seed(seed)
         self.ids = torch.randint(model.config.vocab_size, step.shape, device=device, generator=generator)
-        decode = step.kind == "decode"
-        # A prompt that fills its cache needs no mask, so that attention is torch's fastest
-        self.cache = StaticCache(config=model.config, max_cache_len=context + ROOM if decode else step.size)
-        self.begin = context if decode else 0
+        self.begin = context if step.kind == "decode" else 0
+        batch, tokens = step.shape
+        self.cache = Cache(model, batch, self.begin + tokens)
+        for layer in self.cache.layers:
+            layer.normal_(generator=generator)
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.run()  # makes the cache
-        if decode:
-            for layer in self.cache.layers:
-                layer.keys.normal_(generator=generator)
-                layer.values.normal_(generator=generator)
+        self.reset()
 
-    @torch.no_grad()
-    def run(self) -> Any:
-        """Logits (batch, 1, vocabulary) of the last token; the cache is one step further."""
-        return self.model(self.ids, past_key_values=self.cache, logits_to_keep=1).logits
+    def run(self, parts: Sequence[Callable[..., Any]] = PARTS) -> Any:
+        """Logits (batch, 1, vocabulary) of the last token; the cache is one step further, by Python's count of it."""
+        return self.model(self.ids, self.cache, parts=parts)
 
     def reset(self) -> None:
         """The cache is as long as before the step."""
-        for layer in self.cache.layers:
-            layer.cumulative_length.fill_(self.begin)
+        self.cache.filled = self.begin
 
     def close(self) -> None:
         """Memory of the step is torch's again."""
@@ -150,8 +143,8 @@ class Entry:
     """A variant of a step, ready to be timed.
 
     ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``;
-    in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours; one whose kernel needs a
-    workspace is torch's in a graph even so.
+    in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours, in the layer whose code
+    all layers run and in the head; one whose kernel needs a workspace is torch's in a graph even so.
     """
 
     run: Callable[[], Any]
@@ -188,7 +181,7 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
             else:
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=work.pool), torch.no_grad():
+                with torch.cuda.graph(graph, pool=work.pool):
                     logits = run()
     if mode.startswith("compiled") and variant.ours:
         products = {"compiled": in_graph}
@@ -198,17 +191,15 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
 
 
 def compiled(work: Work, backend: str) -> Callable[[], Any]:
-    """The step by torch.compile, which shares no compiled code with other variants: dynamo keeps it by the identity of
-    a function's code, and with a full graph there is one such function."""
-    model, ids, cache = work.model, work.ids, work.cache
+    """The step by torch.compile: one layer, whose code all layers run, and the head. It shares no compiled code with
+    other variants: dynamo keeps it by the identity of a function's code, and with a full graph there is one such."""
+    parts = [torch.compile(_own(part), fullgraph=True, dynamic=False, backend=backend) for part in PARTS]
+    return functools.partial(work.run, parts)
 
-    def step() -> Any:
-        return model(ids, past_key_values=cache, logits_to_keep=1).logits
 
-    own = types.FunctionType(
-        step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
-    )
-    return torch.no_grad()(torch.compile(own, fullgraph=True, dynamic=False, backend=backend))
+def _own(function: Any) -> Any:
+    """The same function with a code object of its own."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 @contextlib.contextmanager
@@ -285,7 +276,7 @@ def linear_shapes(model: Any, step: Step) -> dict[str, tuple[Any, Any]]:
 
     hooks = [each.register_forward_pre_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
     try:
-        Work(model, step, context=1)
+        Work(model, step, context=1).run()
     finally:
         for each in hooks:
             each.remove()

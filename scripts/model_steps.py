@@ -4,7 +4,8 @@
         [--modes eager,graph,compiled,compiled_graph] [--variants torch,outblas,outblas_pdl,outblas_weights]
         [--out results/h200/model_steps.json]
 
-The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, transformers' code, a static cache.
+The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, no more kernels around the products
+than torch's own fused operators need. Compiled modes compile one layer, whose code all layers run, and the head.
 Of each mode and step all variants are warmed up first (every kernel loaded, every shape seen), captured where the mode
 says so, and then run alternately in this process, in an order drawn anew for every round, each between two CUDA
 events. Before each the cache is set back, outside of the events. Speed-ups are paired by round (``outblas.stats``).

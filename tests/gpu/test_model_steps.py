@@ -18,6 +18,7 @@ import torch
 
 import outblas
 from everything_fixture import sums_in_fp32
+from operator_counts import OperatorCounts
 from outblas.space import gpu_of_device
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +50,19 @@ def model(code: SimpleNamespace) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind, size", [("decode", 8), ("prefill", 512)])
+def test_a_step_is_made_of_products_and_fused_kernels(code: SimpleNamespace, model: Any, kind: str, size: int) -> None:
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=64)
+    with OperatorCounts() as called:
+        work.run()
+    found = called.counts
+    assert found["mm"] == PRODUCTS and not {"bmm", "addmm", "cat", "clone", "index_copy_"} & set(found)
+    assert found["_scaled_dot_product_flash_attention"] == LAYERS
+    if hasattr(torch.ops.aten, "_fused_rms_norm"):
+        assert found["_fused_rms_norm"] == 2 * LAYERS + 1
+    work.close()
+
+
+@pytest.mark.parametrize("kind, size", [("decode", 8), ("prefill", 512)])
 def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, model: Any, kind: str, size: int) -> None:
     work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=64)
     entries = {name: code.model_runs.entry(work, "graph", each) for name, each in code.model_runs.VARIANTS.items()}
@@ -59,9 +73,10 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     for _ in range(2):  # one after the other, in any order
         for name, entry in entries.items():
             entry.reset()
+            written = [layer[:, work.begin :].zero_() for layer in work.cache.layers]
             entry.run()
             torch.cuda.synchronize()
-            assert {int(layer.cumulative_length) for layer in work.cache.layers} == {65 if kind == "decode" else size}
+            assert all(bool((each != 0).any(-1).all()) for each in written), "all heads of all new tokens"
             logits = entry.keeps[1].float().clone()
             assert name not in found or torch.equal(found[name], logits), "a replay repeats itself"
             found[name] = logits
@@ -75,11 +90,12 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
 
 
 def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) -> None:
+    """Four of the layer that is compiled for all, and the head's, at most."""
     work = code.model_runs.Work(model, code.model_runs.Step("decode", 8), context=64)
     variants = code.model_runs.VARIANTS
     theirs = code.model_runs.entry(work, "compiled_graph", variants["torch"])
     ours = code.model_runs.entry(work, "compiled_graph", variants["outblas"])
-    assert theirs.products == {} and ours.products["compiled"] > 0
+    assert theirs.products == {} and 0 < ours.products["compiled"] <= 5
     logits = []
     for entry in (theirs, ours):
         entry.reset()

@@ -16,10 +16,12 @@ pytest.importorskip("torch", reason="the example is of torch")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
 
 import torch
+from transformers import AutoModelForCausalLM
 
 import outblas
+from operator_counts import OperatorCounts
 from outblas import switch
-from outblas.errors import DeviceError
+from outblas.errors import DeviceError, UsageError
 from outblas.library import Choice, Row
 from outblas.problem import Problem
 from outblas.switch import Switch
@@ -29,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = 2
 #: Linear layers of the tiny model: QKV, O, gate and up, down; the head.
 PRODUCTS = 4 * LAYERS + 1
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 TINY = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -79,17 +82,68 @@ def test_the_example_runs_and_says_what_it_did(
     assert capsys.readouterr().out.count("tokens/s on") == 2
 
 
-def test_a_fused_model_is_the_same_model(code: SimpleNamespace) -> None:
-    config = code.llama.llama3_8b(LAYERS, **TINY)
+@pytest.mark.parametrize(
+    "changes", [{}, {"head_dim": 32}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}]
+)
+def test_the_decoder_computes_what_transformers_model_does(code: SimpleNamespace, changes: dict[str, Any]) -> None:
+    config = code.llama.llama3_8b(LAYERS, **TINY, **changes)
     torch.manual_seed(3)
-    plain = code.llama.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-    ids = torch.randint(128, (2, 7))
-    with torch.no_grad():
-        expected = plain(ids).logits
-        found = code.llama.fuse(plain)(ids).logits
-    assert torch.allclose(found, expected, atol=1e-5)
-    shapes = {tuple(each.weight.shape) for each in plain.modules() if type(each) is torch.nn.Linear}
-    assert shapes == {(128, 64), (64, 64), (192, 64), (64, 96)}
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    for name, weight in theirs.named_parameters():
+        weight.uniform_(0.5, 1.5) if "norm" in name else weight.mul_(5)
+    ours = code.llama.from_transformers(theirs)
+    ids = torch.randint(128, (3, 12))
+    expected, cache = theirs(ids).logits, code.llama.Cache(ours, 3, 12)
+    found = [ours(ids[:, :7], cache, last=7)]  # a prompt, and tokens one by one
+    found += [ours(ids[:, place : place + 1], cache) for place in range(7, 12)]
+    assert cache.filled == 12 and expected.abs().max() > 1
+    assert torch.allclose(torch.cat(found, 1), expected, atol=1e-4)
+    assert torch.equal(ours(ids[:, :3], code.llama.Cache(ours, 3, 12)), ours(ids[:, :3], code.llama.Cache(ours, 3, 3)))
+    shapes = {tuple(each.weight.shape) for each in ours.modules() if type(each) is torch.nn.Linear}
+    heads = 4 * config.head_dim
+    assert shapes == {(2 * heads, 64), (64, heads), (192, 64), (64, 96), (128, 64)}
+
+
+@pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
+def test_a_step_is_few_kernels_and_only_linear_layers_multiply(
+    kind: str, size: int, code: SimpleNamespace, model: Any
+) -> None:
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    with OperatorCounts() as called:
+        work.run()
+    found = called.counts
+    products = {name: found[name] for name in ("mm", "addmm", "bmm", "baddbmm") if found[name]}
+    assert products == {"mm": PRODUCTS}
+    attention = [name for name in found if "dot_product" in name]
+    assert len(attention) == 1 and "flash" in attention[0] and found[attention[0]] == LAYERS
+    each = {"flip": 1, "mul_": 1, "addcmul_": 1, "copy_": 1, "silu": 1}
+    assert {name: found[name] / LAYERS for name in each} == each
+    assert not {"cat", "clone", "index_copy_", "expand", "repeat"} & set(found)
+
+
+@pytest.mark.parametrize("ids, filled", [((2, 3), 2), ((2, 7), 0), ((2, 1), 6)])
+def test_a_cache_takes_no_more_than_it_holds(
+    ids: tuple[int, int], filled: int, code: SimpleNamespace, model: Any
+) -> None:
+    cache = code.llama.Cache(model, 2, 6)
+    cache.filled = filled
+    with pytest.raises(UsageError, match="behind 2|expected at most 6"):
+        model(torch.zeros(ids, dtype=torch.int64), cache)
+    assert cache.filled == filled
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}, {"rope_parameters": LINEAR}]
+)
+def test_what_the_decoder_does_not_compute_is_refused(code: SimpleNamespace, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="plain rotary embeddings, SiLU and no bias"):
+        code.llama.random_model(code.llama.llama3_8b(1, **TINY, **changes), "cpu")
+
+
+def test_a_cache_is_within_the_positions_of_the_model(code: SimpleNamespace) -> None:
+    model = code.llama.random_model(code.llama.llama3_8b(1, **TINY, max_position_embeddings=8), "cpu")
+    with pytest.raises(UsageError, match="at most 8"):
+        code.llama.Cache(model, 1, 9)
 
 
 @pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
@@ -114,11 +168,25 @@ def test_every_variant_computes_the_same_step(
             entry.reset()
             with entry.around():
                 found[mode, name] = entry.run()
-            lengths = {int(layer.cumulative_length) for layer in work.cache.layers}
-            assert lengths == {7 if kind == "decode" else 5}
+            assert work.cache.filled == (7 if kind == "decode" else 5)
     assert next(iter(found.values())).shape == (size if kind == "decode" else 1, 1, 128)
     reference = found["eager", "torch"].float()
     assert all(torch.allclose(each.float(), reference, atol=0.01) for each in found.values())
+
+
+@pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
+def test_what_is_compiled_writes_the_same_cache(kind: str, size: int, code: SimpleNamespace, model: Any) -> None:
+    """Compiled code has no writing in place until it is made so again: by AOTAutograd, without Inductor's compiler."""
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    logits, caches = [], []
+    for run in (work.run, code.model_runs.compiled(work, "aot_eager")):
+        work.reset()
+        for layer in work.cache.layers:
+            layer[:, work.begin :] = 0
+        logits.append(run().float())
+        caches.append(torch.stack(work.cache.layers).float())
+    assert torch.allclose(*logits, atol=0.01) and torch.allclose(*caches, atol=0.01)
+    assert (caches[1][:, :, work.begin :] != 0).any(-1).all()
 
 
 def test_a_variant_leaves_everything_as_it_was(
@@ -247,13 +315,14 @@ def test_arguments(code: SimpleNamespace) -> None:
 def test_what_inductor_compiled_as_ours_is_counted(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
 ) -> None:
-    """A back end that says so in the place of Inductor, which needs a compiler on a CPU."""
+    """A back end that says so in the place of Inductor, which needs a compiler on a CPU: one layer for all is compiled,
+    and the head, for every variant anew."""
     work = code.model_runs.Work(model, code.model_runs.Step("decode", 2), context=4)
 
     def backend(graph: Any, _inputs: Any) -> Any:
         switch._switch._pass.replaced += 7
         return graph
 
-    assert code.model_runs.entry(work, "compiled", code.model_runs.VARIANTS["outblas"], backend).products == {
-        "compiled": 7
-    }
+    for name in ("outblas", "outblas_pdl"):
+        found = code.model_runs.entry(work, "compiled", code.model_runs.VARIANTS[name], backend)
+        assert found.products == {"compiled": 2 * 7}
