@@ -79,7 +79,7 @@ def _log_uniform(rng: random.Random, low: int, high: int) -> int:
 
 def record(arguments: argparse.Namespace) -> None:
     gpu, problems, general = gpu_of_device(0), shapes(arguments.count, arguments.seed), general_kernels()
-    options = Options(0, gpu, rounds=7, baselines=("torch",), hopeless=1.3, level="cell", speedups=False)
+    options = Options(0, gpu, rounds=7, baselines=("torch",), hopeless=1.3, level="cell")
 
     def progress(done: int, of: int, mean: float) -> None:
         if done % 500 == 0:
