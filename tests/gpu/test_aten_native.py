@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from everything_fixture import numbers
+from everything_fixture import numbers, sums_in_fp32
 from outblas import dispatch, native, switch
 from outblas.config import Sm90WgmmaConfig
 from outblas.device_state import DeviceState, load_kernel
@@ -51,8 +51,6 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[State]]:
         pytest.skip(native.why_not())
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        monkeypatch.setattr(torch.backends.cuda.matmul, name, False)
     torch.cuda.init()
     rows = tuple(Row(p, "torch", "", "test", Choice(config, 1.2, 1.1, 1.3)) for p, config in TUNED.items())
     made = [State(gpu, Library(gpu.name, rows), load_kernel) for _ in range(torch.cuda.device_count())]
@@ -67,9 +65,10 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[State]]:
         if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
             pytest.fail(kernels)
         pytest.skip(kernels)
-    yield made
-    torch.cuda.synchronize()
-    outblas.disable()
+    with sums_in_fp32():
+        yield made
+        torch.cuda.synchronize()
+        outblas.disable()
 
 
 def operands(problem: Problem, seed: int = 0, device: str = "cuda") -> tuple[Any, Any]:
