@@ -120,7 +120,10 @@ def older(commit: str, pairs: Sequence[tuple[str, str]]) -> Older:
 
 
 def compare(
-    names: Sequence[str], before: Sequence[Source], now: Sequence[Source], build: Callable[[Sequence[Source]], list[Any]]
+    names: Sequence[str],
+    before: Sequence[Source],
+    now: Sequence[Source],
+    build: Callable[[Sequence[Source]], list[Any]],
 ) -> Compared:
     """Compile both and compare; ``build`` gives a cubin or a CompileError each."""
     whole = code = 0

@@ -14,8 +14,9 @@ from outblas.problem import ELEMENT_BYTES, Problem
 
 Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-#: Fragments of which an epilogue in registers asks for bias and residual at once: enough loads in flight, no spills.
-BATCH = 8
+#: Fragments of which an epilogue in registers asks for bias and residual at once (16 loads of a residual in flight), and
+#: which it makes outputs together: as many as no kernel spills with.
+BATCH, AT_ONCE = 8, 2
 
 
 @dataclass(frozen=True, order=True)
@@ -50,7 +51,7 @@ PLAIN = Epilogue()
 
 
 def prelude(epilogue: Epilogue) -> list[str]:
-    """Lines of a generated source that switch the epilogue on (``kernels/epilogue/fused.cuh``); none where it is off."""
+    """Lines of a source that switch the epilogue on (``kernels/epilogue/fused.cuh``); none where it is off."""
     if not epilogue.on:
         return []
     return [
@@ -58,7 +59,7 @@ def prelude(epilogue: Epilogue) -> list[str]:
         f"constexpr bool FUSED_BIAS = {str(epilogue.bias).lower()};",
         f"constexpr bool FUSED_RESIDUAL = {str(epilogue.residual).lower()};",
         f"constexpr int FUSED_ACTIVATION = {ACTIVATIONS.index(epilogue.activation)};",
-        f"constexpr int FUSED_BATCH = {BATCH};",
+        f"constexpr int FUSED_BATCH = {BATCH}, FUSED_AT_ONCE = {AT_ONCE};",
     ]
 
 

@@ -43,18 +43,25 @@ struct ClusterReduce {
     }
     if (rank >= OWNERS) return;
 #if FUSED
-    Extras extras[OWNED];
+    Extras extras[FUSED_BATCH];
+    const auto ask = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < OWNED; ++i) {
-      const int unit = rank * OWNED + i;
-      const Lane at = fragment_lane(fused, x0, y0 + unit / (BN / 8) * 64, m, n, wg_thread);
-      extras[i] = at.load<true>(8 * (unit % (BN / 8)));
-    }
+      for (int i = 0; i < FUSED_BATCH && first + i < OWNED; ++i) {
+        const int unit = rank * OWNED + first + i;
+        const Lane at = fragment_lane(fused, x0, y0 + unit / (BN / 8) * 64, m, n, wg_thread);
+        extras[i] = at.load<true>(8 * (unit % (BN / 8)));
+      }
+    };
+    ask(0);
 #endif
     mbar_wait_cluster(bar, 0);
     const int lane = wg_thread % 32, warp = wg_thread / 32;
 #pragma unroll
     for (int i = 0; i < OWNED; ++i) {
+#if FUSED
+      if (i > 0 && i % FUSED_BATCH == 0) ask(i);
+      if (x0 + 8 * ((rank * OWNED + i) % (BN / 8)) >= n) continue;  // as in fragment.cuh: ptxas would mix all of it
+#endif
 #pragma unroll
       for (int slot = 0; slot < SPLIT - 1; ++slot) {
         const u32 from = inbox + slot * SLOT_BYTES + (warpgroup * OWNED + i) * FRAGMENT_BYTES + wg_thread * 16;
@@ -70,8 +77,8 @@ struct ClusterReduce {
       const int row = y0 + (unit / (BN / 8)) * 64 + warp * 16 + lane / 4;
       const int col = x0 + (unit % (BN / 8)) * 8 + 2 * (lane % 4);
 #if FUSED
-      apply(extras[i], 0, own[i][0], own[i][1]);
-      apply(extras[i], 1, own[i][2], own[i][3]);
+      apply(extras[i % FUSED_BATCH], 0, own[i][0], own[i][1]);
+      apply(extras[i % FUSED_BATCH], 1, own[i][2], own[i][3]);
 #endif
       store_pair(c, row, col, m, n, pack2<BF16>(own[i][0], own[i][1]));
       store_pair(c, row + 8, col, m, n, pack2<BF16>(own[i][2], own[i][3]));

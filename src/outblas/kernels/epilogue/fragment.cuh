@@ -44,25 +44,31 @@ __device__ __forceinline__ Lane fragment_lane(const Fused& fused, int x0, int y0
   return Lane(fused, y0 + warp * 16 + lane / 4, 8, x0 + 2 * (lane % 4), m, n);
 }
 
-// The whole epilogue in place, for stores that read accumulators. FUSED_BATCH fragments are asked for at once.
+// The whole epilogue in place, for stores that read accumulators. FUSED_BATCH fragments are asked for at once, and
+// FUSED_AT_ONCE are made outputs together.
 template <int MI>
 __device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& fused, int x0, int y0, int m, int n,
                                      int wg_thread) {
+  constexpr int BLOCKS = BN / 8;
 #pragma unroll
   for (int mi = 0; mi < MI; ++mi) {
     const Lane lane = fragment_lane(fused, x0, y0 + mi * 64, m, n, wg_thread);
 #pragma unroll
-    for (int first = 0; first < BN / 8; first += FUSED_BATCH) {
-      // Nothing of a batch outside of C is stored. And a branch is what keeps ptxas from mixing all batches, and spilling.
+    for (int first = 0; first < BLOCKS; first += FUSED_BATCH) {
+      // Nothing outside of C is stored. And a branch is what keeps ptxas from mixing all of it, which spills.
       if (x0 + 8 * first >= n) continue;
       Extras extras[FUSED_BATCH];
 #pragma unroll
-      for (int i = 0; i < FUSED_BATCH && first + i < BN / 8; ++i) extras[i] = lane.load<true>(8 * (first + i));
+      for (int i = 0; i < FUSED_BATCH && first + i < BLOCKS; ++i) extras[i] = lane.load<true>(8 * (first + i));
 #pragma unroll
-      for (int i = 0; i < FUSED_BATCH && first + i < BN / 8; ++i) {
-        AccReg* v = acc[mi] + 4 * (first + i);
-        apply(extras[i], 0, v[0], v[1]);
-        apply(extras[i], 1, v[2], v[3]);
+      for (int part = 0; part < FUSED_BATCH && first + part < BLOCKS; part += FUSED_AT_ONCE) {
+        if (x0 + 8 * (first + part) >= n) continue;
+#pragma unroll
+        for (int i = part; i < part + FUSED_AT_ONCE && first + i < BLOCKS; ++i) {
+          AccReg* v = acc[mi] + 4 * (first + i);
+          apply(extras[i], 0, v[0], v[1]);
+          apply(extras[i], 1, v[2], v[3]);
+        }
       }
     }
   }

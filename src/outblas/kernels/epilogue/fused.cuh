@@ -59,8 +59,8 @@ __device__ __forceinline__ u32 load_two(const u16* from, bool first, bool second
   }
 }
 
-// Where a lane finds its Extras: those of columns that lie `offset` to the right of its own first one. Addresses are made
-// once, so that every load has a constant in the place of one.
+// Where a lane finds its Extras: those of columns that lie `offset` to the right of its own first one. Addresses are
+// made once, so that every load adds a constant.
 struct Lane {
   const u16* bias;
   const u16* residual[2];
@@ -78,7 +78,8 @@ struct Lane {
   template <bool PAIRED, int ROWS = 2>
   __device__ __forceinline__ Extras load(int offset) const {
     Extras extras{0, {0, 0}};
-    if constexpr (FUSED_BIAS) extras.bias = load_two<PAIRED>(bias + offset, offset < columns[0], offset + 1 < columns[0]);
+    if constexpr (FUSED_BIAS)
+      extras.bias = load_two<PAIRED>(bias + offset, offset < columns[0], offset + 1 < columns[0]);
     if constexpr (FUSED_RESIDUAL) {
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
@@ -94,8 +95,8 @@ struct Lane {
 // Source: Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26.
 __device__ __forceinline__ float normal_tail(float x) {
   const float a = 0.70710678118654752f * fabsf(x), t = __fdividef(1.0f, 1.0f + 0.3275911f * a);
-  const float p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  return 0.5f * p * __expf(-a * a);
+  const float p = 1.421413741f + t * (-1.453152027f + t * 1.061405429f);
+  return 0.5f * t * (0.254829592f + t * (-0.284496736f + t * p)) * __expf(-a * a);
 }
 
 // Formulas as torch's (aten/src/ATen/native/cuda/ActivationGeluKernel.cu, ActivationSiluKernel.cu), infinities and NaN
