@@ -14,7 +14,7 @@ from outblas.problem import ELEMENT_BYTES, Problem
 
 Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-#: Fragments of which an epilogue in registers asks for bias and residual at once (16 loads of a residual in flight), and
+#: Fragments of which an epilogue in registers asks for bias and residual at once (16 loads of a residual), and
 #: which it makes outputs together: as many as no kernel spills with.
 BATCH, AT_ONCE = 8, 2
 
