@@ -1,5 +1,5 @@
-"""``outblas.linear``: torch.nn.functional.linear, by our product where there is no bias to add; and, where a caller asks
-for it, with the bias, an activation and a residual in the same kernel (:mod:`outblas.fused`).
+"""``outblas.linear``: torch.nn.functional.linear, by our product where there is no bias to add; and, where a caller
+asks for it, with the bias, an activation and a residual in the same kernel (:mod:`outblas.fused`).
 
 To add a bias to a finished product would round twice, which torch does not, and cost a pass over it, which is more than
 our kernels gain: a bias that is not fused is torch's, and its gradients are ours.
