@@ -12,7 +12,7 @@ from outblas.errors import OutblasError
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
-    from outblas.affine import linear
+    from outblas.affine import linear, warm
     from outblas.capturing import capture
     from outblas.dispatch import explain, matmul, mm, use_library
     from outblas.switch import disable, enable, enabled, status, use
@@ -23,7 +23,7 @@ _LATER = {
     **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch"),
     **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.switch"),
     "capture": "outblas.capturing",
-    "linear": "outblas.affine",
+    **dict.fromkeys(("linear", "warm"), "outblas.affine"),
 }
 __all__ = [
     "OutblasError",
@@ -40,6 +40,7 @@ __all__ = [
     "status",
     "use",
     "use_library",
+    "warm",
 ]
 
 

@@ -1,50 +1,208 @@
-"""``outblas.linear``: torch.nn.functional.linear, by our product where there is no bias to add.
+"""``outblas.linear``: torch.nn.functional.linear, by our product where there is no bias to add; and, where a caller
+asks for it, with the bias, an activation and a residual in the same kernel (:mod:`outblas.fused`).
 
-No kernel of the library adds a bias. To add one to a finished product would round twice, which torch does not, and
-cost a pass over it, which is more than our kernels gain: with a bias the product is torch's, and its gradients are
-ours.
+To add a bias to a finished product would round twice, which torch does not, and cost a pass over it, which is more than
+our kernels gain: a bias that is not fused is torch's, and its gradients are ours.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from outblas import dispatch
-from outblas.fold import fold, unfold
+from outblas import dispatch, fused
+from outblas.environment import is_on
+from outblas.epilogue import ACTIVATIONS, Activation, Epilogue
+from outblas.errors import TensorError, UsageError
+from outblas.fold import fold, rows_lie_below, unfold
+from outblas.fused_launch import Extra
 from outblas.tensors import GRADIENT, why_torchs
 
 if TYPE_CHECKING:
     import torch
 
+#: Switches the fused bias on where no activation or residual asks for it.
+FUSED = "OUTBLAS_FUSED"
+Named = Literal["silu", "gelu", "gelu_tanh"]
+
 
 def linear(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Named | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``x @ w.t() + bias`` as :func:`torch.nn.functional.linear` computes it.
+    """``x @ w.t() + bias`` as :func:`torch.nn.functional.linear` computes it; with an activation or a residual
+    ``act(x @ w.t() + bias) + residual``.
 
     Args:
         x: (..., K) or (K). w: (N, K), or (K). bias: (N), or what torch takes; None: none is added.
             Which products may be ours: see :func:`outblas.matmul`; with a bias, those of the gradients only.
+        activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
+        residual: of the result's shape, dtype and device; None: none is added.
         out: (..., N), contiguous; None: allocated.
 
+    With an activation or a residual (or with ``OUTBLAS_FUSED=1`` and a bias) all may be one kernel, which rounds once,
+    in the end, where torch rounds after each operation: results may differ by these roundings. It is the library's
+    kernel for the product, compiled behind the first call, or by :func:`warm`. Until then, where a gradient is wanted,
+    and where no kernel serves (:mod:`outblas.fused` has what it takes), it is ``linear(x, w, bias)`` and torch's
+    activation and addition.
+
     Raises:
-        TensorError: tensors on different devices, or ``out`` shares memory with an input.
+        TensorError: tensors on different devices, ``out`` shares memory with an input (but for a residual), or a
+            residual, or the output of an activation or a residual, is of another shape, dtype or device.
+        UsageError: no such activation.
         DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
     """
     torch = dispatch.import_torch()
+    if activation is not None or residual is not None:
+        return _followed(torch, x, w, bias, activation, residual, out)
     result = None
     if isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor) and x.dim() and w.dim() == 2:
         if bias is None:
             result = _product(x, w.t(), out)
-        elif out is not None:
-            _check_out(torch, x, w, bias, out)
         else:
-            result = _with_bias(torch, x, w, bias)
+            if out is not None:
+                _check_out(torch, x, w, bias, out)
+            if is_on(FUSED):
+                result = _fused(torch, x, w, Extra(bias), Epilogue(bias=True), out)
+            if result is None and out is None:
+                result = _with_bias(torch, x, w, bias)
     if result is not None:
         return result
     if out is None:
         return torch.nn.functional.linear(x, w, bias)
     return torch._C._nn.linear(x, w, bias, out=out)
+
+
+def warm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Named | None = None,
+    residual: torch.Tensor | None = None,
+) -> bool:
+    """Compile and load now what ``linear`` of such operands fuses, and run it once (the result is dropped); before a
+    graph is captured, or where the first calls must not be torch's.
+
+    Returns:
+        Whether it is one kernel from now on; :func:`why_not` says why not.
+
+    Raises:
+        UsageError, TensorError, DeviceError: as :func:`linear`.
+    """
+    torch = dispatch.import_torch()
+    extra, epilogue = _epilogue(torch, x, w, bias, activation, residual)
+    return _fused(torch, x, w, extra, epilogue, None, wait=True) is not None
+
+
+def why_not(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Named | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> str:
+    """In one line why ``linear`` of such operands is not one kernel, even when it is compiled; empty: it is one (a bias
+    alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as :func:`linear`."""
+    torch = dispatch.import_torch()
+    extra, epilogue = _epilogue(torch, x, w, bias, activation, residual)
+    found = _matrices(torch, x, w, extra, out)
+    return found if isinstance(found, str) else fused.why_not(found[0], found[1], found[2], epilogue, found[3])
+
+
+def _followed(torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any, out: Any) -> Any:
+    """With an activation or a residual: in one kernel, or as torch's operations one after the other."""
+    extra, epilogue = _epilogue(torch, x, w, bias, activation, residual)
+    if out is not None:
+        _check_like(torch, "out", out, x, w)
+        _check_out(torch, x, w, bias, out)
+    result = _fused(torch, x, w, extra, epilogue, out)
+    if result is not None:
+        return result
+    y = _activated(torch, linear(x, w, bias), epilogue.activation)
+    if residual is not None:
+        return torch.add(y, residual) if out is None else torch.add(y, residual, out=out)
+    return y if out is None else torch.mul(y, 1, out=out)
+
+
+def _epilogue(torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any) -> tuple[Extra, Epilogue]:
+    """What follows the product. Raises UsageError and TensorError."""
+    if activation is not None and activation not in ACTIVATIONS[1:]:
+        raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
+    if residual is not None:
+        _check_like(torch, "residual", residual, x, w)
+    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None)
+
+
+def _check_like(torch: Any, name: str, t: Any, x: Any, w: Any) -> None:
+    """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say."""
+    if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
+        return
+    if not isinstance(t, torch.Tensor):
+        raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
+    shape = (*x.shape[:-1], *w.shape[:-1])
+    if tuple(t.shape) != shape or t.dtype != x.dtype or t.device != x.device:
+        raise TensorError(
+            f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
+            f"{tuple(shape)} of {x.dtype} on {x.device}",
+            "expand or convert it before",
+        )
+
+
+def _activated(torch: Any, y: Any, activation: Activation) -> Any:
+    """torch's own activation."""
+    if activation == "silu":
+        return torch.nn.functional.silu(y)
+    if activation == "none":
+        return y
+    return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def _fused(torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: Any, wait: bool = False) -> Any:
+    """All in one kernel, None where torch is to compute it."""
+    found = _matrices(torch, x, w, extra, out)
+    if isinstance(found, str):
+        return None
+    a, b, matrices, c, shape = found
+    result = fused.product(a, b, matrices, epilogue, c, wait=wait)
+    return None if result is None else unfold(result, shape) if out is None else out
+
+
+def _matrices(torch: Any, x: Any, w: Any, extra: Extra, out: Any) -> tuple[Any, Any, Extra, Any, tuple[int, ...]] | str:
+    """(A, B, bias and residual, C or None, shape of the result) by views alone; or why torch must see the call."""
+    given = [x, w, *(t for t in extra if t is not None)]
+    if torch.compiler.is_compiling():
+        return "the call is traced"
+    if not all(isinstance(t, torch.Tensor) for t in given) or not x.dim() or w.dim() != 2:
+        return "operands that are not a batch of rows and a matrix"
+    if extra.bias is not None and extra.bias.shape != w.shape[:1]:
+        return f"the bias has shape {tuple(extra.bias.shape)}"
+    for others in ((w, out), extra):
+        reason = why_torchs(torch, x, *others)
+        if reason:
+            return reason
+    if any(t.device != x.device for t in given):
+        return "operands on different devices"
+    folded = fold(x, w.t(), out)
+    residual = None if extra.residual is None else _rows(extra.residual)
+    if folded is None or (extra.residual is not None and residual is None):
+        return "rows that do not lie below each other"
+    return folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape
+
+
+def _rows(residual: Any) -> Any:
+    """(..., N) as a matrix, by a view; None where there is none."""
+    if residual.dim() == 2:
+        return residual
+    if 0 in residual.shape or not rows_lie_below(residual.shape, residual.stride()):
+        return None
+    return residual.unsqueeze(0) if residual.dim() == 1 else residual.view(-1, residual.shape[-1])
 
 
 def _product(x: Any, w: Any, out: Any) -> Any:
@@ -56,9 +214,10 @@ def _check_out(torch: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
     """Raises TensorError as a product of ours would; not where torch is to see the call itself."""
     if torch.compiler.is_compiling():
         return
-    if all(why_torchs(torch, x, other, out) in ("", GRADIENT) for other in (w, bias)):
-        dispatch.check_places(x, w, out)
-        dispatch.check_places(x, bias, out)
+    others = [t for t in (w, bias) if t is not None]
+    if all(why_torchs(torch, x, other, out) in ("", GRADIENT) for other in others):
+        for other in others:
+            dispatch.check_places(x, other, out)
 
 
 def _with_bias(torch: Any, x: Any, w: Any, bias: Any) -> Any:

@@ -193,6 +193,11 @@ def serves(index: int) -> bool:
     return device.gpu is not None and bool(device.library.rows)
 
 
+def device_state(index: int) -> DeviceState:
+    """What is kept of a CUDA device: its library, and what was decided and loaded."""
+    return _device(index)
+
+
 def import_torch() -> Any:
     """torch, which everything here needs. Raises ToolchainMissing."""
     try:
@@ -229,7 +234,7 @@ def explain(
     if a.device.type != DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
     if bias is not None:
-        return "torch.addmm: it adds the bias before it rounds, which no kernel of the library does"
+        return "torch.addmm: it adds the bias before it rounds, as ours do with OUTBLAS_FUSED=1 only (outblas.fused)"
     folded = fold(a, b, out)
     if folded is None:
         return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"

@@ -209,21 +209,34 @@ class LoadedKernel:
             ConfigError: the config is not legal for this problem.
             DeviceError: a workspace would have to be made while a graph is captured.
         """
-        check_operands(problem, a, b, c)
-        plan = self._plan(problem, a.device.index or 0)
-        self._check_alignment(a, b, c)
+        return self.bind_with(problem, (a, b, c), (), workspace)
+
+    def bind_with(
+        self,
+        problem: Problem,
+        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        more: Sequence[Any],
+        workspace: torch.Tensor | None = None,
+        held: tuple[Any, ...] = (),
+    ) -> Call:
+        """:meth:`bind` of ``operands`` (a, b, c), for a kernel that takes ``more`` parameters (ctypes objects) behind
+        the others; ``held``: further operands, which are kept and released with these."""
+        check_operands(problem, *operands)
+        plan = self._plan(problem, operands[0].device.index or 0)
+        self._check_alignment(*operands)
+        params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
+        maps: list[Any] = []
         if plan.boxes:
             maps = [
                 encode_map(tensor.data_ptr(), rows, cols, box_rows, box_cols, problem.dtype)
-                for tensor, (rows, cols, box_rows, box_cols) in zip((a, b, c), plan.boxes, strict=True)
+                for tensor, (rows, cols, box_rows, box_cols) in zip(operands, plan.boxes, strict=True)
             ]
-            params = [m.getPtr() for m in maps] + [ctypes.c_void_p(c.data_ptr()), *plan.extents]
-            if plan.workspace_bytes:
-                workspace = self._workspace(plan.workspace_bytes, workspace, a)
-                params.append(ctypes.c_void_p(workspace.data_ptr()))
-            return Call(self._function, plan.configs, params, (self, maps, workspace), (a, b, c))
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
-        return Call(self._function, plan.configs, [*pointers, *plan.extents], (self,), (a, b, c))
+            params = [*(m.getPtr() for m in maps), params[-1]]
+        params += plan.extents
+        if plan.workspace_bytes:
+            workspace = self._workspace(plan.workspace_bytes, workspace, operands[0])
+            params.append(ctypes.c_void_p(workspace.data_ptr()))
+        return Call(self._function, plan.configs, [*params, *more], (self, maps, workspace), (*operands, *held))
 
     def bind_many(
         self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]

@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.epilogue import PLAIN, Epilogue, prelude
 from outblas.geometry import geometry
 from outblas.problem import Problem
 
@@ -41,10 +42,12 @@ class Source:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
-def make_source(problem: Problem, config: KernelConfig) -> Source:
+def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = PLAIN) -> Source:
     """The source of one template candidate: a prelude of constants and the family's kernel file.
 
-    Only the problem's layout, dtype and accumulator enter: one cubin serves every M, N, K.
+    Only the problem's layout, dtype and accumulator enter: one cubin serves every M, N, K. With an epilogue the kernel
+    takes three parameters more, in the end: bias and residual (addresses), and elements from a row of the residual to
+    the next (64 bits).
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
     if isinstance(config, Sm90WgmmaConfig):  # a kernel with a workspace has one argument more
@@ -53,7 +56,7 @@ def make_source(problem: Problem, config: KernelConfig) -> Source:
         f"constexpr {'bool' if value in ('true', 'false') else 'int'} {name} = {value};"
         for name, value in geometry(problem, config).constants
     ]
-    lines += [f'#include "{config.family}.cuh"', ""]
+    lines += [*prelude(epilogue), f'#include "{config.family}.cuh"', ""]
     headers = _kernel_headers()
     if isinstance(config, Sm90WgmmaConfig):
         headers += (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)

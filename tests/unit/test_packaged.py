@@ -27,6 +27,7 @@ from outblas.recording import CODE, Recording
 from outblas.report import check_published
 from outblas.report.replaced import notes_of_replaced, replaced
 from outblas.results import PROVENANCE, bench_files, read_result, write_result
+from outblas.source import kernels_sha
 from outblas.space import catalogue, why_illegal
 from outblas.suites import SUITES, suite
 
@@ -142,6 +143,16 @@ def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) 
         cubin = compile_source(source, cache=None)
         assert (cubin.spill_bytes, cubin.stack_bytes, cubin.facts.ldl, cubin.facts.stl) == (0, 0, 0, 0), name
         assert check_static(cubin.facts, source, cubin) is None, name
+
+
+def test_the_library_is_of_these_kernels(library: Library) -> None:
+    """Its rows were proved with what these kernel files compile to: scripts/restamp.py says so after a change of them
+    that leaves every shipped kernel as it was; after any other they are to be proved and timed again."""
+    assert library.provenance["kernels"] == kernels_sha(), (
+        "python scripts/restamp.py --since <commit before the change>"
+    )
+    last = library.provenance["restamped"][-1]
+    assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
 
 
 def test_all_that_was_measured_says_where_and_when(recording: Recording, library: Library) -> None:

@@ -115,8 +115,41 @@ __device__ __forceinline__ void store_row(u16* c, const float (&v)[OWN], int row
   store_vector<NT>(c + static_cast<u64>(row) * n + col, packed);
 }
 
+#if FUSED
+// Extras of OWN neighbouring columns from col, in `row` and (COUNT 2) in `row` + 8.
+template <int COUNT>
+__device__ __forceinline__ void row_extras(const Fused& fused, int row, int col, int m, int n, Extras (&extras)[NT]) {
+  const Lane lane(fused, row, 8, col, m, n);
+#pragma unroll
+  for (int i = 0; i < NT; ++i) extras[i] = lane.load<true, COUNT>(2 * i);
+}
+
+// The whole epilogue in place; row0: the lane's first row.
+__device__ __forceinline__ void fuse(Fragment (&acc)[MT][NT], const Fused& fused, int row0, int col, int m, int n) {
+  Extras extras[MT][NT];
+#pragma unroll
+  for (int i = 0; i < MT; ++i) row_extras<2>(fused, row0 + 16 * i, col, m, n, extras[i]);
+#pragma unroll
+  for (int i = 0; i < MT; ++i)
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      apply(extras[i][j], 0, acc[i][j][0], acc[i][j][1]);
+      apply(extras[i][j], 1, acc[i][j][2], acc[i][j][3]);
+    }
+}
+
+// One row of sums that several warps have added up.
+__device__ __forceinline__ void fuse_row(float (&v)[OWN], const Fused& fused, int row, int col, int m, int n) {
+  Extras extras[NT];
+  row_extras<1>(fused, row, col, m, n, extras);
+#pragma unroll
+  for (int i = 0; i < NT; ++i) apply(extras[i], 0, v[2 * i], v[2 * i + 1]);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sm80_direct_gemm(const u16* __restrict__ a, const u16* __restrict__ b, u16* __restrict__ c, int m, int n, int k) {
+    sm80_direct_gemm(const u16* __restrict__ a, const u16* __restrict__ b, u16* __restrict__ c, int m, int n,
+                     int k FUSED_PARAMETERS) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
   const int warp_k = warp % WK, position = warp / WK;
@@ -135,6 +168,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     multiply_chunks(acc, a, b, row0, col0, k0, m, n, k, g, t, k0 == begin);
 
   const int col = col0 + OWN * t;
+#if FUSED
+  if (PDL) pdl_wait();  // with EARLY_B a warp without a chunk of K has not waited
+  FUSED_MAKE
+  if constexpr (WK == 1) fuse(acc, fused, row0 + g, col, m, n);
+#endif
   if constexpr (WK == 1) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -165,6 +203,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const float2 part = parts[position][w][r][i][lane];
           v[2 * i] += part.x, v[2 * i + 1] += part.y;
         }
+#if FUSED
+      fuse_row(v, fused, row0 + 8 * r + g, col, m, n);
+#endif
       store_row(c, v, row0 + 8 * r + g, col, m, n);
     }
   }

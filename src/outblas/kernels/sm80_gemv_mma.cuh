@@ -25,8 +25,28 @@ __device__ __forceinline__ void store_unit(u16* c, int unit, int row0, int m, in
   store_two(c, token + 1, row, m, n, v[1], v[3]);
 }
 
+#if FUSED
+// store_unit of sums that the epilogue follows: a lane's two pairs of a fragment are of two tokens.
+struct FusedStore {
+  const Fused& fused;
+  u16* c;
+  int row0, m, n, lane;
+
+  __device__ __forceinline__ Extras extras(int unit) const {
+    const int col = row0 + pair_row(unit / NT, lane);
+    return Lane(fused, unit % NT * 8 + 2 * (lane % 4), 1, col, m, n).load<false>(0);
+  }
+  __device__ __forceinline__ void operator()(int unit, float (&v)[4], const Extras& extras) const {
+    apply(extras, 0, v[0], v[2]);
+    apply(extras, 1, v[1], v[3]);
+    store_unit(c, unit, row0, m, n, lane, v);
+  }
+};
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    sm80_gemv_mma(const u16* __restrict__ a, const u16* __restrict__ b, u16* __restrict__ c, int m, int n, int k) {
+    sm80_gemv_mma(const u16* __restrict__ a, const u16* __restrict__ b, u16* __restrict__ c, int m, int n,
+                  int k FUSED_PARAMETERS) {
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const u32 smem = smem_u32(smem_base);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -35,14 +55,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int row0 = blockIdx.x / SPLIT * BN + warp_n * ROWS;
 
   if (PDL) pdl_launch_dependents();
+  FUSED_MAKE
   if constexpr (PERSISTENT) {
     Source from(a, b, row0, m, n, k, k, lane);
     const u32 mine = smem + threadIdx.x * 16;
     u32 exchange = smem + RING_BYTES + KEPT_STEPS * TOKEN_BYTES, other = exchange + Sums::EXCHANGE_BYTES;
     const auto finish = [&](const Fragment(&acc)[MT][NT], int tile_row0) {
+#if FUSED
+      const FusedStore store{fused, c, tile_row0 + warp_n * ROWS, m, n, lane};
+      Sums::finish(acc, exchange, 0, warp_n, warp_k, lane, store);
+#else
       Sums::finish(acc, exchange, 0, warp_n, warp_k, lane, [&](int unit, const float(&v)[4]) {
         store_unit(c, unit, tile_row0 + warp_n * ROWS, m, n, lane, v);
       });
+#endif
       const u32 used = exchange;
       exchange = other, other = used;
     };
@@ -67,7 +93,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     else
       stream_registers(acc, from, (first + warp_k) * STEP, WK * STEP, steps);
 
+#if FUSED
+    Sums::finish(acc, smem, rank, warp_n, warp_k, lane, FusedStore{fused, c, row0, m, n, lane});
+#else
     Sums::finish(acc, smem, rank, warp_n, warp_k, lane,
                  [&](int unit, const float(&v)[4]) { store_unit(c, unit, row0, m, n, lane, v); });
+#endif
   }
 }

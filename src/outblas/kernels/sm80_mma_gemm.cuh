@@ -99,8 +99,29 @@ __device__ __forceinline__ void multiply_stage(Fragment (&acc)[MT][NT], u32 stag
   }
 }
 
+#if FUSED
+// Where a warp's fragments lie in C, (row0, col0) being their first element.
+struct FusedStore {
+  const Fused& fused;
+  u16* c;
+  int row0, col0, m, n;  // of this lane
+
+  __device__ __forceinline__ Extras extras(int unit) const {
+    return Lane(fused, row0 + unit / NT * 16, 8, col0, m, n).load<false>(unit % NT * 8);
+  }
+  __device__ __forceinline__ void operator()(int unit, float (&v)[4], const Extras& extras) const {
+    const int row = row0 + unit / NT * 16, col = col0 + unit % NT * 8;
+    apply(extras, 0, v[0], v[1]);
+    apply(extras, 1, v[2], v[3]);
+    store_two(c, row, col, m, n, v[0], v[1]);
+    store_two(c, row + 8, col, m, n, v[2], v[3]);
+  }
+};
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sm80_mma_gemm(const u16* __restrict__ a, const u16* __restrict__ b, u16* __restrict__ c, int m, int n, int k) {
+    sm80_mma_gemm(const u16* __restrict__ a, const u16* __restrict__ b, u16* __restrict__ c, int m, int n,
+                  int k FUSED_PARAMETERS) {
   extern __shared__ __align__(1024) unsigned char smem_base[];
   const u32 smem = smem_u32(smem_base);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -148,10 +169,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       cp_async_commit();
     }
   }
+#if FUSED
+  FUSED_MAKE
+  const FusedStore store{fused, c, at.m + warp_m * MT * 16 + lane / 4, at.n + warp_n * NT * 8 + 2 * (lane % 4), m, n};
+  Sums::finish(acc, smem, rank, position, warp_k, lane, store);
+#else
   Sums::finish(acc, smem, rank, position, warp_k, lane, [&](int unit, const float(&v)[4]) {
     const int row = at.m + (warp_m * MT + unit / NT) * 16 + lane / 4;
     const int col = at.n + (warp_n * NT + unit % NT) * 8 + 2 * (lane % 4);
     store_two(c, row, col, m, n, v[0], v[1]);
     store_two(c, row + 8, col, m, n, v[2], v[3]);
   });
+#endif
 }

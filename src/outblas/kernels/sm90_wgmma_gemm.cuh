@@ -278,7 +278,7 @@ __device__ __forceinline__ void finish_tile(const Work& w, u32 smem, const Ring&
 
 // A consumer warpgroup: every tile (coop) or every other tile (pingpong) of this CTA.
 __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u32 smem, u16* c, int m, int n,
-                                        int warpgroup, int wg_thread, unsigned char* workspace) {
+                                        int warpgroup, int wg_thread, unsigned char* workspace FUSED_ARGUMENTS) {
   AccReg acc[MI][ACC_REGS];
   Ring ring;
   const int wg_row = PINGPONG ? 0 : warpgroup * WG_ROWS;
@@ -299,17 +299,21 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
     finish_tile(w, smem, ring, wg_thread);
     const TileCoord at = w.origin(tile);
     const int y0 = at.m + wg_row;
+#if FUSED
+    if constexpr (PDL) pdl_wait();  // a predecessor may have written what this thread reads of bias and residual
+    if constexpr (SPLIT == 1) fuse<MI>(acc, fused, at.n, y0, m, n, wg_thread);
+#endif
 #if SPLIT_WORKSPACE
     // A predecessor may still be adding up in the workspace.
     if constexpr (PDL) pdl_wait();
     WorkspaceReduce<MI, CONSUMERS>::run(acc, workspace, w.number(), w.part, c, at.n, y0, m, n, warpgroup, wg_thread,
-                                        EPILOGUE_BARRIER + warpgroup);
+                                        EPILOGUE_BARRIER + warpgroup FUSED_PASS);
     return;  // and no `continue`: the accumulators would be kept for a second tile
 #endif
     if constexpr (CLUSTER_SPLIT > 1) {
       if constexpr (MULTICAST == 1) cluster_wait();  // the peers' inboxes exist
       Reduce::run(acc, smem + INBOX_OFFSET, smem + REDUCE_BAR_OFFSET, w.rank_split, w.rank_n * CLUSTER_M + w.rank_m,
-                  MULTICAST, c, at.n, y0, m, n, warpgroup, wg_thread);
+                  MULTICAST, c, at.n, y0, m, n, warpgroup, wg_thread FUSED_PASS);
     } else if constexpr (STORE_TMA) {
       epilogue_tma<MI>(acc, map_c, smem + EPI_OFFSET + warpgroup * EPI_BUFS * EPI_CHUNK_BYTES, at.n, y0, wg_thread,
                        EPILOGUE_BARRIER + warpgroup);
@@ -340,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     ,
                     unsigned char* workspace
 #endif
-    ) {
+                    FUSED_PARAMETERS) {
 #if !SPLIT_WORKSPACE
   unsigned char* const workspace = nullptr;
 #endif
@@ -376,6 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   } else {
     if constexpr (CONSUMERS > 1) setmaxnreg_inc<CONSUMER_REGS>();
     if constexpr (MULTICAST == 1) named_sync(START_BARRIER, 128 * CONSUMERS + 32);
-    consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread, workspace);
+    FUSED_MAKE
+    consume(Work(m, n, k), &map_c, smem, c, m, n, warpgroup, wg_thread, workspace FUSED_PASS);
   }
 }

@@ -20,7 +20,7 @@ struct ClusterReduce {
   // `rank`: this CTA's part of K; peer ranks lie `peer_stride` apart in the cluster from `peer_base`.
   static __device__ __forceinline__ void run(const AccReg (&acc)[MI][ACC_REGS], u32 inbox, u32 bar, int rank,
                                              int peer_base, int peer_stride, u16* c, int x0, int y0, int m, int n,
-                                             int warpgroup, int wg_thread) {
+                                             int warpgroup, int wg_thread FUSED_ARGUMENTS) {
     float own[OWNED][4];
 #pragma unroll
     for (int owner = 0; owner < OWNERS; ++owner) {
@@ -42,10 +42,26 @@ struct ClusterReduce {
       }
     }
     if (rank >= OWNERS) return;
+#if FUSED
+    Extras extras[FUSED_BATCH];
+    const auto ask = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < FUSED_BATCH && first + i < OWNED; ++i) {
+        const int unit = rank * OWNED + first + i;
+        const Lane at = fragment_lane(fused, x0, y0 + unit / (BN / 8) * 64, m, n, wg_thread);
+        extras[i] = at.load<true>(8 * (unit % (BN / 8)));
+      }
+    };
+    ask(0);
+#endif
     mbar_wait_cluster(bar, 0);
     const int lane = wg_thread % 32, warp = wg_thread / 32;
 #pragma unroll
     for (int i = 0; i < OWNED; ++i) {
+#if FUSED
+      if (i > 0 && i % FUSED_BATCH == 0) ask(i);
+      if (x0 + 8 * ((rank * OWNED + i) % (BN / 8)) >= n) continue;  // as in fragment.cuh: ptxas would mix all of it
+#endif
 #pragma unroll
       for (int slot = 0; slot < SPLIT - 1; ++slot) {
         const u32 from = inbox + slot * SLOT_BYTES + (warpgroup * OWNED + i) * FRAGMENT_BYTES + wg_thread * 16;
@@ -60,6 +76,10 @@ struct ClusterReduce {
       const int unit = rank * OWNED + i;
       const int row = y0 + (unit / (BN / 8)) * 64 + warp * 16 + lane / 4;
       const int col = x0 + (unit % (BN / 8)) * 8 + 2 * (lane % 4);
+#if FUSED
+      apply(extras[i % FUSED_BATCH], 0, own[i][0], own[i][1]);
+      apply(extras[i % FUSED_BATCH], 1, own[i][2], own[i][3]);
+#endif
       store_pair(c, row, col, m, n, pack2<BF16>(own[i][0], own[i][1]));
       store_pair(c, row + 8, col, m, n, pack2<BF16>(own[i][2], own[i][3]));
     }

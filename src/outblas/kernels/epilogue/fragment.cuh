@@ -2,6 +2,7 @@
 // 8*nb + 2*(l%4) + {0, 1} of rows 16*w + l/4 and 16*w + l/4 + 8.
 // PTX ISA: wgmma: Register Fragments and Shared Memory Matrix Layouts (D fragment).
 #pragma once
+#include "epilogue/fused.cuh"
 #include "ptx/convert.cuh"
 
 #if ACC_FP16
@@ -35,3 +36,41 @@ __device__ __forceinline__ void fragment_f32(const AccReg (&acc)[ACC_REGS], int 
 __device__ __forceinline__ void store_pair(u16* c, int row, int col, int m, int n, u32 pair) {
   if (row < m && col < n) *reinterpret_cast<u32*>(c + static_cast<u64>(row) * n + col) = pair;
 }
+
+#if FUSED
+// The lane's of a block of 64 rows whose first row and column are (y0, x0): 8-column block nb lies 8 nb to the right.
+__device__ __forceinline__ Lane fragment_lane(const Fused& fused, int x0, int y0, int m, int n, int wg_thread) {
+  const int lane = wg_thread % 32, warp = wg_thread / 32;
+  return Lane(fused, y0 + warp * 16 + lane / 4, 8, x0 + 2 * (lane % 4), m, n);
+}
+
+// The whole epilogue in place, for stores that read accumulators. FUSED_BATCH fragments are asked for at once, and
+// FUSED_AT_ONCE are made outputs together.
+template <int MI>
+__device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& fused, int x0, int y0, int m, int n,
+                                     int wg_thread) {
+  constexpr int BLOCKS = BN / 8;
+#pragma unroll
+  for (int mi = 0; mi < MI; ++mi) {
+    const Lane lane = fragment_lane(fused, x0, y0 + mi * 64, m, n, wg_thread);
+#pragma unroll
+    for (int first = 0; first < BLOCKS; first += FUSED_BATCH) {
+      // Nothing outside of C is stored. And a branch is what keeps ptxas from mixing all of it, which spills.
+      if (x0 + 8 * first >= n) continue;
+      Extras extras[FUSED_BATCH];
+#pragma unroll
+      for (int i = 0; i < FUSED_BATCH && first + i < BLOCKS; ++i) extras[i] = lane.load<true>(8 * (first + i));
+#pragma unroll
+      for (int part = 0; part < FUSED_BATCH && first + part < BLOCKS; part += FUSED_AT_ONCE) {
+        if (x0 + 8 * (first + part) >= n) continue;
+#pragma unroll
+        for (int i = part; i < part + FUSED_AT_ONCE && first + i < BLOCKS; ++i) {
+          AccReg* v = acc[mi] + 4 * (first + i);
+          apply(extras[i], 0, v[0], v[1]);
+          apply(extras[i], 1, v[2], v[3]);
+        }
+      }
+    }
+  }
+}
+#endif

@@ -1,5 +1,6 @@
 // What a warp's mma.sync accumulates into, with the accumulator that the prelude names (ACC_FP16, BF16).
 #pragma once
+#include "epilogue/fused.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
 

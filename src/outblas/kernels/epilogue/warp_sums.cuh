@@ -45,7 +45,7 @@ struct WarpSums {
   }
 
   // After the K loop, by all threads: calls store(unit, sums) for every fragment that this warp comes to
-  // own; unit = row block * NT + column block of its position.
+  // own; unit = row block * NT + column block of its position. FUSED: store(unit, sums, store.extras(unit)).
   template <class Store>
   static __device__ __forceinline__ void finish(const Fragment (&acc)[MT][NT], u32 smem, int rank, int position,
                                                 int warp_k, int lane, Store store) {
@@ -58,8 +58,16 @@ struct WarpSums {
       if (!reduce_cluster(own, mine, smem, rank, position * WARP_OWNERS + warp_k, lane)) return;
       unit0 += rank * CTA_OWNED;
     }
+#if FUSED
+    Extras extras[CTA_OWNED];
+#pragma unroll
+    for (int i = 0; i < CTA_OWNED; ++i) extras[i] = store.extras(unit0 + i);
+#pragma unroll
+    for (int i = 0; i < CTA_OWNED; ++i) store(unit0 + i, SPLIT > 1 ? mine[i] : own[i], extras[i]);
+#else
 #pragma unroll
     for (int i = 0; i < CTA_OWNED; ++i) store(unit0 + i, SPLIT > 1 ? mine[i] : own[i]);
+#endif
   }
 
  private:

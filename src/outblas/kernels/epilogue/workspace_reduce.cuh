@@ -29,7 +29,7 @@ struct WorkspaceReduce {
   // A warpgroup hands in part `part` of tile `tile`; if it was the last, it adds up and stores.
   static __device__ __forceinline__ void run(const AccReg (&acc)[MI][ACC_REGS], unsigned char* workspace, int tile,
                                              int part, u16* c, int x0, int y0, int m, int n, int warpgroup,
-                                             int wg_thread, int barrier) {
+                                             int wg_thread, int barrier FUSED_ARGUMENTS) {
     u32* counter = reinterpret_cast<u32*>(workspace) + tile * WARPGROUPS + warpgroup;
     float* first = reinterpret_cast<float*>(workspace + COUNTERS_BYTES) + static_cast<u64>(tile) * SPLIT * PART_FLOATS +
                    warpgroup * UNITS * FRAGMENT_FLOATS + wg_thread * 4;
@@ -44,14 +44,22 @@ struct WorkspaceReduce {
     const bool last = wg_thread == 0 && count_in_turn(counter, SPLIT - 1) == SPLIT - 1;
     if (!named_any(barrier, 128, last)) return;
 #pragma unroll 1  // unrolled, ptxas would begin a batch's loads before the sums of the one before, and spill
-    for (int unit = 0; unit < UNITS; unit += BATCH) add_up(first, unit, c, x0, y0, m, n, wg_thread);
+    for (int unit = 0; unit < UNITS; unit += BATCH) add_up(first, unit, c, x0, y0, m, n, wg_thread FUSED_PASS);
   }
 
   // The sums of BATCH fragments from `unit` on, to C. Parts are added in their order, whoever adds them: bitwise
   // repeatable. This CTA's own is read back, too: to take it from registers costs a predicate and four moves for every
   // load, and keeps the accumulators alive.
   static __device__ __forceinline__ void add_up(const float* first, int unit, u16* c, int x0, int y0, int m, int n,
-                                                int wg_thread) {
+                                                int wg_thread FUSED_ARGUMENTS) {
+#if FUSED
+    Extras extras[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const Lane at = fragment_lane(fused, x0, y0 + (unit + i) / (BN / 8) * 64, m, n, wg_thread);
+      extras[i] = at.load<true>(8 * ((unit + i) % (BN / 8)));
+    }
+#endif
     const float* from = first + unit * FRAGMENT_FLOATS;
     float sum[BATCH][4];
 #pragma unroll
@@ -76,6 +84,10 @@ struct WorkspaceReduce {
     for (int i = 0; i < BATCH; ++i) {
       const int row = y0 + (unit + i) / (BN / 8) * 64 + warp * 16 + lane / 4;
       const int col = x0 + (unit + i) % (BN / 8) * 8 + 2 * (lane % 4);
+#if FUSED
+      apply(extras[i], 0, sum[i][0], sum[i][1]);
+      apply(extras[i], 1, sum[i][2], sum[i][3]);
+#endif
       store_pair(c, row, col, m, n, pack2<BF16>(sum[i][0], sum[i][1]));
       store_pair(c, row + 8, col, m, n, pack2<BF16>(sum[i][2], sum[i][3]));
     }

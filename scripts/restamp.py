@@ -1,0 +1,234 @@
+"""Say that the packaged libraries are still of these kernel files, where these files have changed: only if every
+shipped kernel compiles to the very machine code that it had before.
+
+    python scripts/restamp.py --since e8eefce
+
+Every kernel that a packaged library installs is compiled by one NVRTC from the sources of an older commit (its
+generator and its kernel files) and from the present ones. Where all cubins are the same, byte by byte or at least in
+their code sections, the provenance of the libraries, and of published results that name their kernels, gets the present
+hash (:func:`outblas.source.kernels_sha`), and a record beside it of what it replaced, when and after how many
+comparisons. Where one differs nothing is written, the kernels that differ are listed, and the exit status is 1.
+
+A library says by it that the proofs and figures of its rows are of kernels that compile to what ships, from the
+older commit on; it says nothing of what changed between its measurements and that commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from outblas.compile import compile_many, nvrtc_version
+from outblas.config import config_from_name, config_name
+from outblas.cubin import Cubin
+from outblas.errors import CompileError, OutblasError, UsageError
+from outblas.library import Library
+from outblas.problem import Problem
+from outblas.results import bench_files, read_result, write_result
+from outblas.sass import _code_sections
+from outblas.shipped_build import ARCHITECTURE, packaged_libraries
+from outblas.source import Source, kernels_sha, make_source
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Key of the hash in a provenance, and of the list of records beside it.
+HASH, RECORDS = "kernels", "restamped"
+#: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
+_ASK = """
+import json, sys
+from outblas.config import config_from_name
+from outblas.problem import Problem
+from outblas.source import _kernel_headers, kernels_sha, make_source
+shared, found = _kernel_headers(), []
+for key, name in json.load(sys.stdin):
+    s = make_source(Problem.from_key(key), config_from_name(name))
+    assert s.headers[: len(shared)] == shared
+    found.append([s.text, s.entry, s.headers[len(shared) :], s.options, s.acc, s.family])
+json.dump({"kernels": kernels_sha(), "shared": shared, "sources": found}, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Older:
+    """What an older commit makes of the shipped kernels: its hash of the kernel files, and a source each."""
+
+    commit: str
+    kernels: str
+    sources: list[Source]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How many kernels are the same byte by byte, how many in their code sections only, and a line for every other."""
+
+    whole: int
+    code: int
+    differences: tuple[str, ...]
+
+
+def shipped_pairs() -> list[tuple[str, str]]:
+    """(problem, config) by name, one of each distinct kernel that a packaged library installs."""
+    pairs: dict[Source, tuple[str, str]] = {}
+    for gpu in packaged_libraries():
+        for problem, configs in Library.packaged(gpu).installed().items():
+            for config in configs:
+                pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
+    return list(pairs.values())
+
+
+def older(commit: str, pairs: Sequence[tuple[str, str]]) -> Older:
+    """The sources of the same kernels by the package of a commit.
+
+    Raises:
+        UsageError: no such commit in this checkout, or its package cannot make them.
+    """
+    full = _git("rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(_git("archive", full, "src/outblas"))) as archive:
+            archive.extractall(folder, filter="data")
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK],
+            input=json.dumps(pairs),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(folder, "src"))},
+        )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise UsageError(
+            f"the package of {full[:12]} makes no sources of the shipped kernels ({last[:200]})",
+            "a commit that knows them all",
+            "name a later one",
+        )
+    said = json.loads(done.stdout)
+    shared = tuple((name, text) for name, text in said["shared"])
+    sources = [
+        Source(text, entry, (*shared, *((n, t) for n, t in own)), tuple(options), acc, family)
+        for text, entry, own, options, acc, family in said["sources"]
+    ]
+    return Older(full, said["kernels"], sources)
+
+
+def compare(
+    names: Sequence[str],
+    before: Sequence[Source],
+    now: Sequence[Source],
+    build: Callable[[Sequence[Source]], list[Any]],
+) -> Compared:
+    """Compile both and compare; ``build`` gives a cubin or a CompileError each."""
+    whole = code = 0
+    differences = []
+    for name, old, new in zip(names, build(before), build(now), strict=True):
+        if isinstance(old, CompileError) or isinstance(new, CompileError):
+            sides = [f"{side}: {e}" for side, e in (("before", old), ("now", new)) if isinstance(e, CompileError)]
+            differences.append(f"{name}: does not compile ({'; '.join(sides)})")
+        elif old.image == new.image:
+            whole += 1
+        elif list(_code_sections(old.image)) == list(_code_sections(new.image)) and _same_resources(old, new):
+            code += 1
+        else:
+            differences.append(f"{name}: another machine code ({old.registers} registers before, {new.registers} now)")
+    return Compared(whole, code, tuple(differences))
+
+
+def stamped(provenance: Mapping[str, Any], record: Mapping[str, Any], kernels: str) -> dict[str, Any]:
+    """A provenance of the present kernels, with what it said before in a record beside."""
+    said = {**record, "replaced": provenance.get(HASH)}
+    return {**provenance, HASH: kernels, RECORDS: [*provenance.get(RECORDS, ()), said]}
+
+
+def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) -> list[Path]:
+    """Write the hash and the record into every packaged library, and into the published results that have a hash."""
+    written = []
+    for path in sorted((data / "libraries").glob("*.json")):
+        library = Library.load(path)
+        if library.provenance.get(HASH) != kernels:
+            replace(library, provenance=stamped(library.provenance, record, kernels)).save(path)
+            written.append(path)
+    for path in (p for folder in sorted(results.glob("*/")) for p in bench_files(folder)):
+        result = read_result(path)
+        if result.provenance.get(HASH, kernels) != kernels:
+            about = {**result.meta, "provenance": stamped(result.provenance, record, kernels)}
+            write_result(result.rows, about, path)
+            written.append(path)
+    return written
+
+
+def _same_resources(old: Cubin, new: Cubin) -> bool:
+    def of(cubin: Cubin) -> tuple[Any, ...]:
+        return cubin.entry, cubin.registers, cubin.spill_bytes, cubin.stack_bytes, cubin.static_smem
+
+    return of(old) == of(new)
+
+
+def _git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
+    if done.returncode:
+        raise UsageError(
+            f"git {arguments[0]} fails: {done.stderr.decode(errors='replace').strip()[:200]}",
+            "a checkout with the commit",
+            "run it in one",
+        )
+    return done.stdout
+
+
+def _build(sources: Sequence[Source], jobs: int | None, what: str) -> list[Any]:
+    found: list[Any] = [None] * len(sources)
+
+    def tell(done: int, total: int) -> None:
+        if done % 100 == 0 or done == total:
+            print(f"{what}: {done} of {total} kernels", file=sys.stderr, flush=True)
+
+    for index, result in compile_many(sources, ARCHITECTURE, jobs, tell):
+        found[index] = result
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--since", required=True, metavar="COMMIT", help="whose kernels are known to be right")
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--check", action="store_true", help="compare only, write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        pairs = shipped_pairs()
+        past = older(options.since, pairs)
+        now = [make_source(Problem.from_key(key), config_from_name(name)) for key, name in pairs]
+        sides = iter(("before", "now"))
+        found = compare([n for _, n in pairs], past.sources, now, lambda s: _build(s, options.jobs, next(sides)))
+        if found.differences:
+            print("\n".join(found.differences))
+            print(f"{len(found.differences)} of {len(pairs)} kernels differ; nothing is written")
+            return 1
+        record = {
+            "date": datetime.now(timezone.utc).replace(microsecond=0).isoformat(),
+            "since": past.commit,
+            "kernels_of_that_commit": past.kernels,
+            "compared": len(pairs),
+            "identical_cubins": found.whole,
+            "identical_code_sections_only": found.code,
+            "nvrtc": nvrtc_version(),
+            "architecture": ARCHITECTURE,
+        }
+        print(json.dumps(record))
+        if not options.check:
+            for path in restamp(record, kernels_sha(), ROOT / "src" / "outblas" / "data", ROOT / "results"):
+                print(f"wrote {path.relative_to(ROOT)}")
+    except OutblasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,240 @@
+"""Products with what follows them in one kernel: act(A B + bias) + residual, rounded once.
+
+The kernel is the one that the library names for the product, compiled with the epilogue (:mod:`outblas.epilogue`).
+None of these ships: one is compiled when its product is first asked for, on a thread of its own, or by
+:func:`outblas.warm`; until it is there, and wherever there is none, callers get torch's operations instead, so that no
+call waits for a compiler. What the library measured is the product alone: whether the fused kernel wins is not known,
+so nothing here runs unless a caller asks for it (:func:`outblas.linear` with an activation or a residual, or
+``OUTBLAS_FUSED=1`` with a bias).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from outblas import dispatch
+from outblas.allowed import launch_of_option
+from outblas.config import KernelConfig, config_name
+from outblas.cubin import Cubin
+from outblas.decide import Decision
+from outblas.device_state import ARCHITECTURE, KEPT_CALLS
+from outblas.epilogue import Epilogue, why_not_fused
+from outblas.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.fused_launch import Extra, FusedKernel, row_stride, why_unfit
+from outblas.geometry import workspace_bytes
+from outblas.problem import Problem
+from outblas.source import kernel_kind, make_source
+from outblas.tensors import operand
+from outblas.workspace import StreamWorkspaces
+
+if TYPE_CHECKING:
+    import torch
+
+_Key = tuple[Any, ...]
+
+
+class FusedState:
+    """What is kept per GPU of fused kernels: those that are loaded or being compiled, and bound calls.
+
+    Args:
+        build: compiles one, on a thread of its own: no CUDA there, whose calls may disturb a capture of another thread.
+        load: makes a cubin bindable, on the caller's thread and in its context.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Problem, KernelConfig, Epilogue], Cubin] | None = None,
+        load: Callable[[Cubin, KernelConfig, Epilogue], Any] = FusedKernel,
+    ) -> None:
+        self._build, self._load = build or compile_fused, load
+        self.failed: dict[_Key, str] = {}
+        self._kernels: dict[_Key, Any] = {}
+        self._building: dict[_Key, Future[Cubin]] = {}
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._workspaces = StreamWorkspaces()
+        self._lock = threading.RLock()
+
+    def ready(
+        self, problem: Problem, config: KernelConfig, epilogue: Epilogue, wait: bool = False, capturing: bool = False
+    ) -> bool:
+        """Whether the kernel is loaded. One that is not is compiled: behind this call, which is told that it is not
+        there yet, or (``wait``) in it; nothing is begun or loaded while a graph is captured."""
+        key = (*kernel_kind(problem, config), epilogue)
+        if key in self._kernels:
+            return True
+        with self._lock:
+            if key in self.failed or capturing:
+                return False
+            found = self._building.get(key)
+            if found is None:
+                found = self._building[key] = _pool().submit(self._build, problem, config, epilogue)
+        if wait:
+            found.exception()  # outside of the lock: others go on; what it raised is told below
+        with self._lock:
+            if key in self._building and found.done():
+                del self._building[key]
+                self._take(key, config, epilogue, found)
+            return key in self._kernels
+
+    def _take(self, key: _Key, config: KernelConfig, epilogue: Epilogue, built: Future[Cubin]) -> None:
+        try:
+            self._kernels[key] = self._load(built.result(), config, epilogue)
+        except (CompileError, ToolchainMissing, DeviceError) as error:
+            self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be had: {error}"
+            warnings.warn(f"outblas leaves it to torch: {self.failed[key]}", RuntimeWarning, stacklevel=6)
+
+    def run(
+        self, problem: Problem, config: KernelConfig, epilogue: Epilogue, tensors: tuple[Any, Any, Any], extra: Extra
+    ) -> None:
+        """Enqueue it on the current stream: ``tensors`` are A, B (K, N) and C; the kernel is ready."""
+        a, b, c = tensors
+        stream = _stream(a.device.index)
+        need = workspace_bytes(problem, config)
+        places = tuple(None if t is None else t.data_ptr() for t in (*tensors, *extra))
+        pitch = None if extra.residual is None else row_stride(extra.residual)
+        key = (problem, config, epilogue, places, pitch, stream if need else None)
+        with self._lock:
+            call = self._calls.pop(key, None)
+            if call is None:
+                stored = b.t() if problem.layout == "TN" else b
+                own = self._workspaces.take(stream, need, a.device) if need else None
+                kernel = self._kernels[(*kernel_kind(problem, config), epilogue)]
+                call = kernel.bind(problem, (a, stored, c), extra, own)
+                call.release()  # kept by address, it must not keep the memory
+            self._calls[key] = call  # the most recently used comes last
+            if len(self._calls) > KEPT_CALLS:
+                self._calls.popitem(last=False)
+            call(stream)
+
+    def status(self) -> dict[str, Any]:
+        """Kernels loaded and being compiled, and why others cannot be had."""
+        return {
+            "kernels_loaded": len(self._kernels),
+            "being_compiled": len(self._building),
+            "failures": sorted(set(self.failed.values())),
+        }
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None = None,
+    option: int | None = None,
+    wait: bool = False,
+) -> torch.Tensor | None:
+    """``act(a @ b + bias) + residual`` of matrices, (M, K) and (K, N), by a fused kernel on the current stream; None
+    where torch is to compute it: no kernel of the library, operands that it does not take, one not compiled yet.
+
+    Plain tensors of one CUDA device, of which nobody wants a gradient (:func:`outblas.tensors.why_torchs`).
+
+    Args:
+        extra: what ``epilogue`` takes. out: (M, N), contiguous; None: allocated. option: see
+            :func:`outblas.dispatch.served`. wait: for the compiler, where need be.
+
+    Raises:
+        DeviceError: the driver refused the launch.
+    """
+    decision, reason = _decide(a, b, extra, epilogue, out, option)
+    if reason or decision.problem is None or decision.config is None:
+        return None
+    import torch
+
+    problem, config, state = decision.problem, decision.config, _state(a.device.index)
+    with _current(a.device.index):
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not state.ready(problem, config, epilogue, wait, capturing):
+            return None
+        if capturing and workspace_bytes(problem, config):
+            return None
+        c = torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device) if out is None else out
+        state.run(problem, config, epilogue, (a, b, c), extra)
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # written behind autograd's back
+    return c
+
+
+def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None = None) -> str:
+    """Why :func:`product` leaves such operands to torch, whatever is compiled; empty: it does not."""
+    decision, reason = _decide(a, b, extra, epilogue, out, None)
+    if reason or decision.problem is None or decision.config is None:
+        return reason or decision.reason
+    return _state(a.device.index).failed.get((*kernel_kind(decision.problem, decision.config), epilogue), "")
+
+
+def _decide(a: Any, b: Any, extra: Extra, epilogue: Epilogue, out: Any, option: int | None) -> tuple[Decision, str]:
+    """The library's decision on the product, and why it cannot be fused (empty: it can)."""
+    nothing = Decision(None, None, "")
+    if a.device.type != dispatch.DEVICE_TYPE:
+        return nothing, f"the tensors are on {a.device}"
+    if not epilogue.on or not extra.fits(epilogue):
+        return nothing, f"nothing to fuse, or not the operands of {epilogue.name}"
+    device = dispatch.device_state(a.device.index)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch_of_option(option))
+    if decision.problem is None or decision.config is None:
+        return decision, decision.reason or "the library has no kernel for it"
+    reason = why_not_fused(decision.problem, decision.config, epilogue)
+    return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
+
+
+def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Cubin:
+    """A fused kernel, by NVRTC or from the compile cache; no CUDA is called.
+
+    Raises:
+        CompileError: it does not compile, or spills. ToolchainMissing: no NVRTC.
+    """
+    from outblas.compile import compile_tuned
+
+    return compile_tuned(make_source(problem, config, epilogue), ARCHITECTURE)
+
+
+def status() -> dict[str, dict[str, Any]]:
+    """Per device used so far (``cuda:0``): fused kernels loaded, being compiled, and why others cannot be had."""
+    return {f"cuda:{index}": state.status() for index, state in list(_states.items())}
+
+
+_states: dict[Any, FusedState] = {}
+_lock = threading.RLock()
+_compiler: ThreadPoolExecutor | None = None
+
+
+def _state(index: int) -> FusedState:
+    with _lock:
+        found = _states.get(index)
+        if found is None:
+            found = _states[index] = FusedState()
+        return found
+
+
+def _pool() -> ThreadPoolExecutor:
+    """One thread: a compiler takes a core, and programs want theirs."""
+    global _compiler
+    with _lock:
+        if _compiler is None:
+            _compiler = ThreadPoolExecutor(1, thread_name_prefix="outblas-fused")
+        return _compiler
+
+
+@contextlib.contextmanager
+def _current(index: int) -> Iterator[None]:
+    """The device made current, with its context."""
+    import torch
+
+    from outblas.launch import ensure_context
+
+    with contextlib.nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index):
+        ensure_context()
+        yield
+
+
+def _stream(index: int) -> int:
+    import torch
+
+    return int(torch._C._cuda_getCurrentRawStream(index))

@@ -1,0 +1,135 @@
+// What follows the sums: C = act(A B + bias) + residual, all of it in fp32, before the one rounding of an output.
+//
+// An option of every family: without `FUSED` nothing here leaves a trace in the code. With it the prelude defines
+// FUSED_BIAS, FUSED_RESIDUAL and FUSED_ACTIVATION (0 none, 1 SiLU, 2 GELU, 3 GELU by tanh), and a kernel has three
+// parameters more. It is applied to whole sums only: behind the parts of a split K, once.
+// A store makes loads behind it wait, for it might have written what they read: every place that applies this asks
+// for all Extras of a batch before the first output of the batch is stored.
+#pragma once
+#if FUSED
+#include "ptx/convert.cuh"
+#include "ptx/global.cuh"
+
+#define FUSED_PARAMETERS , const u16* fused_bias, const u16* fused_residual, u64 fused_stride
+#define FUSED_ARGUMENTS , const Fused& fused
+#define FUSED_PASS , fused
+#define FUSED_MAKE const Fused fused{fused_bias, fused_residual, fused_stride};
+
+static_assert(!ACC_FP16, "the epilogue is of sums in fp32");
+
+// bias: N elements; residual: rows of N elements, `stride` elements apart; both of the output's type.
+struct Fused {
+  const u16* bias;
+  const u16* residual;
+  u64 stride;
+};
+
+// What belongs to two pairs of neighbouring outputs in the same columns: bias, and residual in both rows.
+struct Extras {
+  u32 bias, residual[2];
+};
+
+__device__ __forceinline__ void unpack_output(u32 packed, float& lo, float& hi) {
+  if constexpr (BF16) {
+    lo = __uint_as_float(packed << 16);
+    hi = __uint_as_float(packed & 0xFFFF0000u);
+  } else {
+    unpack2(packed, lo, hi);
+  }
+}
+
+// Elements `from`[0] and [1], zero where not `first`, `second`. PAIRED: 4-byte aligned, and both or none are there.
+template <bool PAIRED>
+__device__ __forceinline__ u32 load_two(const u16* from, bool first, bool second) {
+  if constexpr (PAIRED) {
+    u32 pair[1];
+    load_vector<1>(pair, from, first);
+    return pair[0];
+  } else {
+    u16 lo, hi;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b16 %0, 0;\n@p ld.global.b16 %0, [%1];\n}"
+                 : "=&h"(lo)
+                 : "l"(from), "r"(static_cast<int>(first))
+                 : "memory");
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b16 %0, 0;\n@p ld.global.b16 %0, [%1];\n}"
+                 : "=&h"(hi)
+                 : "l"(from + 1), "r"(static_cast<int>(second))
+                 : "memory");
+    return lo | static_cast<u32>(hi) << 16;
+  }
+}
+
+// Where a lane finds its Extras: those of columns that lie `offset` to the right of its own first one. Addresses are
+// made once, so that every load adds a constant.
+struct Lane {
+  const u16* bias;
+  const u16* residual[2];
+  int columns[2];  // so many from the lane's first one on are inside of C, in either row
+
+  // Rows `row` and `row` + `apart`, columns from `col` on.
+  __device__ __forceinline__ Lane(const Fused& fused, int row, int apart, int col, int m, int n) {
+    bias = fused.bias + col;
+    residual[0] = fused.residual + (static_cast<u64>(row) * fused.stride + col);
+    residual[1] = residual[0] + apart * fused.stride;
+    columns[0] = row < m ? n - col : 0;
+    columns[1] = row + apart < m ? n - col : 0;
+  }
+  // Columns `offset`, `offset` + 1 of both rows, or of the first (ROWS 1); nothing outside of C is read.
+  template <bool PAIRED, int ROWS = 2>
+  __device__ __forceinline__ Extras load(int offset) const {
+    Extras extras{0, {0, 0}};
+    if constexpr (FUSED_BIAS)
+      extras.bias = load_two<PAIRED>(bias + offset, offset < columns[0], offset + 1 < columns[0]);
+    if constexpr (FUSED_RESIDUAL) {
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i)
+        extras.residual[i] = load_two<PAIRED>(residual[i] + offset, offset < columns[i], offset + 1 < columns[i]);
+    }
+    return extras;
+  }
+};
+
+// Q(|x|), the normal distribution's upper tail: erfc(|x| / sqrt 2) / 2, off by no more than 1e-7. erff takes twice the
+// instructions and, for sixty-four outputs of a thread at once, more registers than there are. For x far below zero
+// x Q(|x|) does not cancel as x (1 + erf(x / sqrt 2)) / 2 does.
+// Source: Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26.
+__device__ __forceinline__ float normal_tail(float x) {
+  const float a = 0.70710678118654752f * fabsf(x), t = __fdividef(1.0f, 1.0f + 0.3275911f * a);
+  const float p = 1.421413741f + t * (-1.453152027f + t * 1.061405429f);
+  return 0.5f * t * (0.254829592f + t * (-0.284496736f + t * p)) * __expf(-a * a);
+}
+
+// Formulas as torch's (aten/src/ATen/native/cuda/ActivationGeluKernel.cu, ActivationSiluKernel.cu), infinities and NaN
+// included; GELU by tanh with (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)).
+__device__ __forceinline__ float activate(float x) {
+  constexpr float TWICE_SQRT_2_OVER_PI = 1.5957691216057308f;
+  if constexpr (FUSED_ACTIVATION == 1) return __fdividef(x, 1.0f + __expf(-x));
+  if constexpr (FUSED_ACTIVATION == 2) {
+    const float q = normal_tail(x);
+    return x * (x < 0.0f ? q : 1.0f - q);
+  }
+  if constexpr (FUSED_ACTIVATION == 3)
+    return __fdividef(x, 1.0f + __expf(-TWICE_SQRT_2_OVER_PI * (x + 0.044715f * x * x * x)));
+  return x;
+}
+
+// Two neighbouring sums of row `half` to outputs, not rounded yet.
+__device__ __forceinline__ void apply(const Extras& extras, int half, float& lo, float& hi) {
+  if constexpr (FUSED_BIAS) {
+    float b0, b1;
+    unpack_output(extras.bias, b0, b1);
+    lo += b0, hi += b1;
+  }
+  lo = activate(lo), hi = activate(hi);
+  if constexpr (FUSED_RESIDUAL) {
+    float r0, r1;
+    unpack_output(extras.residual[half], r0, r1);
+    lo += r0, hi += r1;
+  }
+}
+#else
+#define FUSED_PARAMETERS
+#define FUSED_ARGUMENTS
+#define FUSED_PASS
+#define FUSED_MAKE
+#endif
