@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas import dispatch
 from outblas.allowed import launch_of_option
+from outblas.capture_workspace import CapturedWorkspace
 from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
 from outblas.decide import Decision
@@ -31,7 +32,6 @@ from outblas.geometry import workspace_bytes
 from outblas.problem import Problem
 from outblas.source import kernel_kind, make_source
 from outblas.tensors import operand
-from outblas.workspace import StreamWorkspaces
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,6 @@ class FusedState:
         self._kernels: dict[_Key, Any] = {}
         self._building: dict[_Key, Future[Cubin]] = {}
         self._calls: OrderedDict[Any, Any] = OrderedDict()
-        self._workspaces = StreamWorkspaces()
         self._lock = threading.RLock()
 
     def ready(
@@ -90,26 +89,27 @@ class FusedState:
             warnings.warn(f"outblas leaves it to torch: {self.failed[key]}", RuntimeWarning, stacklevel=6)
 
     def run(
-        self, problem: Problem, config: KernelConfig, epilogue: Epilogue, tensors: tuple[Any, Any, Any], extra: Extra
+        self, problem: Problem, config: KernelConfig, epilogue: Epilogue, tensors: tuple[Any, Any, Any], extra: Extra,
+        stream: int, space: Any = None,
     ) -> None:
-        """Enqueue it on the current stream: ``tensors`` are A, B (K, N) and C; the kernel is ready."""
+        """Enqueue it on a raw stream, which is current: ``tensors`` are A, B (K, N) and C; the kernel is ready, and
+        ``space`` the workspace that it may need."""
         a, b, c = tensors
-        stream = _stream(a.device.index)
-        need = workspace_bytes(problem, config)
+        once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
         places = tuple(None if t is None else t.data_ptr() for t in (*tensors, *extra))
         pitch = None if extra.residual is None else row_stride(extra.residual)
-        key = (problem, config, epilogue, places, pitch, stream if need else None)
+        key = (problem, config, epilogue, places, pitch, None if space is None else stream)
         with self._lock:
-            call = self._calls.pop(key, None)
+            call = None if once else self._calls.pop(key, None)
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
-                own = self._workspaces.take(stream, need, a.device) if need else None
                 kernel = self._kernels[(*kernel_kind(problem, config), epilogue)]
-                call = kernel.bind(problem, (a, stored, c), extra, own)
+                call = kernel.bind(problem, (a, stored, c), extra, space)
                 call.release()  # kept by address, it must not keep the memory
-            self._calls[key] = call  # the most recently used comes last
-            if len(self._calls) > KEPT_CALLS:
-                self._calls.popitem(last=False)
+            if not once:
+                self._calls[key] = call  # the most recently used comes last
+                if len(self._calls) > KEPT_CALLS:
+                    self._calls.popitem(last=False)
             call(stream)
 
     def status(self) -> dict[str, Any]:
@@ -152,10 +152,15 @@ def product(
         capturing = torch.cuda.is_current_stream_capturing()
         if not state.ready(problem, config, epilogue, wait, capturing):
             return None
-        if capturing and workspace_bytes(problem, config):
-            return None
+        stream, need = _stream(a.device.index), workspace_bytes(problem, config)
+        space = None
+        if need:
+            device = dispatch.device_state(a.device.index)
+            space = device.take_workspace(stream, need, a.device, torch.cuda.is_current_stream_capturing)
+            if space is None:
+                return None
         c = torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device) if out is None else out
-        state.run(problem, config, epilogue, (a, b, c), extra)
+        state.run(problem, config, epilogue, (a, b, c), extra, stream, space)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)  # written behind autograd's back
     return c
