@@ -1,9 +1,10 @@
-"""A kernel for a shape that no library has, where it is predicted to beat torch.matmul by a margin; else none.
+"""A kernel for a shape that no library has, where it is surely predicted to beat torch.matmul; else none.
 
-Of a short list of kernels the packaged policy chooses one, the ranking model says how long it takes, and an ensemble of
-small perceptrons how long torch.matmul does (its heuristic picks among cuBLAS' kernels, so its time is no smooth
-function of a shape). The margin was chosen on problems that the fit had not seen, so that hardly any product gets
-slower (``scripts/any_shapes.py``). All of it is arithmetic on the shape: nothing is measured, compiled or run.
+An ensemble of small perceptrons predicts the speed-up of each kernel of a short list over torch.matmul, from what the
+ranking model makes of it and from what torch.matmul's time may depend on (its heuristic picks among cuBLAS' kernels, so
+that this is no smooth function of a shape). The kernel with the highest lower bound is taken where that bound clears a
+margin; both were chosen on problems that a fit had not seen (``scripts/any_shapes.py``). All of it is arithmetic on the
+shape: nothing is measured, compiled or run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from outblas.belief import Features, Floats, silu
+from outblas.belief import Features, Floats, Regressor, silu
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import RecordError, UsageError
 from outblas.features import candidate_features, problem_features
@@ -30,11 +31,13 @@ from outblas.files import write_atomic
 from outblas.library import Choice
 from outblas.model import predict_many
 from outblas.policy import Policy
-from outblas.problem import Problem
+from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu, floor_us
 from outblas.space import why_illegal
 
 FORMAT = 1
+#: Kernels that are looked at, of those that are legal.
+LIKELY = 6
 #: Tiles by whose waves cuBLAS' kernels are guessed.
 _TILES = ((64, 64), (128, 128), (128, 256), (64, 256), (256, 128))
 #: Largest power of two that is looked for in an extent.
@@ -42,12 +45,12 @@ _ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class TorchTime:
-    """Perceptrons side by side: the time of torch.matmul over the floor.
+class Nets:
+    """Perceptrons side by side: the logarithm of a kernel's speed-up over torch.matmul.
 
     Attributes:
-        mean, scale: float32[F], by which inputs are shifted and multiplied. weights: float32[nets, in, out] of each
-        layer. biases: float32[nets, 1, out].
+        mean, scale: float32[F], by which inputs are shifted and multiplied (0 where training saw one value only).
+        weights: float32[nets, in, out] of each layer. biases: float32[nets, 1, out].
     """
 
     mean: Features
@@ -55,19 +58,15 @@ class TorchTime:
     weights: tuple[Features, ...]
     biases: tuple[Features, ...]
 
-    def log_us(self, problem: Problem, gpu: Gpu) -> tuple[float, float]:
-        """Mean and standard deviation over the nets of the logarithm of microseconds."""
-        each = self.over_floor(shape_features(problem, gpu)[None])[:, 0]
-        return float(each.mean()) + math.log(floor_us(problem, gpu)), float(each.std())
-
-    def over_floor(self, inputs: Features) -> Floats:
-        """float32[P, F] -> float64[nets, P]: log of time over floor."""
+    def __call__(self, inputs: Features) -> tuple[Floats, Floats]:
+        """float32[C, F] -> mean and standard deviation over the nets, float64[C] each."""
         h: Any = ((inputs - self.mean) * self.scale)[None]
         for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
             h = h @ w + b
             if layer + 1 < len(self.weights):
                 h = silu(h)
-        return np.asarray(h[:, :, 0], dtype=np.float64)
+        each = h[:, :, 0].astype(np.float64)
+        return each.mean(axis=0), each.std(axis=0)
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,13 @@ class AnyShape:
     """What was fitted.
 
     Attributes:
-        kernels: those on offer. torch: the time to beat. margin: predicted speed-up from which a kernel is used.
-        sure: largest deviation of ``torch`` (log) at which it is trusted. about: data and date of the fit.
+        kernels: those on offer. nets: their speed-ups. margin: what the lower bound of a predicted speed-up must reach.
+        sure: standard deviations from the prediction down to that bound. policy: the packaged one, which names the
+            kernels that are looked at. about: data and date of the fit.
     """
 
     kernels: tuple[KernelConfig, ...]
-    torch: TorchTime
+    nets: Nets
     margin: float
     sure: float
     policy: Policy
@@ -100,7 +100,7 @@ class AnyShape:
         return cls.parse(path.read_bytes(), Policy.load(gpu_name), str(path))
 
     @classmethod
-    def parse(cls, data: bytes, policy: Policy, name: str = "") -> AnyShape:
+    def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShape:
         """What :meth:`save` wrote. Raises RecordError: it is of another version, or truncated."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -108,21 +108,19 @@ class AnyShape:
             if int(a["format"]) != FORMAT:
                 raise ValueError(f"format {int(a['format'])}")
             layers = range(int(a["layers"]))
-            nets = TorchTime(
-                a["mean"], a["scale"], tuple(a[f"w{i}"] for i in layers), tuple(a[f"b{i}"] for i in layers)
-            )
+            nets = Nets(a["mean"], a["scale"], tuple(a[f"w{i}"] for i in layers), tuple(a[f"b{i}"] for i in layers))
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             return cls(kernels, nets, float(a["margin"]), float(a["sure"]), policy, str(a["about"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise RecordError(
-                f"{name or 'the data for any shape'} cannot be read ({error})",
+                f"{name} cannot be read ({error})",
                 f"format {FORMAT}",
                 "install the package again, or fit it: scripts/any_shapes.py",
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write atomically."""
-        nets, buffer = self.torch, io.BytesIO()
+        nets, buffer = self.nets, io.BytesIO()
         arrays: dict[str, Any] = {f"w{i}": w for i, w in enumerate(nets.weights)}
         arrays |= {f"b{i}": b for i, b in enumerate(nets.biases)}
         np.savez_compressed(
@@ -140,33 +138,45 @@ class AnyShape:
         write_atomic(Path(path), buffer.getvalue())
 
     def choose(self, problem: Problem, gpu: Gpu) -> Choice | None:
-        """The kernel, with its predicted speed-up over torch.matmul, that ``problem`` is worth; None: torch's product.
-
-        ``low`` of the choice is the prediction less the deviation of the ensemble, ``high`` the prediction and it.
-        """
-        found = self.first(problem, gpu)
-        if found is None:
+        """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
+        standard deviations from it; None: torch's product."""
+        if is_vector(problem):
             return None
-        config, ours = found
-        torchs, deviation = self.torch.log_us(problem, gpu)
-        gain = torchs - ours
-        if deviation > self.sure or gain < math.log(self.margin):
-            return None
-        return Choice(config, *(math.exp(gain + step * deviation) for step in (0, -1, 1)))
-
-    def first(self, problem: Problem, gpu: Gpu) -> tuple[KernelConfig, float] | None:
-        """The best kernel on offer and the logarithm of its predicted microseconds; None: none is legal."""
         legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
         if not legal:
             return None
-        guess = self.guess(problem, legal, gpu)
-        index = int(guess.argmin())
-        return legal[index], float(np.log(predict_many(problem, legal[index : index + 1], gpu)[0]))
+        legal = likely(self.policy.regressor, problem, legal, gpu)
+        gain, deviation = self.nets(inputs(problem, legal, gpu))
+        low = gain - self.sure * deviation
+        best = int(low.argmax())
+        if low[best] < math.log(self.margin):
+            return None
+        high = gain[best] + self.sure * deviation[best]
+        return Choice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
 
-    def guess(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Floats:
-        """float64[C]: the packaged policy's log time of each, up to a constant."""
-        guess, _ = self.policy.regressor(problem_features(problem, gpu), candidate_features(problem, configs, gpu))
-        return guess
+
+def likely(regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """The kernels that the policy would measure first. (The more are looked at, the more of what looks best is luck:
+    no more of them than the margin was chosen with.)"""
+    guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
+    return [legal[i] for i in np.argsort(guess, kind="stable")[:LIKELY]]
+
+
+def is_vector(problem: Problem) -> bool:
+    """Whether cuBLAS has kernels of another kind for it, whose times are not predicted: products with a vector."""
+    return min(problem.m, problem.n) == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
+
+
+def inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
+    """float32[len(configs), F]: of the shape, of each kernel on it, and the ranking model's time over the floor."""
+    shape = shape_features(problem, gpu)
+    time = np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))
+    parts = (
+        np.broadcast_to(shape, (len(configs), len(shape))),
+        candidate_features(problem, configs, gpu),
+        time[:, None],
+    )
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def shape_features(problem: Problem, gpu: Gpu) -> Features:

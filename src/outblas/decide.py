@@ -6,15 +6,19 @@ A decision is a pure function of what is known of the operands: shapes, strides,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from outblas.config import KernelConfig, Launch, Sm90WgmmaConfig, config_name
 from outblas.errors import ProblemError
-from outblas.library import Library, Row
+from outblas.library import Choice, Library, Row
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
 from outblas.roofline import Gpu
 from outblas.space import why_illegal
+
+#: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: there is none.
+Choose = Callable[[Problem, Gpu], Choice | None]
 
 
 class Operand(NamedTuple):
@@ -42,12 +46,20 @@ class Decision:
 
 
 def decide(
-    a: Operand, b: Operand, out: Operand | None, *, gpu: Gpu | None, library: Library, launch: Launch = "plain"
+    a: Operand,
+    b: Operand,
+    out: Operand | None,
+    *,
+    gpu: Gpu | None,
+    library: Library,
+    launch: Launch = "plain",
+    any_shape: Choose | None = None,
 ) -> Decision:
     """What to do with a product: a pure function of what is known of its operands.
 
     Args:
         gpu: the operands' device, None: not supported. library: of that GPU. launch: what is allowed.
+        any_shape: chooses a kernel for problems that the library does not have; None: they are torch's.
     """
     wrong = _why_not_gemm(a, b, out)
     if wrong:
@@ -63,7 +75,11 @@ def decide(
             problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
         except ProblemError as error:
             return Decision(None, None, error.wrong)
-        found = _from_library(problem, (a, b, out), gpu, library, launch)
+        row = library.lookup(problem)
+        if row is None:
+            found = _for_any_shape(problem, (a, b, out), gpu, library, any_shape)
+        else:
+            found = _from_row(row, (a, b, out), gpu, library, launch)
         if found.config is not None:
             return found
         kept = kept if kept.algorithm else found
@@ -88,23 +104,40 @@ def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
     return "" if row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
 
 
-def _from_library(
-    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch
+def _for_any_shape(
+    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, any_shape: Choose | None
 ) -> Decision:
-    row = library.lookup(problem)
-    if row is None:
-        return Decision(None, None, f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)")
-    choice = row.choice(launch)
+    missing = f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)"
+    if any_shape is None:
+        return Decision(None, None, missing)
+    choice = any_shape(problem, gpu)
+    if choice is None:
+        return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
+    wrong = _misaligned(choice.config, operands)
+    if wrong:
+        return Decision(None, None, wrong)
+    figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
+    return Decision(choice.config, problem, f"{missing}; predicted at {figures}")
+
+
+def _from_row(row: Row, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch) -> Decision:
+    problem, choice = row.problem, row.choice(launch)
     if choice is None:
         return _fallback(row, operands)
     illegal = why_illegal(problem, choice.config, gpu)
     if illegal:
         return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
-    need = ROW_ALIGN_BYTES if isinstance(choice.config, Sm90WgmmaConfig) else choice.config.vec * ELEMENT_BYTES
-    if any(o is not None and o.offset % need for o in operands):
-        return Decision(None, None, f"an operand is not aligned to {need} bytes")
+    wrong = _misaligned(choice.config, operands)
+    if wrong:
+        return Decision(None, None, wrong)
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
     return Decision(choice.config, problem, f"measured at {figures} on {row.source or library.gpu}")
+
+
+def _misaligned(config: KernelConfig, operands: tuple[Operand | None, ...]) -> str:
+    """Why operands do not lie as the kernel loads them; empty: they do."""
+    need = ROW_ALIGN_BYTES if isinstance(config, Sm90WgmmaConfig) else config.vec * ELEMENT_BYTES
+    return f"an operand is not aligned to {need} bytes" if any(o and o.offset % need for o in operands) else ""
 
 
 def _fallback(row: Row, operands: tuple[Operand | None, ...]) -> Decision:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.capture_workspace import CapturedWorkspace, CaptureWorkspaces
 from outblas.config import KernelConfig, Launch, config_name
-from outblas.decide import Decision, Operand, decide
+from outblas.decide import Choose, Decision, Operand, decide
 from outblas.driver import capture_id
 from outblas.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.geometry import workspace_bytes
@@ -42,6 +42,7 @@ class DeviceState:
     Args:
         gpu: None: one that this package does not serve. loader: makes a bindable kernel, with the seconds
             that its compilation took; raises CompileError, ToolchainMissing or DeviceError. lt: None: cuBLASLt.
+        any_shape: see :func:`outblas.decide.decide`.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class DeviceState:
         library: Library,
         loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
         lt: LtCalls | None = None,
+        any_shape: Choose | None = None,
     ) -> None:
         self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
+        self.any_shape = any_shape
         self.failed: dict[tuple[Any, ...], str] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._decisions: OrderedDict[Any, Decision] = OrderedDict()
@@ -68,7 +71,7 @@ class DeviceState:
         with self._lock:
             found = self._decisions.get(key)
             if found is None:
-                found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch)
+                found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape)
                 _keep(self._decisions, key, found, KEPT_DECISIONS)
             else:
                 _touch(self._decisions, key)

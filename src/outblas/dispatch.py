@@ -32,6 +32,7 @@ from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
 from outblas.traced import in_graph, is_half
+from outblas.unlisted import chooser
 from outblas.user_library import preferred
 
 if TYPE_CHECKING:
@@ -270,14 +271,17 @@ def use_library(library: Library | str | os.PathLike[str] | None, device: int = 
     gpu = gpu_of_device(device)
     if library is None:
         chosen, used = preferred(Library.packaged(gpu.name, missing_ok=True), device)
+        any_shape = chooser(gpu.name)
     else:
+        any_shape = None
         chosen = library if isinstance(library, Library) else Library.load(library)
         named = "a library given" if isinstance(library, Library) else os.fspath(library)
         used = (f"{named} ({len(chosen.rows)} rows)",)
     if chosen.rows and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     with _devices_lock:
-        _devices[device], _libraries[device] = DeviceState(gpu, chosen, load_kernel), used
+        _devices[device] = DeviceState(gpu, chosen, load_kernel, any_shape=any_shape)
+        _libraries[device] = used
         if _table is not None:
             _table.forget()
         for forget in forgetters:
@@ -294,7 +298,7 @@ def chosen(a: Any, b: Any) -> bool:
 
 def libraries_id() -> str:
     """Of the libraries in use: what :func:`chosen` depends on, as a digest."""
-    libraries = [(index, device.library.sha()) for index, device in sorted(_devices.items())]
+    libraries = [(i, device.library.sha(), device.any_shape is not None) for i, device in sorted(_devices.items())]
     return hashlib.sha256(repr((promise_free_option(), libraries)).encode()).hexdigest()
 
 
@@ -408,4 +412,4 @@ def _new_device(index: int) -> DeviceState:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         library = Library(gpu.name, ())
     library, _libraries[index] = preferred(library, index)
-    return DeviceState(gpu, library, load_kernel)
+    return DeviceState(gpu, library, load_kernel, any_shape=chooser(gpu.name))

@@ -89,8 +89,14 @@ class FusedState:
             warnings.warn(f"outblas leaves it to torch: {self.failed[key]}", RuntimeWarning, stacklevel=6)
 
     def run(
-        self, problem: Problem, config: KernelConfig, epilogue: Epilogue, tensors: tuple[Any, Any, Any], extra: Extra,
-        stream: int, space: Any = None,
+        self,
+        problem: Problem,
+        config: KernelConfig,
+        epilogue: Epilogue,
+        tensors: tuple[Any, Any, Any],
+        extra: Extra,
+        stream: int,
+        space: Any = None,
     ) -> None:
         """Enqueue it on a raw stream, which is current: ``tensors`` are A, B (K, N) and C; the kernel is ready, and
         ``space`` the workspace that it may need."""

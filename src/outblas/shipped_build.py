@@ -1,4 +1,5 @@
-"""Builds the pack of cubins that a wheel ships: every kernel that a packaged library installs, compiled and checked.
+"""Builds the pack of cubins that a wheel ships: every kernel that a packaged library installs or that is
+offered for any shape, compiled and checked.
 
 A wheel's build does it by itself (``hatch_build.py``) where NVRTC is there; in a source tree
 ``python -m outblas.shipped_build`` does. It takes minutes; compiled kernels are kept in the compile cache, so that an
@@ -11,11 +12,12 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from outblas import __version__
 from outblas.compile import compile_many, nvrtc_version
@@ -24,11 +26,16 @@ from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.errors import CompileError, OutblasError, RecordError, ToolchainMissing
 from outblas.files import write_atomic
 from outblas.library import Library
+from outblas.problem import Dtype, Layout, Problem
+from outblas.roofline import GPUS
 from outblas.sass import check_static
 from outblas.shipped import PACK
 from outblas.source import Source, kernels_sha, make_source
+from outblas.space import why_illegal
 
 ARCHITECTURE = "sm_90a"
+#: Problems of which a kernel for any shape is legal for one; they enter its source by layout and dtype alone.
+_ASKED = ((16, 4096, 4096), (4096, 4096, 4096), (2, 4096, 16384), (128, 128, 128))
 #: Words of progress in a whole build.
 _TOLD = 40
 
@@ -63,6 +70,37 @@ def sources_of(libraries: Sequence[Library]) -> list[Source]:
     return list(dict.fromkeys(made))
 
 
+def any_shape_files() -> dict[str, bytes]:
+    """The files with the kernels for problems of no library, by GPU."""
+    folder = resources.files("outblas") / "data" / "any_shape"
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    found = {entry.name: entry for entry in entries if entry.name.endswith(".npz")}
+    return {name.removesuffix(".npz"): found[name].read_bytes() for name in sorted(found)}
+
+
+def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
+    """Every distinct source of these kernels: both layouts of B and both dtypes.
+
+    Raises:
+        ToolchainMissing: no numpy. RecordError: a file cannot be read.
+    """
+    try:
+        from outblas.any_shape import AnyShape
+        from outblas.policy import Policy
+    except ImportError as error:
+        raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
+    found: dict[Source, None] = {}
+    for gpu, data in files.items():
+        for config, (layout, dtype) in product(
+            AnyShape.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
+        ):
+            problems = [Problem(*mnk, layout, dtype) for mnk in _ASKED]
+            legal = [p for p in problems if not why_illegal(p, config, GPUS[gpu])]
+            if legal:
+                found[make_source(legal[0], config)] = None
+    return list(found)
+
+
 def build(
     path: Path = PACK,
     jobs: int | None = None,
@@ -72,16 +110,18 @@ def build(
     """Compile, check and pack; the file appears whole or not at all.
 
     Args:
-        jobs: processes; None: one per core. libraries: None: the packaged ones. tell: gets lines of progress.
+        jobs: processes; None: one per core. libraries: None: the packaged ones, and the kernels for any
+            shape. tell: gets lines of progress.
 
     Raises:
         ToolchainMissing: no NVRTC, or no pydantic to read the libraries with.
         RecordError: a packaged library cannot be read, the file not be written.
     """
     nvrtc_version()
+    general: Mapping[str, bytes] = {}
     if libraries is None:
-        libraries = [Library.packaged(gpu) for gpu in packaged_libraries()]
-    sources = sources_of(libraries)
+        libraries, general = [Library.packaged(gpu) for gpu in packaged_libraries()], any_shape_files()
+    sources = list(dict.fromkeys([*sources_of(libraries), *sources_for_any_shape(general)]))
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
     progress = _Progress(len(sources), tell)
@@ -127,7 +167,8 @@ def current(path: Path) -> bool:
 
 def _identity() -> dict[str, Any]:
     libraries = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in packaged_libraries().items()}
-    return {"outblas": __version__, "kernels": kernels_sha(), "libraries": libraries}
+    general = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in any_shape_files().items()}
+    return {"outblas": __version__, "kernels": kernels_sha(), "libraries": libraries, "any_shape": general}
 
 
 def _about() -> dict[str, Any]:

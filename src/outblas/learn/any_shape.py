@@ -1,13 +1,18 @@
-"""Which kernels are offered for shapes that no library has: few, for every one of them is shipped and ranked."""
+"""Which kernels are offered for shapes that no library has (few: each is shipped and ranked), and the fit of what
+:mod:`outblas.any_shape` predicts of them."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from outblas.any_shape import Nets, inputs, is_vector
 from outblas.config import KernelConfig, Sm80GemvConfig, launch_of
 from outblas.library import Library
 from outblas.model import rank
@@ -21,6 +26,16 @@ from outblas.second_search import worth_trying
 BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
 #: Random problems of which the ranking model is asked.
 ASKED = 300
+#: Of a recorded problem: its fastest kernels, and as many others, drawn.
+FASTEST = 8
+#: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
+NETS, WIDTH, EPOCHS, BATCH, RATE, DECAY = 5, 96, 30, 512, 4e-3, 1e-2
+#: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
+FAR, HUBER = 1.5, 0.1
+#: What a cell of a problem that no suite has counts, of a suite's 1.
+OUTSIDE = 2.0
+#: Shares of the problems outside the suites that each fold keeps out.
+FOLDS = 4
 
 
 def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ...]:
@@ -36,12 +51,101 @@ def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ..
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class Cells:
+    """What was measured of a problem: log speed-up over torch.matmul of some kernels."""
+
+    problem: Problem
+    configs: tuple[KernelConfig, ...]
+    gains: NDArray[np.float32]
+    outside: bool
+
+
+def recorded(recording: Recording, seed: int = 0) -> list[Cells]:
+    """Cells of a recording's kernels without PDL."""
+    rng, found = np.random.default_rng(seed), []
+    plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
+    for i, problem in enumerate(recording.problems):
+        timed = np.flatnonzero((recording.rounds[i] > 0) & plain)
+        order = timed[np.argsort(recording.median_us[i, timed], kind="stable")]
+        chosen = [*order[:FASTEST], *rng.permutation(order[FASTEST:])[:FASTEST]]
+        us = recording.median_us[i, chosen].astype(float)
+        gains = np.log(float(recording.baselines["torch"][i]) / us).astype(np.float32)
+        found.append(Cells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
+    return found
+
+
+def fit(cells: Sequence[Cells], seed: int = 0) -> Nets:
+    """Nets trained on the cells. Deterministic for a seed and a number of threads."""
+    x = np.concatenate([inputs(c.problem, c.configs, H200) for c in cells])
+    y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -FAR, FAR))
+    counts = torch.tensor(np.concatenate([np.full(len(c.gains), OUTSIDE if c.outside else 1.0) for c in cells]))
+    mean, deviation = x.mean(axis=0), x.std(axis=0)
+    scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        nets = [_fit_one(torch.from_numpy((x - mean) * scale), y, counts.float()) for _ in range(NETS)]
+    linear = [[part for part in net if isinstance(part, torch.nn.Linear)] for net in nets]
+    layers = range(len(linear[0]))
+    weights = tuple(np.stack([each[i].weight.detach().numpy().T for each in linear]) for i in layers)
+    biases = tuple(np.stack([each[i].bias.detach().numpy()[None] for each in linear]) for i in layers)
+    return Nets(mean, scale, weights, biases)
+
+
+def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn.Sequential:
+    act, linear = torch.nn.SiLU, torch.nn.Linear
+    net = torch.nn.Sequential(linear(x.shape[1], WIDTH), act(), linear(WIDTH, WIDTH), act(), linear(WIDTH, 1))
+    steps = EPOCHS * max(1, len(x) // BATCH)
+    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+    for _ in range(steps):
+        some = torch.randint(len(x), (BATCH,))
+        error = torch.nn.functional.huber_loss(net(x[some])[:, 0], y[some], delta=HUBER, reduction="none")
+        optimizer.zero_grad()
+        (counts[some] * error).mean().backward()
+        optimizer.step()
+        schedule.step()
+    return net
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a choice among measured kernels of a problem that the fit had not seen came to: logarithms."""
+
+    gain: float
+    deviation: float
+    measured: float
+
+
+def kept_out(cells: Sequence[Cells], tell: Callable[[str], None], seed: int = 0) -> list[tuple[float, list[Outcome]]]:
+    """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
+    each by nets fitted without its fold."""
+    outside = [i for i, c in enumerate(cells) if c.outside and not is_vector(c.problem)]
+    found: list[tuple[float, list[Outcome]]] = [(float(sure), []) for sure in range(5)]
+    for fold in range(FOLDS):
+        held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
+        nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
+        for i in held:
+            gain, deviation = nets(inputs(cells[i].problem, cells[i].configs, H200))
+            for sure, outcomes in found:
+                best = int((gain - sure * deviation).argmax())
+                outcomes.append(Outcome(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
+        tell(f"fold {fold + 1} of {FOLDS}")
+    return found
+
+
+def result(outcomes: Sequence[Outcome], sure: float, margin: float, slow: float) -> tuple[float, int]:
+    """(geometric mean over torch.matmul, problems below ``slow``) where the choices that clear the margin are taken."""
+    taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
+    return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
+
+
 def _covering(recording: Recording, count: int) -> Iterator[KernelConfig]:
     """Greedily: what adds most to the mean log speed-up over torch.matmul that those before give."""
     plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
     timed = (recording.rounds > 0) & plain
     us = np.where(timed, recording.median_us, np.inf).astype(float)
-    gain = np.maximum(np.log(recording.baselines["torch"].astype(float)[:, None] / us), 0)
+    gain = np.log(np.maximum(recording.baselines["torch"].astype(float)[:, None] / us, 1))
     best = np.zeros(len(gain))
     for _ in range(count):
         index = int(np.maximum(gain, best[:, None]).mean(axis=0).argmax())

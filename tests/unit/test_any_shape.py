@@ -1,0 +1,142 @@
+"""Kernels for shapes that no library has: which are chosen, when none is, and what a decision makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outblas import unlisted
+from outblas.any_shape import AnyShape, Nets, inputs, is_vector, shape_features
+from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.decide import Operand, decide
+from outblas.errors import RecordError, UsageError
+from outblas.library import Choice, Library, Row
+from outblas.policy import Policy
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+from outblas.space import why_illegal
+
+FAST, SCALAR = Sm90WgmmaConfig(128, 128, stages=4, consumers=2), Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
+KERNELS: tuple[KernelConfig, ...] = (SCALAR, FAST)
+ALIGNED, ODD = Problem(333, 1000, 520), Problem(333, 1001, 521)
+
+
+def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Nets:
+    """Two nets that see of a kernel whether it is FAST (its feature of the family) and say mean + and - deviation."""
+    columns = inputs(ALIGNED, list(gains), H200)
+    if len(gains) == 1:
+        column, size = 0, 0.0
+    else:
+        column = int(np.flatnonzero(columns[0] != columns[1])[0])
+        size = 1 / float(columns[1, column] - columns[0, column])
+    wide = columns.shape[1]
+    weights, biases = np.zeros((2, wide, 1), np.float32), np.zeros((2, 1, 1), np.float32)
+    (first, spread), (second, other) = (list(gains.values()) * 2)[:2]
+    for net, sign in enumerate((1, -1)):
+        at = [first + sign * spread, second + sign * other]
+        weights[net, column] = (at[1] - at[0]) * size
+        biases[net] = at[0] - weights[net, column, 0] * columns[0, column]
+    return Nets(np.zeros(wide, np.float32), np.ones(wide, np.float32), (weights,), (biases,))
+
+
+def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShape:
+    found = AnyShape(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, Policy.load("h200"), "a test")
+    return replace(found, **changes)
+
+
+def test_the_kernel_with_the_highest_bound_is_chosen_where_that_clears_the_margin() -> None:
+    choice = made(fast=(0.3, 0.05)).choose(ALIGNED, H200)
+    assert choice is not None and choice.config == FAST
+    assert (choice.speedup, choice.low, choice.high) == pytest.approx(
+        (math.exp(0.3), math.exp(0.2), math.exp(0.4)), 1e-4
+    )
+    unsure = made(fast=(0.5, 0.2), scalar=(0.2, 0.0)).choose(ALIGNED, H200)
+    assert unsure is not None and unsure.config == SCALAR, "more, but less surely"
+    assert made(fast=(0.3, 0.11)).choose(ALIGNED, H200) is None
+    assert made(fast=(0.3, 0.05), margin=1.25).choose(ALIGNED, H200) is None
+
+
+def test_only_legal_kernels_are_chosen_and_none_for_vectors() -> None:
+    assert why_illegal(ODD, FAST, H200) and not why_illegal(ODD, SCALAR, H200)
+    assert made(fast=(0.5, 0.0)).choose(ODD, H200) is None, "the scalar one gains nothing"
+    choice = made(fast=(0.5, 0.0), scalar=(0.2, 0.0)).choose(ODD, H200)
+    assert choice is not None and choice.config == SCALAR
+    assert made(fast=(0.5, 0.0), kernels=(FAST,)).choose(ODD, H200) is None
+    for vector in (Problem(1, 4096, 4096), Problem(4096, 1, 4096), Problem(512, 512, 7)):
+        assert is_vector(vector) and made(fast=(0.5, 0.0), scalar=(0.5, 0.0)).choose(vector, H200) is None
+    assert not is_vector(ALIGNED)
+
+
+def test_it_is_what_was_saved_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path, found = tmp_path / "h200.npz", made(fast=(0.3, 0.05))
+    found.save(path)
+    again = AnyShape.parse(path.read_bytes(), found.policy)
+    assert (again.kernels, again.margin, again.sure, again.about) == (KERNELS, 1.1, 2.0, "a test")
+    assert again.choose(ALIGNED, H200) == found.choose(ALIGNED, H200)
+    for data in (path.read_bytes()[:-100], b"", b"nonsense"):
+        with pytest.raises(RecordError, match="install the package again"):
+            AnyShape.parse(data, found.policy)
+    with pytest.raises(UsageError, match="a GPU that is not there"):
+        AnyShape.load("a GPU that is not there")
+
+
+def test_features_tell_alignment_and_layout_apart() -> None:
+    assert not np.array_equal(shape_features(ALIGNED, H200), shape_features(ODD, H200))
+    assert not np.array_equal(shape_features(ALIGNED, H200), shape_features(replace(ALIGNED, layout="NN"), H200))
+    assert np.isfinite(inputs(ODD, [SCALAR], H200)).all()
+
+
+def operands(problem: Problem, offset: int = 0) -> tuple[Operand, Operand]:
+    m, n, k = problem.m, problem.n, problem.k
+    strides = (1, k) if problem.layout == "TN" else (n, 1)
+    return Operand((m, k), (k, 1), "fp16", "cuda:0", offset), Operand((k, n), strides, "fp16", "cuda:0")
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_a_decision_asks_for_problems_that_the_library_does_not_have(layout: Any) -> None:
+    problem, asked = replace(ALIGNED, layout=layout), []
+
+    def choose(problem: Problem, gpu: Gpu) -> Choice:
+        asked.append(problem)
+        return Choice(FAST, 1.3, 1.2, 1.4)
+
+    library = Library("h200", (Row(Problem(64, 64, 64), "torch"),))
+    a, b = operands(problem)
+    found = decide(a, b, None, gpu=H200, library=library, any_shape=choose)
+    assert (found.config, found.problem, asked) == (FAST, problem, [problem])
+    assert "predicted at 1.30 times torch.matmul, surely 1.20" in found.reason
+    kept = decide(*operands(Problem(64, 64, 64)), None, gpu=H200, library=library, any_shape=choose)
+    assert kept.config is None and len(asked) == 1, "what the library knows is the library's"
+    off = decide(*operands(problem, offset=2), None, gpu=H200, library=library, any_shape=choose)
+    assert off.config is None and "not aligned to 16 bytes" in off.reason
+
+
+def test_a_decision_without_a_sure_kernel_is_torchs() -> None:
+    library = Library("h200", ())
+    found = decide(*operands(ALIGNED), None, gpu=H200, library=library, any_shape=lambda problem, gpu: None)
+    assert found.problem is None and "no kernel is surely predicted to be faster" in found.reason
+    found = decide(*operands(ALIGNED), None, gpu=H200, library=library)
+    assert found.problem is None and found.reason.endswith("(0 problems)")
+
+
+def test_the_packaged_kernels_are_legal_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(unlisted.VARIABLE, raising=False)
+    choose = unlisted.chooser("h200")
+    assert choose is not None
+    problems = [Problem(m, n, k) for m in (7, 100, 1000) for n in (1001, 3000, 9000) for k in (520, 5000)]
+    chosen = {p: choice for p in problems if (choice := choose(p, H200)) is not None}
+    assert chosen and len(chosen) < len(problems)
+    for problem, choice in chosen.items():
+        assert not why_illegal(problem, choice.config, H200) and not choice.config.pdl
+        assert 1 < choice.low <= choice.speedup <= choice.high
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(unlisted.VARIABLE, "0")
+    assert unlisted.chooser("h200") is None
+    monkeypatch.delenv(unlisted.VARIABLE)
+    assert unlisted.chooser("h200") is not None and unlisted.chooser("another") is None
