@@ -54,7 +54,7 @@ CELLS = Path("results/h200/any_shapes_cells.parquet")
 OUT = Path("results/h200/any_shapes_tn_fp16_fp32_offline.parquet")
 PROVED = Path("results/h200/any_shapes_proved.json")
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
-PROVED_ON = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (16, 512, 4096), (256, 256, 8192))
+PROVED_ON = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
 PACKAGED = Path("src/outblas/data/any_shape/h200.npz")
 #: A product below this times torch.matmul's speed is slower; so few may be, of those that a fit had not seen.
 SLOW, SLOWER = 0.98, 0.002
