@@ -36,7 +36,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         monkeypatch.delenv(name, raising=False)
     for folder in ("scripts", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    names = ("llama", "model_greedy", "model_runs", "model_steps")
+    names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps")
     with sums_in_fp32():
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
@@ -69,6 +69,8 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     plain = entries["outblas"].products
     assert plain["ours"] + plain["torchs"] >= PRODUCTS and (plain["ours"] or kind == "prefill")
     assert entries["outblas_weights"].products["promised"] == PRODUCTS and not entries["torch"].products
+    fused = entries["outblas_fused"].products
+    assert fused["fused"] + fused["unfused"] == 2 * LAYERS and (kind == "prefill" or not fused["unfused"]), fused
     found = {}
     for _ in range(2):  # one after the other, in any order
         for name, entry in entries.items():
@@ -89,6 +91,28 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     work.close()
 
 
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_a_graph_holds_the_fused_kernels_in_the_place_of_sums(code: SimpleNamespace, model: Any, size: int) -> None:
+    """Its kernels are fewer by the two sums of a layer, and all sums are of fused kernels."""
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", size), context=64)
+    names = ("outblas", "outblas_fused")
+    plain, fused = (code.model_runs.entry(work, "graph", code.model_runs.VARIANTS[name]) for name in names)
+    assert (fused.products["fused"], fused.products["unfused"]) == (2 * LAYERS, 0)
+    apart = plain.products["ours"] + plain.products["torchs"]
+    assert fused.products["ours"] + fused.products["torchs"] == apart - 2 * LAYERS
+    sums = []
+    for entry in (plain, fused):
+        entry.reset()
+        entry.run()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            entry.run()
+            torch.cuda.synchronize()
+        sums.append(sum("CUDAFunctor_add" in each.name for each in seen.events()))
+    assert sums[0] - sums[1] == 2 * LAYERS, sums
+    work.close()
+
+
 def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) -> None:
     """Four of the layer that is compiled for all, and the head's, at most."""
     work = code.model_runs.Work(model, code.model_runs.Step("decode", 8), context=64)
@@ -106,7 +130,7 @@ def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) 
     work.close()
 
 
-@pytest.mark.parametrize("name", ["outblas", "outblas_pdl", "outblas_weights"])
+@pytest.mark.parametrize("name", ["outblas", "outblas_fused", "outblas_pdl", "outblas_weights"])
 def test_greedy_tokens_and_logits_are_within_rounding(code: SimpleNamespace, model: Any, name: str) -> None:
     reference = code.model_greedy.in_fp32(model)
     for batch in (1, 8):
@@ -115,8 +139,11 @@ def test_greedy_tokens_and_logits_are_within_rounding(code: SimpleNamespace, mod
 
 
 def test_linear_layers_of_the_library_are_ours(code: SimpleNamespace, model: Any) -> None:
-    rows = code.model_runs.explained(model, code.model_runs.Step("decode", 8), ["torch", "outblas", "outblas_weights"])
+    variants = ["torch", "outblas", "outblas_fused", "outblas_weights"]
+    rows = code.model_explained.explained(model, code.model_runs.Step("decode", 8), variants)
     by_shape = {row["mnk"]: row for row in rows}
     assert set(by_shape) == {"8_6144_4096", "8_4096_4096", "8_28672_4096", "8_4096_14336", "8_8192_4096"}
     assert "times" in by_shape["8_4096_4096"]["outblas_weights"]
     assert "torch" not in by_shape["8_4096_4096"]
+    for mnk, row in by_shape.items():
+        assert row["outblas_fused"].endswith("the sum is fused") == (mnk in ("8_4096_4096", "8_4096_14336")), row
