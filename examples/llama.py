@@ -1,12 +1,13 @@
 """A decoder-only transformer (the shapes of Llama 3 8B, random weights) with and without OutBLAS.
 
     pip install 'outblas[gpu,examples]'
-    python examples/llama.py [--layers 32] [--batch 8] [--new-tokens 64] [--no-outblas]
+    python examples/llama.py [--layers 32] [--batch 8] [--new-tokens 64] [--no-outblas | --fused]
 
 What OutBLAS needs is one line, ``outblas.enable()`` in :func:`main`. The rest is the model, as an inference engine has
 it, of torch's own operators: one product of Q, K and V and one of gate and up (the library has these shapes), fused
 norms, flash attention of grouped heads over the filled part of a static cache, rotations in place. It computes what
-transformers' LlamaForCausalLM does, whose configuration and weights it takes.
+transformers' LlamaForCausalLM does, whose configuration and weights it takes. With ``--fused`` the two sums of a layer
+are computed by the kernels of the products before them, :func:`add_fused`.
 
 Kernels of a layer, eager: 4 products, and 2 norms, 3 of the rotation, 1 copy into the cache, 1 or 2 of attention, 2 of
 SiLU(gate) * up and 2 sums. With the shapes of Llama 3 8B in half precision a layer reads 436 MB of weights; the other
@@ -63,15 +64,31 @@ def rotations(config: LlamaConfig, device: Any, dtype: Any) -> tuple[Any, Any]:
     return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
 
 
+def add(x: Any, projection: nn.Linear, y: Any) -> Any:
+    """x + projection(y): a product and a sum."""
+    return x + projection(y)
+
+
+def add_fused(x: Any, projection: nn.Linear, y: Any) -> Any:
+    """The same by one kernel, which rounds once, where OutBLAS has one that is compiled; else by torch's operations."""
+    return outblas.linear(y, projection.weight, residual=x)
+
+
+def add_warm(x: Any, projection: nn.Linear, y: Any) -> Any:
+    """:func:`add_fused`, whose kernel is compiled and loaded before: for the first step of a shape."""
+    outblas.warm(y, projection.weight, residual=x)
+    return add_fused(x, projection, y)
+
+
 class Layer(nn.Module):
-    """Attention and MLP, each behind its norm and added to what it was given."""
+    """Attention and MLP, each behind its norm and added to what it was given, by ``add``."""
 
     def __init__(self, config: LlamaConfig, device: Any, dtype: Any) -> None:
         super().__init__()
         linear = partial(skip_init, nn.Linear, bias=False, device=device, dtype=dtype)
         norm = partial(nn.RMSNorm, config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
         self.queries, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.size = config.head_dim
+        self.size, self.add = config.head_dim, add
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.qkv_proj = linear(config.hidden_size, (self.queries + 2 * self.groups) * self.size)
         self.o_proj = linear(self.queries * self.size, config.hidden_size)
@@ -80,9 +97,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Any, kv: Any, cosines: Any, sines: Any, begin: int) -> Any:
         """x (batch, tokens, hidden), of tokens that begin at a position; their keys and values go into kv."""
-        x = x + self.attention(self.input_layernorm(x), kv, cosines, sines, begin)
+        x = self.add(x, self.o_proj, self.attention(self.input_layernorm(x), kv, cosines, sines, begin))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, dim=-1)
-        return x + self.down_proj(F.silu(gate) * up)
+        return self.add(x, self.down_proj, F.silu(gate) * up)
 
     def attention(self, x: Any, kv: Any, cosines: Any, sines: Any, begin: int) -> Any:
         batch, tokens, _ = x.shape
@@ -95,7 +112,7 @@ class Layer(nn.Module):
         q = heads[:, :, : self.queries].transpose(1, 2)
         k, v = kv[:, :filled].transpose(1, 2).chunk(2, dim=1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=tokens > 1, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, tokens, -1))
+        return y.transpose(1, 2).reshape(batch, tokens, -1)
 
 
 def run_layer(layer: Layer, *arguments: Any) -> Any:
@@ -147,6 +164,11 @@ class Decoder(nn.Module):
         for name, table in zip(("cosines", "sines"), rotations(config, **made), strict=True):
             self.register_buffer(name, table, persistent=False)
         self.eval().requires_grad_(False)
+
+    def add_by(self, function: Callable[[Any, nn.Linear, Any], Any]) -> None:
+        """From now on layers add their products by :func:`add`, :func:`add_fused` or another of its arguments."""
+        for layer in self.layers:
+            layer.add = function
 
     @torch.no_grad()
     def forward(self, ids: Any, cache: Cache, last: int = 1, parts: Sequence[Callable[..., Any]] = PARTS) -> Any:
@@ -217,7 +239,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--tiny", action="store_true", help="a toy model for machines without a GPU")
-    parser.add_argument("--no-outblas", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--no-outblas", action="store_true")
+    which.add_argument("--fused", action="store_true", help="sums in their products' kernels, where there are any")
     options = parser.parse_args(arguments)
 
     if not options.no_outblas:
@@ -228,7 +252,9 @@ def main(arguments: list[str] | None = None) -> None:
     config = llama3_8b(options.layers, **({**small, "vocab_size": 256} if options.tiny else {}))
     model = random_model(config, device)
     prompt = torch.randint(config.vocab_size, (options.batch, options.prompt), device=device)
+    model.add_by(add_warm if options.fused else add)
     generate(model, prompt, 2)  # loads kernels
+    model.add_by(add_fused if options.fused else add)
     begin = perf_counter()
     tokens = generate(model, prompt, options.new_tokens).tolist()
     seconds = perf_counter() - begin

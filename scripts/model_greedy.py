@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from llama import Cache
 from model_rounding import first_differences, logit_errors
-from model_runs import VARIANTS, Variant, active
+from model_runs import VARIANTS, Variant, active, compile_fused
 
 from outblas.oracle import tf32
 
@@ -63,13 +63,16 @@ def line(found: dict[str, Any]) -> str:
 def decoded(model: Any, prompt: Any, steps: int, variant: Variant, forced: Any = None) -> tuple[Any, Any]:
     """Greedy tokens (batch, steps) and the logits (batch, steps, vocabulary) that they are the largest of.
 
-    The prompt is run eagerly, every step behind it by a CUDA graph of its own where there is CUDA.
+    The prompt is run eagerly, every step behind it by a CUDA graph of its own where there is CUDA. Kernels that are
+    fused are there from the beginning.
 
     Args:
         forced: tokens (batch, steps) to go on with instead.
     """
     cache = Cache(model, len(prompt), prompt.shape[1] + steps - 1)
     with active(variant, model):
+        for length in (prompt.shape[1], 1) if variant.fused else ():
+            compile_fused(model, (len(prompt), length))
         found = [model(prompt, cache)]
         tokens = [found[0].argmax(dim=-1)]
         for index in range(1, steps):

@@ -14,10 +14,11 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from llama import PARTS, Cache
+from llama import PARTS, Cache, add_fused, add_warm
 from torch._inductor import config as inductor_config
 
 import outblas
+from outblas import fused
 from outblas.errors import DeviceError
 
 #: Eager or compiled calls before a capture, or before times are taken.
@@ -26,12 +27,19 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """Who multiplies: torch alone, or OutBLAS where it is faster; what its kernels may do before a predecessor ends."""
+    """Who multiplies: torch alone, or OutBLAS where it is faster; what its kernels may do before a predecessor ends;
+    whether they add residuals, too."""
 
     name: str
     ours: bool = True
     pdl: bool = False
     weights: bool = False
+    fused: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile can take it: what it traces makes no promise, and is not fused."""
+        return not (self.weights or self.fused)
 
 
 VARIANTS = {
@@ -39,6 +47,7 @@ VARIANTS = {
     for each in (
         Variant("torch", ours=False),
         Variant("outblas"),
+        Variant("outblas_fused", fused=True),
         Variant("outblas_pdl", pdl=True),
         Variant("outblas_weights", pdl=True, weights=True),
     )
@@ -78,7 +87,8 @@ def active(variant: Variant, model: Any) -> Iterator[None]:
         with outblas.use() as on:
             if not on:
                 raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
-            with promised(model) if variant.weights else contextlib.nullcontext():
+            nothing = contextlib.nullcontext()
+            with promised(model) if variant.weights else nothing, added(model, add_fused) if variant.fused else nothing:
                 yield
     finally:
         for name, value in before.items():
@@ -100,6 +110,26 @@ def promised(model: Any) -> Iterator[None]:
 
 def _promised_forward(layer: Any, x: Any) -> Any:
     return outblas.matmul(x, layer.weight.t(), weights=True)
+
+
+@contextlib.contextmanager
+def added(model: Any, function: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    """Every layer adds meanwhile by this function, see :meth:`llama.Decoder.add_by`."""
+    before = [layer.add for layer in model.layers]
+    model.add_by(function)
+    try:
+        yield
+    finally:
+        for layer, function in zip(model.layers, before, strict=True):
+            layer.add = function
+
+
+def compile_fused(model: Any, shape: tuple[int, int]) -> None:
+    """Fused kernels for tokens of a shape (batch, tokens) are compiled and loaded, those that can be had; what they are
+    does not depend on what a cache holds. Under :func:`active`, whose environment chooses them."""
+    ids = torch.zeros(shape, dtype=torch.int64, device=model.lm_head.weight.device)
+    with added(model, add_warm):
+        model(ids, Cache(model, *shape))
 
 
 class Work:
@@ -144,7 +174,9 @@ class Entry:
 
     ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``;
     in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours, in the layer whose code
-    all layers run and in the head; one whose kernel needs a workspace is torch's in a graph even so.
+    all layers run and in the head; one whose kernel needs a workspace is torch's in a graph even so. Of sums that are
+    to be fused, those that were, ``fused``, and those that were not, ``unfused``: their products are of
+    :func:`outblas.linear`, and among the others only where it left them to torch's operator.
     """
 
     run: Callable[[], Any]
@@ -166,6 +198,8 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
 
     run = work.run
     with around():
+        if variant.fused:
+            compile_fused(work.model, work.step.shape)
         if mode.startswith("compiled"):
             run = compiled(work, backend)
         before = outblas.status()["torch"]["compiled"]
@@ -204,28 +238,41 @@ def _own(function: Any) -> Any:
 
 @contextlib.contextmanager
 def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
-    """The products of a block, by whom they are computed; a promised one that torch computes is seen by both."""
+    """The products of a block, by whom they are computed, see :class:`Entry`; a promised one that torch computes is
+    seen by both."""
     counts: dict[str, int] = {}
     if not variant.ours:
         yield counts
         return
-    before, calls = outblas.status()["torch"], [0]
-    hooks = []
-    if variant.weights:
+    before, launched, promises, sums = outblas.status()["torch"], _launched(), [0], [0]
 
-        def hook(*_: Any) -> None:
-            calls[0] += 1
+    def hook(*_: Any) -> None:
+        promises[0] += 1
 
-        hooks = [each.register_forward_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
+    def counting(*operands: Any) -> Any:
+        sums[0] += 1
+        return add_fused(*operands)
+
+    linear = [each for each in model.modules() if type(each) is torch.nn.Linear]
+    hooks = [each.register_forward_hook(hook) for each in linear if variant.weights]
     try:
-        yield counts
+        with added(model, counting) if variant.fused else contextlib.nullcontext():
+            yield counts
     finally:
         for each in hooks:
             each.remove()
     after = outblas.status()["torch"]
     counts.update({name: after[name] - before[name] for name in ("ours", "torchs")})
     if variant.weights:
-        counts["promised"] = calls[0]
+        counts["promised"] = promises[0]
+    if variant.fused:
+        counts["fused"] = _launched() - launched
+        counts["unfused"] = sums[0] - counts["fused"]
+
+
+def _launched() -> int:
+    """Products so far by fused kernels."""
+    return sum(each["launched"] for each in fused.status().values())
 
 
 def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:
@@ -264,35 +311,3 @@ def _stamp(cuda: bool) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def linear_shapes(model: Any, step: Step) -> dict[str, tuple[Any, Any]]:
-    """``M_N_K`` -> (an input, the weight) of every distinct linear layer of a step."""
-    found: dict[str, tuple[Any, Any]] = {}
-
-    def hook(layer: Any, inputs: tuple[Any, ...]) -> None:
-        x, w = inputs[0], layer.weight
-        found.setdefault(f"{x.numel() // x.shape[-1]}_{w.shape[0]}_{w.shape[1]}", (x, w))
-
-    hooks = [each.register_forward_pre_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
-    try:
-        Work(model, step, context=1).run()
-    finally:
-        for each in hooks:
-            each.remove()
-    return found
-
-
-def explained(model: Any, step: Step, variants: Sequence[str]) -> list[dict[str, str]]:
-    """What :func:`outblas.explain` says of every distinct linear layer of a step, of each variant that is ours."""
-    rows = []
-    with torch.no_grad():
-        for mnk, (x, w) in linear_shapes(model, step).items():
-            row = {"step": step.name, "mnk": mnk}
-            for name in variants:
-                variant = VARIANTS[name]
-                if variant.ours:
-                    promise = True if variant.weights else None
-                    row[name] = outblas.explain(x, w.t(), pdl=variant.pdl, weights=promise)
-            rows.append(row)
-    return rows

@@ -1,8 +1,8 @@
 """Step times of a transformer with and without OutBLAS: decode and prefill, eager, compiled and in CUDA graphs.
 
     python scripts/model_steps.py [--layers 32] [--decode 1,8,64] [--prefill 512,4096]
-        [--modes eager,graph,compiled,compiled_graph] [--variants torch,outblas,outblas_pdl,outblas_weights]
-        [--out results/h200/model_steps.json]
+        [--modes eager,graph,compiled,compiled_graph]
+        [--variants torch,outblas,outblas_fused,outblas_pdl,outblas_weights] [--out results/h200/model_steps.json]
 
 The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, no more kernels around the products
 than torch's own fused operators need. Compiled modes compile one layer, whose code all layers run, and the head.
@@ -12,10 +12,12 @@ events. Before each the cache is set back, outside of the events. Speed-ups are 
 Graphs are queued without waiting, so the host is in no figure of theirs; eager and compiled steps start on an idle GPU,
 so it is in these.
 
-Variants: *torch* alone; *outblas* by ``enable()``; *outblas_pdl* with ``OUTBLAS_PDL=1``; *outblas_weights*, where every
-linear layer calls ``outblas.matmul(..., weights=True)``: the weights are written before any step is queued, so the
-promise holds. torch.compile takes no promise, so that compiled modes leave it out. Greedy tokens and logits: see
-model_rounding.py.
+Variants: *torch* alone; *outblas* by ``enable()``; *outblas_fused*, which adds residuals in the kernels of the products
+before them, too (:func:`llama.add_fused`; all are compiled and loaded before, and ``products`` tells how many sums were
+``fused``, and how many not, where the library leaves the product to cuBLASLt or torch); *outblas_pdl* with
+``OUTBLAS_PDL=1``; *outblas_weights*, where every linear layer calls ``outblas.matmul(..., weights=True)``: the weights
+are written before any step is queued, so the promise holds. torch.compile takes no promise, and what it traces is not
+fused, so that compiled modes leave these two out. Greedy tokens and logits: see model_rounding.py.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from outblas.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "examples")]
 
+import model_explained  # noqa: E402
 import model_greedy  # noqa: E402
 import model_runs  # noqa: E402
 
@@ -88,7 +91,7 @@ def measure(
     for step in steps:
         work = model_runs.Work(model, step, context)
         for mode in modes:
-            kept = [name for name in variants if not (mode.startswith("compiled") and name == "outblas_weights")]
+            kept = [name for name in variants if model_runs.VARIANTS[name].compiles or not mode.startswith("compiled")]
             if not kept:
                 continue
             entries = {name: model_runs.entry(work, mode, model_runs.VARIANTS[name], backend) for name in kept}
@@ -176,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result["steps"] = measure(model, steps, options.modes, options.variants, options.rounds, options.context)
     result["bars"] = bars(result["steps"])
     save(result, options.out)
-    result["explained"] = [each for step in steps for each in model_runs.explained(model, step, options.variants)]
+    result["explained"] = [each for step in steps for each in model_explained.explained(model, step, options.variants)]
     result["greedy"] = []
     reference = model_greedy.in_fp32(model)
     for batch in options.greedy:

@@ -54,6 +54,7 @@ class FusedState:
     ) -> None:
         self._build, self._load = build or compile_fused, load
         self.failed: dict[_Key, str] = {}
+        self.launched = 0
         self._kernels: dict[_Key, Any] = {}
         self._building: dict[_Key, Future[Cubin]] = {}
         self._calls: OrderedDict[Any, Any] = OrderedDict()
@@ -117,13 +118,16 @@ class FusedState:
                 if len(self._calls) > KEPT_CALLS:
                     self._calls.popitem(last=False)
             call(stream)
+            self.launched += 1
 
     def status(self) -> dict[str, Any]:
-        """Kernels loaded and being compiled, and why others cannot be had."""
+        """Kernels loaded and being compiled, why others cannot be had, and products ``launched`` so far, or put into a
+        graph."""
         return {
             "kernels_loaded": len(self._kernels),
             "being_compiled": len(self._building),
             "failures": sorted(set(self.failed.values())),
+            "launched": self.launched,
         }
 
 
@@ -207,7 +211,7 @@ def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Per device used so far (``cuda:0``): fused kernels loaded, being compiled, and why others cannot be had."""
+    """Per device used so far (``cuda:0``): what :meth:`FusedState.status` says."""
     return {f"cuda:{index}": state.status() for index, state in list(_states.items())}
 
 

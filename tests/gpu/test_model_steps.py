@@ -36,7 +36,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         monkeypatch.delenv(name, raising=False)
     for folder in ("scripts", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    names = ("llama", "model_greedy", "model_runs", "model_steps")
+    names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps")
     with sums_in_fp32():
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
@@ -69,6 +69,8 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     plain = entries["outblas"].products
     assert plain["ours"] + plain["torchs"] >= PRODUCTS and (plain["ours"] or kind == "prefill")
     assert entries["outblas_weights"].products["promised"] == PRODUCTS and not entries["torch"].products
+    fused = entries["outblas_fused"].products
+    assert fused["fused"] + fused["unfused"] == 2 * LAYERS and (kind == "prefill" or not fused["unfused"]), fused
     found = {}
     for _ in range(2):  # one after the other, in any order
         for name, entry in entries.items():
@@ -89,6 +91,33 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     work.close()
 
 
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size: int) -> None:
+    """All sums of a decode step: each was one launch of a fused kernel while it was captured, and what is replayed is
+    what these compute outside of a graph."""
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", size), context=64)
+    variants = code.model_runs.VARIANTS
+    plain, graph = (code.model_runs.entry(work, "graph", variants[name]) for name in ("outblas", "outblas_fused"))
+    eager = code.model_runs.entry(work, "eager", variants["outblas_fused"])
+    apart = plain.products["ours"] + plain.products["torchs"]
+    for entry in (graph, eager):
+        products = dict(entry.products)
+        assert (products.pop("fused"), products.pop("unfused")) == (2 * LAYERS, 0)
+        assert sum(products.values()) == apart - 2 * LAYERS, "the products of the sums are no others"
+    graph.reset()
+    graph.run()
+    eager.reset()
+    with eager.around():
+        before = code.model_runs._launched()
+        logits = eager.run()
+        assert code.model_runs._launched() - before == 2 * LAYERS
+    torch.cuda.synchronize()
+    error = float((graph.keeps[1].float() - logits.float()).abs().max())
+    assert error < 0.05 * float(logits.float().square().mean().sqrt())
+    assert all(layer.add is code.llama.add for layer in model.layers)
+    work.close()
+
+
 def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) -> None:
     """Four of the layer that is compiled for all, and the head's, at most."""
     work = code.model_runs.Work(model, code.model_runs.Step("decode", 8), context=64)
@@ -106,7 +135,7 @@ def test_a_compiled_graph_holds_our_products(code: SimpleNamespace, model: Any) 
     work.close()
 
 
-@pytest.mark.parametrize("name", ["outblas", "outblas_pdl", "outblas_weights"])
+@pytest.mark.parametrize("name", ["outblas", "outblas_fused", "outblas_pdl", "outblas_weights"])
 def test_greedy_tokens_and_logits_are_within_rounding(code: SimpleNamespace, model: Any, name: str) -> None:
     reference = code.model_greedy.in_fp32(model)
     for batch in (1, 8):
@@ -115,8 +144,11 @@ def test_greedy_tokens_and_logits_are_within_rounding(code: SimpleNamespace, mod
 
 
 def test_linear_layers_of_the_library_are_ours(code: SimpleNamespace, model: Any) -> None:
-    rows = code.model_runs.explained(model, code.model_runs.Step("decode", 8), ["torch", "outblas", "outblas_weights"])
+    variants = ["torch", "outblas", "outblas_fused", "outblas_weights"]
+    rows = code.model_explained.explained(model, code.model_runs.Step("decode", 8), variants)
     by_shape = {row["mnk"]: row for row in rows}
     assert set(by_shape) == {"8_6144_4096", "8_4096_4096", "8_28672_4096", "8_4096_14336", "8_8192_4096"}
     assert "times" in by_shape["8_4096_4096"]["outblas_weights"]
     assert "torch" not in by_shape["8_4096_4096"]
+    for mnk, row in by_shape.items():
+        assert row["outblas_fused"].endswith("the sum is fused") == (mnk in ("8_4096_4096", "8_4096_14336")), row

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ pytest.importorskip("torch")
 import torch
 
 import outblas
+from fused_fixture import OnTheHost, host_fixture
 from outblas import affine, dispatch, fused
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.epilogue import ACTIVATIONS, PLAIN, Activation, Epilogue, alignment, why_not_fused
@@ -30,7 +30,7 @@ from outblas.source import make_source
 from outblas.verify_fused import activated, prove_fused
 from served_fixture import Served, numbers, served_fixture
 
-__all__ = ["served_fixture"]
+__all__ = ["host_fixture", "served_fixture"]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "plain_code.json"
 P = Problem(1024, 1024, 4096)
 FEW = Problem(8, 4096, 4096)
@@ -194,29 +194,6 @@ def test_families_that_load_one_by_one_take_any_address() -> None:
 # -- the proof -------------------------------------------------------------------------------------------------
 
 
-class OnTheHost:
-    """Stands in for a kernel: ``compute(product in fp64, bias, residual)`` gives C's values."""
-
-    def __init__(self, epilogue: Epilogue, compute: Callable[[Any, Any, Any], Any] | None = None) -> None:
-        self.epilogue = epilogue
-        self._compute = compute or self._right
-
-    def _right(self, sums: Any, bias: Any, residual: Any) -> Any:
-        z = sums if bias is None else sums + bias.float()
-        y = activated(z.float(), self.epilogue)
-        return y if residual is None else y + residual.float()
-
-    def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra, workspace: Any = None) -> Any:
-        a, b, c = operands
-
-        def call(stream: int) -> None:
-            right = b.t() if problem.layout == "TN" else b
-            c.copy_(self._compute((a.double() @ right.double()).float(), *extra))
-
-        call.release = lambda: None  # type: ignore[attr-defined]
-        return call
-
-
 SMALL = Problem(24, 40, 72)
 
 
@@ -251,18 +228,6 @@ def test_the_proof_rejects_what_is_wrong(name: str) -> None:
 
 
 # -- outblas.linear --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="host")
-def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fused.FusedState]:
-    """A device of the CPU whose fused kernels are :class:`OnTheHost`'s."""
-    state = fused.FusedState(lambda problem, config, epilogue: None, lambda cubin, c, e: OnTheHost(e))  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr(fused, "_states", {None: state})
-    monkeypatch.setattr(fused, "_current", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(fused, "_stream", lambda index: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delenv(affine.FUSED, raising=False)
-    yield state
 
 
 def layer(*batch: int, n: int = 24, k: int = 16, seed: int = 0) -> tuple[Any, Any, Any, Any]:
@@ -339,10 +304,10 @@ def test_no_call_waits_for_the_compiler(host: fused.FusedState) -> None:
     for _ in range(3):
         assert torch.equal(outblas.linear(x, w, bias, activation="gelu", residual=residual), expected)
         assert begun.wait(60)
-    assert host.status() == {"kernels_loaded": 0, "being_compiled": 1, "failures": []}
+    assert host.status() == {"kernels_loaded": 0, "being_compiled": 1, "failures": [], "launched": 0}
     may_end.set()
     assert outblas.warm(x, w, bias, activation="gelu", residual=residual)
-    assert fused.status()["cuda:None"] == {"kernels_loaded": 1, "being_compiled": 0, "failures": []}
+    assert fused.status()["cuda:None"] == {"kernels_loaded": 1, "being_compiled": 0, "failures": [], "launched": 1}
 
 
 def test_what_does_not_compile_is_torchs_with_one_warning(host: fused.FusedState) -> None:

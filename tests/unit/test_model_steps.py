@@ -19,9 +19,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outblas
+from fused_fixture import host_fixture  # noqa: F401
 from operator_counts import OperatorCounts
-from outblas import switch
-from outblas.errors import DeviceError, UsageError
+from outblas import affine, fused, switch
+from outblas.errors import CompileError, DeviceError, UsageError
 from outblas.library import Choice, Row
 from outblas.problem import Problem
 from outblas.switch import Switch
@@ -45,7 +46,7 @@ TINY = {
 def code(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for folder in ("scripts", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    names = ("llama", "model_greedy", "model_runs", "model_steps")
+    names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -55,8 +56,8 @@ def model(code: SimpleNamespace) -> Any:
 
 
 @pytest.fixture
-def ours(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """``outblas.use()`` is of the CPU, and every launch option has a kernel."""
+def ours(served: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """``outblas.use()`` is of the CPU, every launch option has a kernel, and every one can be fused."""
 
     def lookup(_library: Any, problem: Problem) -> Row:
         return Row(problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3), pdl=Choice(ANY, 1.2, 1.1, 1.3))
@@ -69,7 +70,7 @@ def ours(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def test_the_example_runs_and_says_what_it_did(
-    code: SimpleNamespace, ours: Served, capsys: pytest.CaptureFixture[str]
+    code: SimpleNamespace, ours: Served, host: fused.FusedState, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ["--tiny", "--layers", "1", "--batch", "1", "--prompt", "4", "--new-tokens", "3"]
     code.llama.main([*sizes, "--no-outblas"])
@@ -78,8 +79,16 @@ def test_the_example_runs_and_says_what_it_did(
         code.llama.main(sizes)
     finally:
         outblas.disable()
-    assert len(ours.ran) == 5 * 5, "five layers, of two and of three tokens"
-    assert capsys.readouterr().out.count("tokens/s on") == 2
+    assert len(ours.ran) == 5 * 5, "five products, of two and of three tokens"
+    try:
+        code.llama.main([*sizes, "--fused"])
+    finally:
+        outblas.disable()
+    assert len(ours.ran) == 5 * 5 + 5 * 3, "the other two are fused, and compiled before they are first called"
+    assert host.launched == 5 * 2 + 2 * 2, "and run once where they are warmed"
+    assert capsys.readouterr().out.count("tokens/s on") == 3
+    with pytest.raises(SystemExit):
+        code.llama.main([*sizes, "--fused", "--no-outblas"])
 
 
 @pytest.mark.parametrize(
@@ -154,13 +163,15 @@ def test_every_variant_computes_the_same_step(
     found = {}
     for mode in ("eager", "compiled"):
         for name, variant in code.model_runs.VARIANTS.items():
-            if mode == "compiled" and variant.weights:
+            if mode == "compiled" and not variant.compiles:
                 continue
             before = len(ours.ran)
             entry = code.model_runs.entry(work, mode, variant, backend="eager")
-            calls = code.model_runs.WARM_UPS + 1
-            assert len(ours.ran) - before == (calls * PRODUCTS if variant.ours else 0), (mode, name)
-            expected = {"ours": 0, "promised": PRODUCTS} if variant.weights else {"ours": PRODUCTS}
+            calls = code.model_runs.WARM_UPS + 1 + variant.fused
+            apart = PRODUCTS - 2 * LAYERS * variant.fused
+            assert len(ours.ran) - before == (calls * apart if variant.ours else 0), (mode, name)
+            expected = {"ours": 0, "promised": PRODUCTS} if variant.weights else {"ours": apart}
+            expected |= {"torchs": 0, "fused": 2 * LAYERS, "unfused": 0} if variant.fused else {}
             expected = {"compiled": 0} if mode == "compiled" else expected  # Inductor has no part in it here
             assert {key: entry.products.get(key) for key in expected} == (
                 expected if variant.ours else dict.fromkeys(expected)
@@ -187,6 +198,76 @@ def test_what_is_compiled_writes_the_same_cache(kind: str, size: int, code: Simp
         caches.append(torch.stack(work.cache.layers).float())
     assert torch.allclose(*logits, atol=0.01) and torch.allclose(*caches, atol=0.01)
     assert (caches[1][:, :, work.begin :] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
+def test_fused_sums_are_torchs_operations_without_a_kernel(
+    kind: str, size: int, code: SimpleNamespace, model: Any
+) -> None:
+    """Without a GPU a product and a sum, bit for bit; by the kernel's roundings the same up to these."""
+    work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
+    expected = work.run()
+    model.add_by(code.llama.add_fused)
+    work.reset()
+    with OperatorCounts() as called:
+        found = work.run()
+    assert torch.equal(found, expected) and called.counts["mm"] == PRODUCTS
+
+
+def test_fused_sums_are_rounded_once(code: SimpleNamespace, model: Any, host: fused.FusedState) -> None:
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", 3), context=6)
+    expected, wide = work.run(), code.model_greedy.in_fp32(model)
+    code.model_runs.compile_fused(model, work.step.shape)
+    launched = host.launched
+    work.reset()
+    with code.model_runs.added(model, code.llama.add_fused):
+        found = work.run()
+    assert host.launched - launched == 2 * LAYERS
+    assert not torch.equal(found, expected) and torch.allclose(found, expected, atol=0.01)
+    assert {layer.add for layer in model.layers} == {layer.add for layer in wide.layers} == {code.llama.add}
+
+
+@pytest.mark.parametrize("refused", ["shape", "kernel"])
+def test_sums_that_are_not_fused_are_told(
+    refused: str, code: SimpleNamespace, model: Any, ours: Served, host: fused.FusedState, monkeypatch: Any
+) -> None:
+    """Of O's shape no kernel can be fused, or none compiles: the product is ours even so, by outblas.linear, which
+    counts nothing."""
+
+    def refuse(*_: Any) -> Any:
+        raise CompileError("it spills", "less", "use another")
+
+    work = code.model_runs.Work(model, code.model_runs.Step("decode", 3), context=6)
+    variant, sums = code.model_runs.VARIANTS["outblas_fused"], 2 * LAYERS
+    if refused == "kernel":
+        host._build = refuse
+        with pytest.warns(RuntimeWarning, match="leaves it to torch: .* it spills"):
+            entry = code.model_runs.entry(work, "eager", variant)
+    else:
+        monkeypatch.setattr(fused, "why_not_fused", lambda problem, *_: "too short" if problem.k == 64 else None)
+        entry = code.model_runs.entry(work, "eager", variant)
+    expected = {"fused": LAYERS, "unfused": LAYERS} if refused == "shape" else {"fused": 0, "unfused": sums}
+    assert entry.products == {"ours": PRODUCTS - sums, "torchs": 0, **expected}
+
+
+def test_what_is_fused_is_compiled_before_the_first_step_that_counts(
+    code: SimpleNamespace, model: Any, ours: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every shape that greedy decoding has, too: no step begins a compiler, or is torch's until it is done."""
+    waited: list[bool] = []
+    ready = host.ready
+
+    def recorded(problem: Problem, config: Any, epilogue: Any, wait: bool = False, capturing: bool = False) -> bool:
+        found = ready(problem, config, epilogue, wait, capturing)
+        waited.append(wait)
+        assert found
+        return found
+
+    monkeypatch.setattr(host, "ready", recorded)
+    prompt, variant = torch.zeros((2, 5), dtype=torch.int64), code.model_runs.VARIANTS["outblas_fused"]
+    code.model_greedy.decoded(model, prompt, 3, variant)
+    sums = 2 * LAYERS
+    assert waited == [True, False] * (2 * sums) + [False] * (3 * sums)
 
 
 def test_a_variant_leaves_everything_as_it_was(
@@ -221,12 +302,13 @@ def test_rows_have_all_variants_in_the_same_rounds(
     assert [(row["step"], row["mode"]) for row in rows] == [
         (step, mode) for step in ("decode_2", "prefill_4") for mode in ("eager", "compiled")
     ]
-    assert [list(row["variants"]) for row in rows] == [variants, variants[:-1]] * 2
+    compiled = ["torch", "outblas", "outblas_pdl"]
+    assert [list(row["variants"]) for row in rows] == [variants, compiled] * 2
     assert rows[0]["variants"]["outblas"]["products"]["ours"] == PRODUCTS and rows[2]["tokens"] == 4
     bars = code.model_steps.bars(rows)
-    assert set(bars) == {f"eager/{name}" for name in variants[1:]} | {f"compiled/{name}" for name in variants[1:-1]}
+    assert set(bars) == {f"eager/{name}" for name in variants[1:]} | {f"compiled/{name}" for name in compiled[1:]}
     assert all(bar["steps"] == 2 for bar in bars.values())
-    assert len(capsys.readouterr().out.splitlines()) == 14
+    assert len(capsys.readouterr().out.splitlines()) == 2 * (len(variants) + len(compiled))
 
 
 def test_entries_are_run_once_a_round_in_changing_orders(code: SimpleNamespace, monkeypatch: Any) -> None:
@@ -263,20 +345,26 @@ def test_figures_and_bars(code: SimpleNamespace) -> None:
     assert bars["graph/v2"]["slower"] == [] and not bars["graph/v2"]["passed"], "level is no win"
 
 
-def test_linear_layers_are_explained(code: SimpleNamespace, model: Any, ours: Served) -> None:
+def test_linear_layers_are_explained(
+    code: SimpleNamespace, model: Any, ours: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = code.model_runs.Step("prefill", 6)
-    rows = code.model_runs.explained(model, step, list(code.model_runs.VARIANTS))
+    rows = code.model_explained.explained(model, step, list(code.model_runs.VARIANTS))
     assert {row["mnk"] for row in rows} == {"6_128_64", "6_64_64", "6_192_64", "6_64_96", "1_128_64"}
     for row in rows:
-        assert set(row) == {"step", "mnk", "outblas", "outblas_pdl", "outblas_weights"}
-        assert f"for {row['mnk']}_TN_fp16_fp32" in row["outblas"]
+        assert set(row) == {"step", "mnk", "outblas", "outblas_fused", "outblas_pdl", "outblas_weights"}
+        assert f"for {row['mnk']}_TN_fp16_fp32" in row["outblas"] and "the sum is" not in row["outblas"]
+        assert row["outblas_fused"].endswith("the sum is fused") == (row["mnk"] in ("6_64_64", "6_64_96"))
+    monkeypatch.setattr(affine, "why_not", lambda x, w, residual: "it spills")
+    rows = code.model_explained.explained(model, step, ["outblas_fused"])
+    assert sum(row["outblas_fused"].endswith("the sum is apart: it spills") for row in rows) == 2
 
 
 def test_greedy_tokens_and_logits_are_compared(
     code: SimpleNamespace, model: Any, ours: Served, monkeypatch: Any
 ) -> None:
     reference = code.model_greedy.in_fp32(model)
-    for name in ("outblas", "outblas_weights"):
+    for name in ("outblas", "outblas_fused", "outblas_weights"):
         variant = code.model_runs.VARIANTS[name]
         found = code.model_greedy.compared(model, reference, 3, 8, variant, length=5)
         assert found["passed"], code.model_greedy.line(found)
