@@ -1,9 +1,12 @@
 """How much faster several GPUs tune than one: the same tuning, timed with one worker and with all.
 
-    python scripts/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16]
+    python scripts/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16] [--together]
         [--out build/scale_out.json]
+    python scripts/scale_out.py --fill           # compiles what will be asked for, without a GPU; then --filled
 
-A first tuning, untimed, fills the compile cache; the timed ones then start from the same state, each into a new store.
+A first tuning, untimed, fills the compile cache (with ``--filled`` it was done before); the timed ones then start from
+the same state, each into a new store. ``--together``: both at the same time, each in a process with GPUs of its own, of
+a host with one GPU more; they share its processors, which slows the one with more workers if any.
 Seconds are wall time of `tune` itself, and apart from it those in which workers start (imports, CUDA contexts). The
 ratio is that of the former; with ray, whose workers compile for themselves, it is that of processes of one cluster.
 """
@@ -12,16 +15,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from outblas.agents import make_agent
+from outblas.compile import compile_many
 from outblas.evaluation import Status
 from outblas.files import write_atomic
+from outblas.roofline import H200
+from outblas.source import make_source
+from outblas.space import candidates
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune
@@ -60,6 +70,37 @@ def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) ->
         }
 
 
+def part(arguments: argparse.Namespace, places: Sequence[str], command: str) -> subprocess.Popen[str]:
+    """:func:`timed` in a process that sees these GPUs alone, under way; it prints what was measured."""
+    visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(places)}
+    names = ("workers", "suite", "sample", "budget", "agent", "seed")
+    settings = [f"--{name}={getattr(arguments, name)}" for name in names]
+    own = ["--gpus", ",".join(str(i) for i in range(len(places))), "--part", command]
+    return subprocess.Popen([sys.executable, __file__, *settings, *own], env=visible, stdout=subprocess.PIPE, text=True)
+
+
+def together(arguments: argparse.Namespace, count: int, command: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The runs on one GPU and on ``count`` others, at the same time."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(i) for i in range(count + 1))).split(",")
+    running = [part(arguments, places, command) for places in (visible[:1], visible[1 : count + 1])]
+    told = [each.communicate()[0] for each in running]
+    if any(each.returncode for each in running):
+        raise SystemExit(1)
+    one, several = (json.loads(text.splitlines()[-1]) for text in told)
+    return one, several
+
+
+def fill(arguments: argparse.Namespace) -> None:
+    """Compile the candidates that an agent which learns nothing will propose."""
+    agent, sources = make_agent(arguments.agent, arguments.seed, H200), {}
+    for problem in sample(suite(arguments.suite), arguments.sample, arguments.seed):
+        for config in agent.propose(problem, candidates(problem), [], arguments.budget):
+            sources[make_source(problem, config)] = None
+    for done, _ in enumerate(compile_many(list(sources), "sm_90a"), 1):
+        if done % 100 == 0 or done == len(sources):
+            print(f"{done} of {len(sources)} kernels", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", choices=KINDS, default="local")
@@ -69,16 +110,30 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--agent", default="heuristic")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--together", action="store_true", help="at the same time, on a host with one GPU more")
+    parser.add_argument("--fill", action="store_true", help="only compile what will be asked for; no GPU is needed")
+    parser.add_argument("--filled", action="store_true", help="the compile cache has the kernels")
     parser.add_argument("--out", type=Path, default=Path("build/scale_out.json"))
+    parser.add_argument("--part", metavar="COMMAND", help=argparse.SUPPRESS)  # one timed run; prints what was measured
     arguments = parser.parse_args()
     gpus = tuple(int(part) for part in arguments.gpus.split(","))
+    if arguments.part:
+        print(json.dumps(timed(arguments, gpus, arguments.part)))
+        return
     if len(gpus) < 2:
         parser.error("--gpus: two or more are compared with one")
+    if arguments.fill:
+        fill(arguments)
+        return
     command = shlex.join(["python", "scripts/scale_out.py", *sys.argv[1:]])
-    timed(arguments, gpus, command)  # fills the compile cache
-    one, several = timed(arguments, gpus[:1], command), timed(arguments, gpus, command)
+    if not arguments.filled:
+        timed(arguments, gpus, command)
+    if arguments.together:
+        one, several = together(arguments, len(gpus), command)
+    else:
+        one, several = timed(arguments, gpus[:1], command), timed(arguments, gpus, command)
     ratio = one["tune_seconds"] / several["tune_seconds"]
-    settings = {key: value for key, value in vars(arguments).items() if key != "out"}
+    settings = {key: value for key, value in vars(arguments).items() if key not in ("out", "part", "fill")}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     result = {"settings": settings, "ratio": ratio, "one": one, "several": several}
     write_atomic(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
