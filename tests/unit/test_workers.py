@@ -33,6 +33,7 @@ from outblas.workers.host import Host
 from outblas.workers.local import LocalTransport
 from outblas.workers.pool import MOST_LOSSES, PoolEvaluator
 from outblas.workers.transport import Evaluate, Event, Spec, Task
+from outblas.workers.units import Units
 
 RECORDING = synthetic_recording()
 BUDGET = 6
@@ -452,6 +453,46 @@ def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPa
         failed = [c for c in RECORDING.catalogue if not RECORDING.recorded(problem)[RECORDING.column(c)]]
         list(evaluator.evaluate([(p, failed[0] if failed else passed) for p in RECORDING.problems[1:5]]))
         assert told[0][:1] == told[1][:1] == [kernel_kind(problem, passed)] and not late
+
+
+def test_what_another_is_proving_is_begun_last() -> None:
+    """A kernel is proved in full by whoever has it first; that it passed is known when its unit is answered."""
+    first, other = synthetic_recording(100).catalogue[:2]
+    problems = sorted(synthetic_problems(100), key=work_us, reverse=True)[:6]
+    pairs = [(p, other if p == problems[3] else first) for p in problems]
+
+    def handed_out(proving: set[Any]) -> list[Problem]:
+        units = Units(iter(pairs))
+        while units.draw():
+            pass
+        taken = []
+        while (unit := units.take(0, [1], proving)) is not None:
+            taken.append(unit.problem)
+        return taken
+
+    assert handed_out(set()) == problems, "the longest first"
+    assert handed_out({kernel_kind(problems[0], first)}) == [problems[3], *problems[:3], *problems[4:]]
+
+
+def test_the_pool_knows_what_its_workers_are_proving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(RECORDING), raising=False)
+    asked: list[tuple[int, set[Any]]] = []
+    take = Units.take
+
+    def noting(self: Units, worker: int, others: Any, proving: Any = frozenset()) -> Any:
+        unit = take(self, worker, others, proving)
+        if unit is not None:
+            asked.append((worker, set(proving)))
+        return unit
+
+    monkeypatch.setattr(Units, "take", noting)
+    passed = RECORDING.catalogue[RECORDING.recorded(RECORDING.problems[0]).nonzero()[0][0]]
+    kind = kernel_kind(RECORDING.problems[0], passed)
+    with PoolEvaluator(VirtualTransport(2, lambda task: 1.0)) as evaluator:
+        found = list(evaluator.evaluate([(p, passed) for p in RECORDING.problems[:6]]))
+    proven = [e for e in found if e.status is Status.PASSED]
+    assert [each for _, each in asked[:2]] == [set(), {kind}], "the other has it, unproved yet"
+    assert proven and asked[-1][1] == set(), "nobody proves it any more"
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,11 +192,17 @@ class PoolEvaluator(Evaluator):
     def _hand_out(self, units: Units) -> None:
         for index, place in enumerate(self._places):
             if place.state == "idle":
-                unit = units.take(index, (i for i, p in enumerate(self._places) if i != index and p.state != "gone"))
+                others = [i for i, p in enumerate(self._places) if i != index and p.state != "gone"]
+                unit = units.take(index, others, self._proving(others))
                 if unit is not None:
                     new, place.expected = self._expected[place.expected :], len(self._expected)
                     proved, place.proved = [*self._proved][place.proved :], len(self._proved)
                     self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
+
+    def _proving(self, workers: Iterable[int]) -> set[tuple[Any, ...]]:
+        """Kernels that workers have been given and nobody has proved yet."""
+        given = (unit for i in workers if (unit := self._places[i].unit) is not None)
+        return {kind for unit in given for pair in unit.pairs if (kind := kernel_kind(*pair)) not in self._proved}
 
     def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
         place = self._places[index]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 from outblas.problem import Problem
 from outblas.roofline import work_us
+from outblas.source import kernel_kind
 from outblas.workers.compiling import Compiling
 from outblas.workers.transport import Pair
 
@@ -67,9 +69,12 @@ class Units:
     def compiling(self) -> bool:
         return self._compiling is not None and self._compiling.pending
 
-    def take(self, worker: int, others: Iterable[int]) -> Unit | None:
+    def take(
+        self, worker: int, others: Iterable[int], proving: Collection[tuple[Any, ...]] = frozenset()
+    ) -> Unit | None:
         """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
-        begun last. When none of those is to come, or many others wait, the same of all problems.
+        begun last, and before that one with few kernels of ``proving``: those that other workers are proving in full,
+        which need not be done twice. When none of those problems is to come, or many others wait, the same of all.
 
         One that has cost ``worker`` is left to ``others``, the other workers that are not given up, if one of them
         was not lost by it yet.
@@ -83,7 +88,12 @@ class Units:
             mine = allowed
         if not mine:
             return None
-        unit = max(mine, key=lambda unit: (len(unit.lost_by), work_us(unit.problem) * len(unit.pairs)))
+
+        def rank(unit: Unit) -> tuple[float, ...]:
+            twice = sum(kernel_kind(*pair) in proving for pair in unit.pairs) if proving else 0
+            return len(unit.lost_by), -twice, work_us(unit.problem) * len(unit.pairs)
+
+        unit = max(mine, key=rank)
         self._waiting.remove(unit)
         if self._homes.get(unit.problem) not in others:
             self._homes[unit.problem] = worker
