@@ -1,11 +1,11 @@
 """Shapes that no library has: which kernels are offered for them, how they do, and when they are worth it.
 
-    python scripts/any_shapes.py record --work build/any_shapes  # on a GPU, resumable -> any_shapes_cells.parquet
+    python scripts/any_shapes.py record --work build/any_shapes  # on a GPU, resumable -> h200_cells.parquet
     python scripts/any_shapes.py fit                             # -> src/outblas/data/any_shape/h200.npz
-    python scripts/any_shapes.py prove --work build/any_shapes   # on a GPU, resumable -> any_shapes_proved.json
-    python scripts/any_shapes.py bench                           # on a GPU -> any_shapes_tn_fp16_fp32_offline.parquet
+    python scripts/any_shapes.py prove                           # on a GPU -> h200_proved.json
+    python scripts/any_shapes.py bench                           # on a GPU -> h200_bench.parquet, h200.json
 
-Tables lie in results/h200. ``record``: ``--count`` random problems; on each those of
+These lie in results/any_shapes. ``record``: ``--count`` random problems; on each those of
 :func:`outblas.learn.any_shape.general_kernels` that the policy chooses, ``--measurements`` of them, beside torch.matmul
 in the same rounds. ``fit``: the speed-up over torch.matmul, on these and on the packaged recordings, and the margin
 that a prediction must clear, chosen on problems that were kept out. ``prove``: every kernel on offer by all gates, in
@@ -18,7 +18,7 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -51,9 +51,10 @@ from outblas.store import Store
 from outblas.suites import GRID, LLM_LAYERS, SUITES, suite
 from outblas.tune import tune
 
-CELLS = Path("results/h200/any_shapes_cells.parquet")
-OUT = Path("results/h200/any_shapes_tn_fp16_fp32_offline.parquet")
-PROVED = Path("results/h200/any_shapes_proved.json")
+CELLS = Path("results/any_shapes/h200_cells.parquet")
+OUT = Path("results/any_shapes/h200_bench.parquet")
+SUMMARY = Path("results/any_shapes/h200.json")
+PROVED = Path("results/any_shapes/h200_proved.json")
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
 PROVED_ON = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
 PACKAGED = Path("src/outblas/data/any_shape/h200.npz")
@@ -212,9 +213,24 @@ def bench(arguments: argparse.Namespace) -> None:
     # No kernel with PDL is on offer: where a caller allows it the same kernels are used.
     result = replace(result, rows=[row for row in result.rows if not row["pdl"]])
     write_result(result.rows, result.meta, arguments.out)
-    over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in result.rows]
-    told = f"{sum(r > 1 for r in over)} faster, {sum(r < 0.98 for r in over)} below 0.98, worst {min(over):.3f}"
-    print(f"{len(over)} shapes: {geomean(over):.3f} over torch.matmul, {told}")
+    summary = {**summarized(result.rows), "provenance": result.meta["provenance"], "fit": found.about}
+    write_atomic(arguments.summary, (json.dumps(summary, indent=1) + "\n").encode())
+    print(json.dumps({name: value for name, value in summary.items() if name != "provenance"}, indent=1))
+
+
+def summarized(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of benched problems: over torch.matmul, which the rest is left to, and what is ours beside autotuned cuBLASLt."""
+    over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in rows]
+    ours = [row for row in rows if not row["fallback"]]
+    return {
+        "shapes": len(rows),
+        "ours": len(ours),
+        "over_torch": geomean(over),
+        "worst_over_torch": min(over),
+        "slower": sum(ratio < SLOW for ratio in over),
+        "ours_over_torch": geomean([row["torch_us"] / row["ours_us"] for row in ours]),
+        "ours_over_lt_auto": geomean([row["lt_auto_us"] / row["ours_us"] for row in ours]),
+    }
 
 
 def main() -> None:
@@ -227,6 +243,7 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, default=CELLS, help="what was recorded, as a table")
     parser.add_argument("--proved", type=Path, default=PROVED, help="which kernels passed all gates")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--summary", type=Path, default=SUMMARY)
     arguments = parser.parse_args()
     arguments.count = arguments.count or {"record": 1200, "bench": 300}.get(arguments.step, 0)
     arguments.work.mkdir(parents=True, exist_ok=True)
