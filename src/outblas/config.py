@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Union, get_args
 
 from outblas.errors import ConfigError
@@ -266,7 +267,7 @@ def config_from_json(data: dict[str, Any]) -> KernelConfig:
         )
     knobs = {k: v for k, v in data.items() if k != "family"}
     known = {f.name: f for f in fields(cls)}
-    odd = sorted((set(knobs) ^ set(known)) - (set(_later(cls)) - set(knobs)))
+    odd = sorted((set(knobs) ^ set(known)) - (set(_later(cls.family)) - set(knobs)))
     if odd:
         raise ConfigError(
             f"{cls.family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "write every knob by name"
@@ -281,15 +282,22 @@ def config_from_json(data: dict[str, Any]) -> KernelConfig:
     return cls(**knobs)
 
 
-def _later(cls: type[KernelConfig]) -> dict[str, Any]:
+@functools.cache
+def _later(family: str) -> dict[str, Any]:
     """Knobs that earlier versions did not have, and their defaults: what kernels of before did."""
+    cls = FAMILIES[family]
     later: tuple[str, ...] = getattr(cls, "later_knobs", ())
     return {f.name: f.default for f in fields(cls) if f.name in later}
 
 
+@functools.cache
+def _knobs(family: str) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(FAMILIES[family]))
+
+
 def _written(config: KernelConfig) -> dict[str, Any]:
-    later = _later(type(config))
-    return {name: value for name, value in asdict(config).items() if name not in later or value != later[name]}
+    later, knobs = _later(config.family), ((name, getattr(config, name)) for name in _knobs(config.family))
+    return {name: value for name, value in knobs if name not in later or value != later[name]}
 
 
 def _text(value: object) -> str:

@@ -16,6 +16,13 @@ Layout = Literal["TN", "NN"]
 Dtype = Literal["fp16", "bf16"]
 Acc = Literal["fp32", "fp16"]
 Epilogue = Literal["none"]
+#: Field -> (what it is called, its values).
+_ALLOWED = {
+    "layout": ("layout", get_args(Layout)),
+    "dtype": ("dtype", get_args(Dtype)),
+    "acc": ("accumulator", get_args(Acc)),
+    "epilogue": ("epilogue", get_args(Epilogue)),
+}
 
 #: Elements that a 32-bit signed index can address; kernels and TMA coordinates use such indices.
 MAX_INDEX = 2**31 - 1
@@ -62,10 +69,8 @@ class Problem:
                     f"at most {MAX_INDEX} (32-bit indices)",
                     "split the problem along its largest extent",
                 )
-        _one_of("layout", self.layout, get_args(Layout))
-        _one_of("dtype", self.dtype, get_args(Dtype))
-        _one_of("accumulator", self.acc, get_args(Acc))
-        _one_of("epilogue", self.epilogue, get_args(Epilogue))
+        for name, (what, allowed) in _ALLOWED.items():
+            _one_of(what, getattr(self, name), allowed)
         if self.acc == "fp16" and self.dtype != "fp16":
             raise ProblemError(
                 f"accumulator fp16 with dtype {self.dtype}", "accumulator fp16 only for fp16 inputs", "use acc fp32"

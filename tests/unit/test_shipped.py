@@ -18,6 +18,7 @@ import pytest
 from helpers import ROOT
 from outblas import compile as compiling
 from outblas import doctor, launch, native_build, shipped, shipped_build
+from outblas.any_shape import AnyShape
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cubin import Cubin
@@ -363,8 +364,9 @@ def test_progress_estimates_from_what_was_compiled(monkeypatch: pytest.MonkeyPat
 
 def test_the_command(compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(shipped_build, "packaged_libraries", lambda: {})
+    monkeypatch.setattr(shipped_build, "any_shape_files", lambda: {})
     assert shipped_build.main(["--out", str(tmp_path / "kernels.pack"), "--jobs", "2"]) == 0
-    assert "0 kernels" in capsys.readouterr().out
+    assert " 0 kernels" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         shipped_build.main(["--jobs", "0"])
 
@@ -374,6 +376,22 @@ def test_the_command(compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shipped_build, "nvrtc_version", missing)
     assert shipped_build.main(["--out", str(tmp_path / "other.pack")]) == 2
     assert "error: NVRTC cannot be loaded" in capsys.readouterr().err and not (tmp_path / "other.pack").exists()
+
+
+def test_kernels_for_any_shape_are_packed_in_every_layout_and_dtype(
+    compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = shipped_build.any_shape_files()
+    sources = shipped_build.sources_for_any_shape(files)
+    kernels = AnyShape.load("h200").kernels
+    assert list(files) == ["h200"] and len(set(sources)) == len(sources) > 3 * len(kernels)
+    monkeypatch.setattr(shipped_build, "packaged_libraries", lambda: {})
+    path = tmp_path / "kernels.pack"
+    assert shipped_build.build(path).kernels == len(sources) and shipped_build.current(path)
+    found = ShippedCubins(path)
+    assert all(found.get(source, "sm_90a") is not None for source in sources[::50])
+    monkeypatch.setattr(shipped_build, "any_shape_files", lambda: {"h200": files["h200"] + b"another"})
+    assert not shipped_build.current(path), "of another choice of kernels"
 
 
 def test_a_wheel_without_a_compiler_takes_a_pack_of_the_same_kernels(
