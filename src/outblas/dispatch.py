@@ -32,7 +32,7 @@ from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
 from outblas.traced import in_graph, is_half
-from outblas.unlisted import chooser
+from outblas.unlisted import chooser, identity
 from outblas.user_library import preferred
 
 if TYPE_CHECKING:
@@ -297,9 +297,13 @@ def chosen(a: Any, b: Any) -> bool:
 
 
 def libraries_id() -> str:
-    """Of the libraries in use: what :func:`chosen` depends on, as a digest."""
-    libraries = [(i, device.library.sha(), device.any_shape is not None) for i, device in sorted(_devices.items())]
+    """Of the libraries in use, and the data for other shapes: what :func:`chosen` depends on, as a digest."""
+    libraries = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(_devices.items())]
     return hashlib.sha256(repr((promise_free_option(), libraries)).encode()).hexdigest()
+
+
+def _any_shape_id(device: DeviceState) -> str:
+    return "" if device.any_shape is None or device.gpu is None else identity(device.gpu.name)
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -410,6 +414,8 @@ def _new_device(index: int) -> DeviceState:
         library = Library.packaged(gpu.name, missing_ok=True)
     except OutblasError as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
-        library = Library(gpu.name, ())
+        library, any_shape = Library(gpu.name, ()), None
+    else:
+        any_shape = chooser(gpu.name)
     library, _libraries[index] = preferred(library, index)
-    return DeviceState(gpu, library, load_kernel, any_shape=chooser(gpu.name))
+    return DeviceState(gpu, library, load_kernel, any_shape=any_shape)

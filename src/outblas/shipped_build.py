@@ -35,7 +35,7 @@ from outblas.space import why_illegal
 
 ARCHITECTURE = "sm_90a"
 #: Problems of which a kernel for any shape is legal for one; they enter its source by layout and dtype alone.
-_ASKED = ((16, 4096, 4096), (4096, 4096, 4096), (2, 4096, 16384), (128, 128, 128))
+_ASKED = ((16, 4096, 4096), (4096, 4096, 4096), (2, 4096, 16384), (128, 128, 128), (8, 512, 8192), (8, 512, 4096))
 #: Words of progress in a whole build.
 _TOLD = 40
 
