@@ -389,6 +389,26 @@ def test_a_compiled_function_holds_torchs_operations(host: fused.FusedState) -> 
     assert not host._calls
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_chooses_dtypes_as_for_torchs_operations(compiled: bool) -> None:
+    x, w, bias, residual = (t.float() for t in layer(5))
+
+    def block(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        return outblas.linear(x, w, bias, activation="silu", residual=residual)
+
+    run = torch.compile(block, backend="eager", fullgraph=True) if compiled else block
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for mine, other in ((x, residual), (x, residual.bfloat16()), (x.bfloat16(), residual)):
+            expected = by_torch(mine, w, bias, "silu", other)
+            result = run(mine, w, bias, other)
+            assert result.dtype == expected.dtype and torch.equal(result, expected)
+        out = torch.empty(5, 24, dtype=torch.bfloat16)
+        assert outblas.linear(x, w, bias, activation="silu", out=out) is out
+        assert torch.equal(out, by_torch(x, w, bias, "silu", None))
+    with pytest.raises(TensorError, match="residual is"):
+        outblas.linear(x, w, bias, residual=residual.bfloat16())
+
+
 def test_bad_arguments_are_refused(host: fused.FusedState) -> None:
     x, w, bias, residual = layer(5)
     with pytest.raises(UsageError, match="activation 'relu'; expected silu or gelu or gelu_tanh"):
