@@ -3,11 +3,12 @@ shipped kernel compiles to the very machine code that it had before.
 
     python scripts/restamp.py --since e8eefce
 
-Every kernel that a packaged library installs is compiled by one NVRTC from the sources of an older commit (its
-generator and its kernel files) and from the present ones. Where all cubins are the same, byte by byte or at least in
-their code sections, the provenance of the libraries, and of published results that name their kernels, gets the present
-hash (:func:`outblas.source.kernels_sha`), and a record beside it of what it replaced, when and after how many
-comparisons. Where one differs nothing is written, the kernels that differ are listed, and the exit status is 1.
+Every kernel that a packaged library installs, or that is offered for any shape, is compiled by one NVRTC from the
+sources of an older commit (its generator and its kernel files) and from the present ones. Where all cubins are the
+same, byte by byte or at least in their code sections, the provenance of the libraries, and of published results that
+name their kernels, gets the present hash (:func:`outblas.source.kernels_sha`), and a record beside it of what it
+replaced, when and after how many comparisons. Where one differs nothing is written, the kernels that differ are listed,
+and the exit status is 1.
 
 A library says by it that the proofs and figures of its rows are of kernels that compile to what ships, from the
 older commit on; it says nothing of what changed between its measurements and that commit.
@@ -26,6 +27,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import bench_files, read_result, write_result
 from outblas.sass import _code_sections
-from outblas.shipped_build import ARCHITECTURE, packaged_libraries
+from outblas.shipped_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.source import Source, kernels_sha, make_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,12 +79,17 @@ class Compared:
 
 
 def shipped_pairs() -> list[tuple[str, str]]:
-    """(problem, config) by name, one of each distinct kernel that a packaged library installs."""
+    """(problem, config) by name, one of each distinct kernel that a packaged library installs or that is offered for
+    any shape."""
+    installed = (
+        (problem, config)
+        for gpu in packaged_libraries()
+        for problem, configs in Library.packaged(gpu).installed().items()
+        for config in configs
+    )
     pairs: dict[Source, tuple[str, str]] = {}
-    for gpu in packaged_libraries():
-        for problem, configs in Library.packaged(gpu).installed().items():
-            for config in configs:
-                pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
+    for problem, config in chain(installed, pairs_for_any_shape(any_shape_files())):
+        pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
     return list(pairs.values())
 
 

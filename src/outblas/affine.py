@@ -41,8 +41,8 @@ def linear(
         x: (..., K) or (K). w: (N, K), or (K). bias: (N), or what torch takes; None: none is added.
             Which products may be ours: see :func:`outblas.matmul`; with a bias, those of the gradients only.
         activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
-        residual: of the result's shape, dtype and device (under autocast of any dtype: torch's addition promotes); None:
-            none is added.
+        residual: of the result's shape, dtype and device (under autocast of any dtype: torch's addition promotes);
+            None: none is added.
         out: (..., N), contiguous; None: allocated.
 
     With an activation or a residual (or with ``OUTBLAS_FUSED=1`` and a bias) all may be one kernel, which rounds once,

@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 from helpers import ROOT
 from outblas.compile import compile_source
-from outblas.config import Sm80DirectConfig, Sm80MmaConfig
+from outblas.config import Sm80DirectConfig, Sm80MmaConfig, config_from_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, UsageError
 from outblas.library import Choice, Library, Row
@@ -69,6 +69,13 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
     assert (found.whole, found.code, len(found.differences)) == (0, 0, 3)
     assert "another machine code" in found.differences[0] and found.differences[1].startswith("b: ")
     assert "now: no such thing" in found.differences[2]
+
+
+def test_everything_that_ships_is_compared(script: Any) -> None:
+    from outblas.shipped_build import any_shape_files, sources_for_any_shape, sources_of
+
+    compared = {make_source(Problem.from_key(key), config_from_name(name)) for key, name in script.shipped_pairs()}
+    assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
 
 
 def test_a_stamp_keeps_what_it_replaces(script: Any) -> None:
