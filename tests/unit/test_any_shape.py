@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,31 @@ def test_a_problem_is_predicted_once_however_its_operands_lie(monkeypatch: pytes
     for offset in (0, 2, 4):
         decide(*operands(ALIGNED, offset), None, gpu=H200, library=Library("h200", ()), any_shape=choose)
     assert asked == [ALIGNED]
+
+
+def test_threads_do_not_wait_for_the_choice_of_another() -> None:
+    pytest.importorskip("torch")
+    from outblas.device_state import DeviceState, load_kernel
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def choose(problem: Problem, gpu: Gpu) -> Choice | None:
+        if problem == ALIGNED:
+            begun.set()
+            assert may_end.wait(60)
+        return Choice(SCALAR, 1.3, 1.2, 1.4)
+
+    state, found = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=choose), []
+    slow = threading.Thread(target=lambda: found.append(state.decide(*operands(ALIGNED), None, "plain")))
+    fast = threading.Thread(target=lambda: found.append(state.decide(*operands(ODD), None, "plain")))
+    slow.start()
+    assert begun.wait(60)
+    fast.start()
+    fast.join(30)
+    assert [decision.problem for decision in found] == [ODD]
+    may_end.set()
+    slow.join(60)
+    assert [decision.problem for decision in found] == [ODD, ALIGNED]
 
 
 def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
