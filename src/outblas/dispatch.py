@@ -24,6 +24,7 @@ from outblas.allowed import launch_of_option, option_of, promise_free_option
 from outblas.config import LAUNCHES, Launch, config_name
 from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
+from outblas.environment import is_on
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.fold import Folded, fold, unfold
 from outblas.library import Library
@@ -234,6 +235,8 @@ def explain(
     check_places(a, b, out)
     if a.device.type != DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
+    if bias is not None and is_on("OUTBLAS_FUSED"):
+        return "one kernel by OUTBLAS_FUSED=1, else torch.addmm: outblas.affine.why_not says which"
     if bias is not None:
         return "torch.addmm: it adds the bias before it rounds, as ours do with OUTBLAS_FUSED=1 only (outblas.fused)"
     folded = fold(a, b, out)

@@ -344,7 +344,9 @@ def test_a_plain_bias_is_fused_on_demand_only(
     assert outblas.warm(x, w, bias)
     calls = len(host._calls)
     assert torch.equal(outblas.linear(x, w, bias), expected) and len(host._calls) == calls
+    assert outblas.explain(x, w.t(), bias=bias).startswith("torch.addmm")
     monkeypatch.setenv("OUTBLAS_FUSED", "1")
+    assert outblas.explain(x, w.t(), bias=bias).startswith("one kernel by OUTBLAS_FUSED=1")
     out = torch.empty_like(expected)
     assert torch.equal(outblas.linear(x, w, bias), expected) and len(host._calls) > calls
     assert outblas.linear(x, w, bias, out=out) is out and torch.equal(out, expected)
