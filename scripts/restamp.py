@@ -3,14 +3,16 @@ shipped kernel compiles to the very machine code that it had before.
 
     python scripts/restamp.py --since e8eefce
 
-Every kernel that a packaged library installs is compiled by one NVRTC from the sources of an older commit (its
-generator and its kernel files) and from the present ones. Where all cubins are the same, byte by byte or at least in
-their code sections, the provenance of the libraries, and of published results that name their kernels, gets the present
-hash (:func:`outblas.source.kernels_sha`), and a record beside it of what it replaced, when and after how many
-comparisons. Where one differs nothing is written, the kernels that differ are listed, and the exit status is 1.
+Every kernel that a packaged library installs, or that is offered for any shape, is compiled by one NVRTC from the
+sources of an older commit (its generator and its kernel files) and from the present ones. Where all cubins are the
+same, byte by byte or at least in their code sections, the provenance of the libraries, and of published results that
+name their kernels, gets the present hash (:func:`outblas.source.kernels_sha`), and a record beside it of what it
+replaced, when and after how many comparisons. Where one differs nothing is written, the kernels that differ are listed,
+and the exit status is 1.
 
 A library says by it that the proofs and figures of its rows are of kernels that compile to what ships, from the
-older commit on; it says nothing of what changed between its measurements and that commit.
+older commit on. That commit must have the kernels that the library names; of one that names none it says nothing of
+what changed between its measurements and that commit.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import bench_files, read_result, write_result
 from outblas.sass import _code_sections
-from outblas.shipped_build import ARCHITECTURE, packaged_libraries
+from outblas.shipped_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.source import Source, kernels_sha, make_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,12 +81,17 @@ class Compared:
 
 
 def shipped_pairs() -> list[tuple[str, str]]:
-    """(problem, config) by name, one of each distinct kernel that a packaged library installs."""
+    """(problem, config) by name, one of each distinct kernel that a packaged library installs or that is offered for
+    any shape."""
+    installed = (
+        (problem, config)
+        for gpu in packaged_libraries()
+        for problem, configs in Library.packaged(gpu).installed().items()
+        for config in configs
+    )
     pairs: dict[Source, tuple[str, str]] = {}
-    for gpu in packaged_libraries():
-        for problem, configs in Library.packaged(gpu).installed().items():
-            for config in configs:
-                pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
+    for problem, config in chain(installed, pairs_for_any_shape(any_shape_files())):
+        pairs.setdefault(make_source(problem, config), (problem.key, config_name(config)))
     return list(pairs.values())
 
 
@@ -148,20 +157,39 @@ def stamped(provenance: Mapping[str, Any], record: Mapping[str, Any], kernels: s
 
 
 def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) -> list[Path]:
-    """Write the hash and the record into every packaged library, and into the published results that have a hash."""
-    written = []
+    """Write the hash and the record into every packaged library, and into the published results that have a hash.
+
+    Raises:
+        UsageError: one of them is of other kernels than those that were compared; then nothing is written.
+    """
+    found: dict[Path, tuple[Any, Callable[[dict[str, Any]], object]]] = {}
     for path in sorted((data / "libraries").glob("*.json")):
         library = Library.load(path)
         if library.provenance.get(HASH) != kernels:
-            replace(library, provenance=stamped(library.provenance, record, kernels)).save(path)
-            written.append(path)
+            found[path] = library.provenance, partial(_save_library, path, library)
     for path in (p for folder in sorted(results.glob("*/")) for p in bench_files(folder)):
         result = read_result(path)
         if result.provenance.get(HASH, kernels) != kernels:
-            about = {**result.meta, "provenance": stamped(result.provenance, record, kernels)}
-            write_result(result.rows, about, path)
-            written.append(path)
-    return written
+            found[path] = result.provenance, partial(_save_result, path, result)
+    for path, (provenance, _) in found.items():
+        named, compared = provenance.get(HASH), record["kernels_of_that_commit"]
+        if named not in (None, compared):
+            raise UsageError(
+                f"{path.name} is of kernels {named[:12]}, compared were {compared[:12]}",
+                "a commit with the kernels that it names",
+                "give that by --since, or prove and time it again",
+            )
+    for provenance, save in found.values():
+        save(stamped(provenance, record, kernels))
+    return list(found)
+
+
+def _save_library(path: Path, library: Library, provenance: dict[str, Any]) -> None:
+    replace(library, provenance=provenance).save(path)
+
+
+def _save_result(path: Path, result: Any, provenance: dict[str, Any]) -> None:
+    write_result(result.rows, {**result.meta, "provenance": provenance}, path)
 
 
 def _same_resources(old: Cubin, new: Cubin) -> bool:

@@ -81,13 +81,19 @@ def part(arguments: argparse.Namespace, places: Sequence[str], command: str) -> 
 
 def together(arguments: argparse.Namespace, count: int, command: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The runs on one GPU and on ``count`` others, at the same time."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(i) for i in range(count + 1))).split(",")
+    visible = _visible(count + 1)
     running = [part(arguments, places, command) for places in (visible[:1], visible[1 : count + 1])]
     told = [each.communicate()[0] for each in running]
     if any(each.returncode for each in running):
         raise SystemExit(1)
     one, several = (json.loads(text.splitlines()[-1]) for text in told)
     return one, several
+
+
+def _visible(count: int) -> list[str]:
+    """The GPUs that this process sees, as the environment names them; the first ``count`` where it names none."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(count)] if named is None else [part for part in named.split(",") if part.strip()]
 
 
 def fill(arguments: argparse.Namespace) -> None:
@@ -125,6 +131,10 @@ def main() -> None:
     if arguments.fill:
         fill(arguments)
         return
+    if arguments.together and gpus != tuple(range(len(gpus))):
+        parser.error("--together takes GPU 0, and as many behind it: --gpus 0,1; CUDA_VISIBLE_DEVICES names others")
+    if arguments.together and len(_visible(len(gpus) + 1)) <= len(gpus):
+        parser.error(f"--together: CUDA_VISIBLE_DEVICES names fewer than {len(gpus) + 1} GPUs")
     command = shlex.join(["python", "scripts/scale_out.py", *sys.argv[1:]])
     if not arguments.filled:
         timed(arguments, gpus, command)

@@ -41,7 +41,8 @@ def linear(
         x: (..., K) or (K). w: (N, K), or (K). bias: (N), or what torch takes; None: none is added.
             Which products may be ours: see :func:`outblas.matmul`; with a bias, those of the gradients only.
         activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
-        residual: of the result's shape, dtype and device; None: none is added.
+        residual: of the result's shape, dtype and device (under autocast of any dtype: torch's addition promotes);
+            None: none is added.
         out: (..., N), contiguous; None: allocated.
 
     With an activation or a residual (or with ``OUTBLAS_FUSED=1`` and a bias) all may be one kernel, which rounds once,
@@ -141,18 +142,24 @@ def _epilogue(torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: 
 
 
 def _check_like(torch: Any, name: str, t: Any, x: Any, w: Any) -> None:
-    """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say."""
+    """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say, and so
+    are dtypes under autocast, where the result is of another than x."""
     if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
         return
     if not isinstance(t, torch.Tensor):
         raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
     shape = (*x.shape[:-1], *w.shape[:-1])
-    if tuple(t.shape) != shape or t.dtype != x.dtype or t.device != x.device:
+    same = t.dtype == x.dtype or _autocasts(torch, x.device.type)
+    if tuple(t.shape) != shape or not same or t.device != x.device:
         raise TensorError(
             f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
             f"{tuple(shape)} of {x.dtype} on {x.device}",
             "expand or convert it before",
         )
+
+
+def _autocasts(torch: Any, device_type: str) -> bool:
+    return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
 
 
 def _activated(torch: Any, y: Any, activation: Activation) -> Any:

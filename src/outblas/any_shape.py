@@ -32,7 +32,7 @@ from outblas.library import Choice
 from outblas.model import predict_many
 from outblas.policy import Policy
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
-from outblas.roofline import Gpu, floor_us
+from outblas.roofline import H200, Gpu, floor_us
 from outblas.space import why_illegal
 
 FORMAT = 1
@@ -110,6 +110,7 @@ class AnyShape:
             layers = range(int(a["layers"]))
             nets = Nets(a["mean"], a["scale"], tuple(a[f"w{i}"] for i in layers), tuple(a[f"b{i}"] for i in layers))
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
+            _check_widths(nets)
             return cls(kernels, nets, float(a["margin"]), float(a["sure"]), policy, str(a["about"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise RecordError(
@@ -139,8 +140,8 @@ class AnyShape:
 
     def choose(self, problem: Problem, gpu: Gpu) -> Choice | None:
         """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
-        standard deviations from it; None: torch's product."""
-        if is_vector(problem):
+        standard deviations from it; None: torch's product (of sums in fp32, no others were fitted)."""
+        if is_vector(problem) or problem.acc != "fp32":
             return None
         legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
         if not legal:
@@ -149,10 +150,22 @@ class AnyShape:
         gain, deviation = self.nets(inputs(problem, legal, gpu))
         low = gain - self.sure * deviation
         best = int(low.argmax())
-        if low[best] < math.log(self.margin):
+        if not low[best] >= math.log(self.margin):  # nor what is no number
             return None
         high = gain[best] + self.sure * deviation[best]
         return Choice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
+
+
+def _check_widths(nets: Nets) -> None:
+    """Raise ValueError where the nets are not of the inputs that :func:`inputs` makes, or not of each other."""
+    problem = Problem(8, 8, 8)
+    wide = len(shape_features(problem, H200)) + candidate_features(problem, [], H200).shape[1] + 1
+    sizes = [wide, *(w.shape[2] for w in nets.weights)]
+    right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
+    for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
+        right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
+    if not right:
+        raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
 def likely(regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:

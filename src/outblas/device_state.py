@@ -70,12 +70,14 @@ class DeviceState:
         key = (a, b, out, launch)
         with self._lock:
             found = self._decisions.get(key)
-            if found is None:
-                found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape)
-                _keep(self._decisions, key, found, KEPT_DECISIONS)
-            else:
+            if found is not None:
                 _touch(self._decisions, key)
-            return found
+                return found
+        # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
+        found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape)
+        with self._lock:
+            _keep(self._decisions, key, found, KEPT_DECISIONS)
+        return found
 
     def run(
         self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None

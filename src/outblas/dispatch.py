@@ -24,6 +24,7 @@ from outblas.allowed import launch_of_option, option_of, promise_free_option
 from outblas.config import LAUNCHES, Launch, config_name
 from outblas.decide import Decision
 from outblas.device_state import DeviceState, load_kernel
+from outblas.environment import is_on
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
 from outblas.fold import Folded, fold, unfold
 from outblas.library import Library
@@ -32,7 +33,7 @@ from outblas.overlap import overlap
 from outblas.space import gpu_of_device
 from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
 from outblas.traced import in_graph, is_half
-from outblas.unlisted import chooser
+from outblas.unlisted import chooser, identity
 from outblas.user_library import preferred
 
 if TYPE_CHECKING:
@@ -234,6 +235,8 @@ def explain(
     check_places(a, b, out)
     if a.device.type != DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
+    if bias is not None and is_on("OUTBLAS_FUSED"):
+        return "one kernel by OUTBLAS_FUSED=1, else torch.addmm: outblas.affine.why_not says which"
     if bias is not None:
         return "torch.addmm: it adds the bias before it rounds, as ours do with OUTBLAS_FUSED=1 only (outblas.fused)"
     folded = fold(a, b, out)
@@ -297,9 +300,13 @@ def chosen(a: Any, b: Any) -> bool:
 
 
 def libraries_id() -> str:
-    """Of the libraries in use: what :func:`chosen` depends on, as a digest."""
-    libraries = [(i, device.library.sha(), device.any_shape is not None) for i, device in sorted(_devices.items())]
+    """Of the libraries in use, and the data for other shapes: what :func:`chosen` depends on, as a digest."""
+    libraries = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(_devices.items())]
     return hashlib.sha256(repr((promise_free_option(), libraries)).encode()).hexdigest()
+
+
+def _any_shape_id(device: DeviceState) -> str:
+    return "" if device.any_shape is None or device.gpu is None else identity(device.gpu.name)
 
 
 def status() -> dict[str, dict[str, Any]]:
@@ -410,6 +417,8 @@ def _new_device(index: int) -> DeviceState:
         library = Library.packaged(gpu.name, missing_ok=True)
     except OutblasError as error:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
-        library = Library(gpu.name, ())
+        library, any_shape = Library(gpu.name, ()), None
+    else:
+        any_shape = chooser(gpu.name)
     library, _libraries[index] = preferred(library, index)
-    return DeviceState(gpu, library, load_kernel, any_shape=chooser(gpu.name))
+    return DeviceState(gpu, library, load_kernel, any_shape=any_shape)

@@ -15,11 +15,13 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
 from outblas import dispatch
 from outblas.allowed import launch_of_option
+from outblas.behind import Behind
 from outblas.capture_workspace import CapturedWorkspace
 from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
@@ -73,13 +75,17 @@ class FusedState:
                 return False
             found = self._building.get(key)
             if found is None:
-                found = self._building[key] = _pool().submit(self._build, problem, config, epilogue)
+                found = _compiler.submit(self._build, problem, config, epilogue)
+                if found is None:
+                    return False
+                self._building[key] = found
         if wait:
-            found.exception()  # outside of the lock: others go on; what it raised is told below
+            wait_for([found])  # outside of the lock: others go on; what it raised is told below
         with self._lock:
             if key in self._building and found.done():
                 del self._building[key]
-                self._take(key, config, epilogue, found)
+                if not found.cancelled():  # by the interpreter's end
+                    self._take(key, config, epilogue, found)
             return key in self._kernels
 
     def _take(self, key: _Key, config: KernelConfig, epilogue: Epilogue, built: Future[Cubin]) -> None:
@@ -217,7 +223,8 @@ def status() -> dict[str, dict[str, Any]]:
 
 _states: dict[Any, FusedState] = {}
 _lock = threading.RLock()
-_compiler: ThreadPoolExecutor | None = None
+#: One thread: a compiler takes a core, and programs want theirs.
+_compiler = Behind("outblas-fused")
 
 
 def _state(index: int) -> FusedState:
@@ -226,15 +233,6 @@ def _state(index: int) -> FusedState:
         if found is None:
             found = _states[index] = FusedState()
         return found
-
-
-def _pool() -> ThreadPoolExecutor:
-    """One thread: a compiler takes a core, and programs want theirs."""
-    global _compiler
-    with _lock:
-        if _compiler is None:
-            _compiler = ThreadPoolExecutor(1, thread_name_prefix="outblas-fused")
-        return _compiler
 
 
 @contextlib.contextmanager

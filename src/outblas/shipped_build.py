@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from outblas import __version__
 from outblas.compile import compile_many, nvrtc_version
+from outblas.config import KernelConfig
 from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.errors import CompileError, OutblasError, RecordError, ToolchainMissing
@@ -35,7 +36,7 @@ from outblas.space import why_illegal
 
 ARCHITECTURE = "sm_90a"
 #: Problems of which a kernel for any shape is legal for one; they enter its source by layout and dtype alone.
-_ASKED = ((16, 4096, 4096), (4096, 4096, 4096), (2, 4096, 16384), (128, 128, 128))
+_ASKED = ((16, 4096, 4096), (4096, 4096, 4096), (2, 4096, 16384), (128, 128, 128), (8, 512, 8192), (8, 512, 4096))
 #: Words of progress in a whole build.
 _TOLD = 40
 
@@ -78,8 +79,8 @@ def any_shape_files() -> dict[str, bytes]:
     return {name.removesuffix(".npz"): found[name].read_bytes() for name in sorted(found)}
 
 
-def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
-    """Every distinct source of these kernels: both layouts of B and both dtypes.
+def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, KernelConfig]]:
+    """These kernels, each with a problem of both layouts of B and both dtypes, where it may compute any.
 
     Raises:
         ToolchainMissing: no numpy. RecordError: a file cannot be read.
@@ -89,16 +90,19 @@ def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
         from outblas.policy import Policy
     except ImportError as error:
         raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
-    found: dict[Source, None] = {}
+    found = []
     for gpu, data in files.items():
         for config, (layout, dtype) in product(
             AnyShape.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
         ):
-            problems = [Problem(*mnk, layout, dtype) for mnk in _ASKED]
-            legal = [p for p in problems if not why_illegal(p, config, GPUS[gpu])]
-            if legal:
-                found[make_source(legal[0], config)] = None
-    return list(found)
+            problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
+            found += [(p, config) for p in problems if not why_illegal(p, config, GPUS[gpu])][:1]
+    return found
+
+
+def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
+    """Every distinct source of these kernels; raises as :func:`pairs_for_any_shape`."""
+    return list(dict.fromkeys(make_source(p, c) for p, c in pairs_for_any_shape(files)))
 
 
 def build(

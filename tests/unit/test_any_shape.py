@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,127 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unlisted.chooser("h200") is None
     monkeypatch.delenv(unlisted.VARIABLE)
     assert unlisted.chooser("h200") is not None and unlisted.chooser("another") is None
+
+
+def test_what_is_no_number_and_sums_in_fp16_choose_nothing() -> None:
+    assert made(fast=(float("nan"), 0.0), scalar=(float("nan"), 0.0)).choose(ALIGNED, H200) is None
+    assert made(fast=(0.5, 0.0)).choose(replace(ALIGNED, acc="fp16"), H200) is None
+
+
+def test_nets_of_other_inputs_are_refused(tmp_path: Path) -> None:
+    path, found = tmp_path / "h200.npz", made(fast=(0.3, 0.05))
+    for wrong in (
+        replace(found.nets, mean=found.nets.mean[:-1], scale=found.nets.scale[:-1]),
+        replace(found.nets, weights=(found.nets.weights[0][:, :-1],)),
+        replace(found.nets, biases=(found.nets.biases[0][:1],)),
+    ):
+        replace(found, nets=wrong).save(path)
+        with pytest.raises(RecordError, match="cannot be read"):
+            AnyShape.parse(path.read_bytes(), found.policy)
+
+
+@pytest.mark.parametrize("error", [RecordError("damaged", "whole", "install it"), ImportError("No module named numpy")])
+def test_data_that_cannot_be_read_leave_products_to_torch_with_one_warning(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(gpu_name: str) -> AnyShape:
+        asked.append(gpu_name)
+        raise error
+
+    monkeypatch.delenv(unlisted.VARIABLE, raising=False)
+    monkeypatch.setattr(AnyShape, "load", load)
+    choose = unlisted.chooser("h200")
+    assert choose is not None
+    with pytest.warns(RuntimeWarning, match="leaves shapes of no library to torch: ") as warned:
+        for problem in (ALIGNED, ODD, ALIGNED):
+            found = decide(*operands(problem), None, gpu=H200, library=Library("h200", ()), any_shape=choose)
+            assert found.problem is None
+    assert len(warned) == 1 and asked == ["h200"]
+
+
+def test_a_problem_is_predicted_once_however_its_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = [], made(fast=(0.3, 0.05))
+    monkeypatch.delenv(unlisted.VARIABLE, raising=False)
+    monkeypatch.setattr(AnyShape, "load", lambda name: found)
+    monkeypatch.setattr(AnyShape, "choose", lambda self, problem, gpu: asked.append(problem))
+    choose = unlisted.chooser("h200")
+    for offset in (0, 2, 4):
+        decide(*operands(ALIGNED, offset), None, gpu=H200, library=Library("h200", ()), any_shape=choose)
+    assert asked == [ALIGNED]
+
+
+def test_threads_do_not_wait_for_the_choice_of_another() -> None:
+    pytest.importorskip("torch")
+    from outblas.device_state import DeviceState, load_kernel
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def choose(problem: Problem, gpu: Gpu) -> Choice | None:
+        if problem == ALIGNED:
+            begun.set()
+            assert may_end.wait(60)
+        return Choice(SCALAR, 1.3, 1.2, 1.4)
+
+    state, found = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=choose), []
+    slow = threading.Thread(target=lambda: found.append(state.decide(*operands(ALIGNED), None, "plain")))
+    fast = threading.Thread(target=lambda: found.append(state.decide(*operands(ODD), None, "plain")))
+    slow.start()
+    assert begun.wait(60)
+    fast.start()
+    fast.join(30)
+    assert [decision.problem for decision in found] == [ODD]
+    may_end.set()
+    slow.join(60)
+    assert [decision.problem for decision in found] == [ODD, ALIGNED]
+
+
+def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which Inductor's cached graphs are."""
+    pytest.importorskip("torch")
+    from outblas import dispatch
+    from outblas.device_state import DeviceState, load_kernel
+
+    def digest() -> str:
+        unlisted.identity.cache_clear()
+        return dispatch.libraries_id()
+
+    state = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=lambda problem, gpu: None)
+    monkeypatch.setattr(dispatch, "_devices", {0: state})
+    packaged, data = digest(), tmp_path / "h200.npz"
+    data.write_bytes(b"others")
+    monkeypatch.setattr(unlisted, "_data", lambda name: data)
+    others = digest()
+    state.any_shape = None
+    assert len({packaged, others, digest()}) == 3
+    unlisted.identity.cache_clear()
+
+
+def test_a_damaged_library_leaves_all_to_torch_as_its_warning_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas import dispatch
+
+    def damaged(name: str, missing_ok: bool = False) -> Library:
+        raise RecordError("the library is damaged", "a whole one", "install it again")
+
+    monkeypatch.delenv(unlisted.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(dispatch, "preferred", lambda library, index: (library, ()))
+    monkeypatch.setattr(dispatch, "_libraries", {})
+    assert dispatch._new_device(0).any_shape is not None
+    monkeypatch.setattr(Library, "packaged", staticmethod(damaged))
+    with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: the library is damaged"):
+        assert dispatch._new_device(0).any_shape is None
+
+
+def test_every_kernel_on_offer_ships_wherever_it_is_legal() -> None:
+    from outblas.shipped_build import any_shape_files, sources_for_any_shape
+    from outblas.source import make_source
+
+    shipped = set(sources_for_any_shape(any_shape_files()))
+    extents = [(m, n, k) for m in (2, 8, 16, 64, 333) for n in (8, 1001, 4096) for k in (8, 521, 2048, 8192, 16384)]
+    for config in AnyShape.load("h200").kernels:
+        for layout in ("TN", "NN"):
+            problems = (Problem(*mnk, layout, "bf16") for mnk in extents)  # type: ignore[arg-type]
+            legal = next((p for p in problems if not why_illegal(p, config, H200)), None)
+            assert legal is None or make_source(legal, config) in shipped, (config, legal)

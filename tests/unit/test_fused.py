@@ -344,7 +344,9 @@ def test_a_plain_bias_is_fused_on_demand_only(
     assert outblas.warm(x, w, bias)
     calls = len(host._calls)
     assert torch.equal(outblas.linear(x, w, bias), expected) and len(host._calls) == calls
+    assert outblas.explain(x, w.t(), bias=bias).startswith("torch.addmm")
     monkeypatch.setenv("OUTBLAS_FUSED", "1")
+    assert outblas.explain(x, w.t(), bias=bias).startswith("one kernel by OUTBLAS_FUSED=1")
     out = torch.empty_like(expected)
     assert torch.equal(outblas.linear(x, w, bias), expected) and len(host._calls) > calls
     assert outblas.linear(x, w, bias, out=out) is out and torch.equal(out, expected)
@@ -387,6 +389,26 @@ def test_a_compiled_function_holds_torchs_operations(host: fused.FusedState) -> 
     run = torch.compile(block, backend="eager", fullgraph=True)
     assert torch.equal(run(x, w, bias, residual), by_torch(x, w, bias, "silu", residual))
     assert not host._calls
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_chooses_dtypes_as_for_torchs_operations(compiled: bool) -> None:
+    x, w, bias, residual = (t.float() for t in layer(5))
+
+    def block(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        return outblas.linear(x, w, bias, activation="silu", residual=residual)
+
+    run = torch.compile(block, backend="eager", fullgraph=True) if compiled else block
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for mine, other in ((x, residual), (x, residual.bfloat16()), (x.bfloat16(), residual)):
+            expected = by_torch(mine, w, bias, "silu", other)
+            result = run(mine, w, bias, other)
+            assert result.dtype == expected.dtype and torch.equal(result, expected)
+        out = torch.empty(5, 24, dtype=torch.bfloat16)
+        assert outblas.linear(x, w, bias, activation="silu", out=out) is out
+        assert torch.equal(out, by_torch(x, w, bias, "silu", None))
+    with pytest.raises(TensorError, match="residual is"):
+        outblas.linear(x, w, bias, residual=residual.bfloat16())
 
 
 def test_bad_arguments_are_refused(host: fused.FusedState) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 from helpers import ROOT
 from outblas.compile import compile_source
-from outblas.config import Sm80DirectConfig, Sm80MmaConfig
+from outblas.config import Sm80DirectConfig, Sm80MmaConfig, config_from_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, UsageError
 from outblas.library import Choice, Library, Row
@@ -28,7 +28,7 @@ from outblas.source import Source, kernels_sha, make_source
 
 P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]
-RECORD = {"since": "c" * 40, "compared": 2}
+RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
 
 @pytest.fixture(name="script")
@@ -71,6 +71,13 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
     assert "now: no such thing" in found.differences[2]
 
 
+def test_everything_that_ships_is_compared(script: Any) -> None:
+    from outblas.shipped_build import any_shape_files, sources_for_any_shape, sources_of
+
+    compared = {make_source(Problem.from_key(key), config_from_name(name)) for key, name in script.shipped_pairs()}
+    assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
+
+
 def test_a_stamp_keeps_what_it_replaces(script: Any) -> None:
     once = script.stamped({"gpu": "x", "kernels": "a"}, RECORD, "b")
     assert once == {"gpu": "x", "kernels": "b", "restamped": [{**RECORD, "replaced": "a"}]}
@@ -99,6 +106,15 @@ def test_libraries_and_results_with_a_hash_are_stamped_and_nothing_else_changes(
     assert after.rows == told.rows and after.provenance["restamped"] == [{**RECORD, "replaced": "old"}]
     assert without.read_bytes() == before, "a result that names no kernels is left alone"
     assert script.restamp(RECORD, "new", data, results) == [], "done before"
+
+
+def test_what_is_of_other_kernels_than_were_compared_is_not_stamped(script: Any, tmp_path: Path) -> None:
+    for name, kernels in (("h100", "old"), ("h200", "older still")):
+        Library(name, (), {"kernels": kernels}).save(tmp_path / "libraries" / f"{name}.json")
+    before = [path.read_bytes() for path in sorted((tmp_path / "libraries").iterdir())]
+    with pytest.raises(UsageError, match="h200.json is of kernels older still, compared were old"):
+        script.restamp(RECORD, "new", tmp_path, tmp_path / "results")
+    assert [path.read_bytes() for path in sorted((tmp_path / "libraries").iterdir())] == before
 
 
 def test_one_kernel_that_differs_leaves_everything_as_it_is(

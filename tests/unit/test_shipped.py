@@ -366,7 +366,7 @@ def test_the_command(compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shipped_build, "packaged_libraries", lambda: {})
     monkeypatch.setattr(shipped_build, "any_shape_files", lambda: {})
     assert shipped_build.main(["--out", str(tmp_path / "kernels.pack"), "--jobs", "2"]) == 0
-    assert " 0 kernels" in capsys.readouterr().out
+    assert ": 0 kernels" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         shipped_build.main(["--jobs", "0"])
 
