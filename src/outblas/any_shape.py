@@ -36,6 +36,8 @@ from outblas.roofline import H200, Gpu, floor_us
 from outblas.space import why_illegal
 
 FORMAT = 1
+#: Where N and K are multiples of this and the floor is above so many microseconds, products are torch's.
+REGULAR, REGULAR_US = 64, 10.0
 #: Kernels that are looked at, of those that are legal.
 LIKELY = 6
 #: Tiles by whose waves cuBLAS' kernels are guessed.
@@ -141,7 +143,7 @@ class AnyShape:
     def choose(self, problem: Problem, gpu: Gpu) -> Choice | None:
         """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
         standard deviations from it; None: torch's product (of sums in fp32, no others were fitted)."""
-        if is_vector(problem) or problem.acc != "fp32":
+        if is_vector(problem) or is_regular(problem, gpu) or problem.acc != "fp32":
             return None
         legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
         if not legal:
@@ -173,6 +175,12 @@ def likely(regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig]
     no more of them than the margin was chosen with.)"""
     guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
     return [legal[i] for i in np.argsort(guess, kind="stable")[:LIKELY]]
+
+
+def is_regular(problem: Problem, gpu: Gpu) -> bool:
+    """Whether it is cuBLAS' own ground: 2 of 433 such random problems were chosen. Prompts of any length in the layers
+    of a model are, and the host need not think about each."""
+    return problem.n % REGULAR == 0 and problem.k % REGULAR == 0 and floor_us(problem, gpu) > REGULAR_US
 
 
 def is_vector(problem: Problem) -> bool:

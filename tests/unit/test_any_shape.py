@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas import unlisted
-from outblas.any_shape import AnyShape, Nets, inputs, is_vector, shape_features
+from outblas import any_shape, unlisted
+from outblas.any_shape import AnyShape, Nets, inputs, is_regular, is_vector, shape_features
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Operand, decide
 from outblas.errors import RecordError, UsageError
@@ -68,6 +68,15 @@ def test_only_legal_kernels_are_chosen_and_none_for_vectors() -> None:
     for vector in (Problem(1, 4096, 4096), Problem(4096, 1, 4096), Problem(512, 512, 7)):
         assert is_vector(vector) and made(fast=(0.5, 0.0), scalar=(0.5, 0.0)).choose(vector, H200) is None
     assert not is_vector(ALIGNED)
+
+
+def test_prompts_of_any_length_in_a_models_layers_are_torchs_without_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = Problem(1000, 4096, 4096), Problem(30, 512, 512)
+    assert is_regular(long, H200) and not is_regular(short, H200) and not is_regular(replace(long, n=4104), H200)
+    sure = made(fast=(0.5, 0.0))
+    assert sure.choose(short, H200) is not None
+    monkeypatch.setattr(any_shape, "why_illegal", lambda *_: pytest.fail("it was thought about"))
+    assert sure.choose(long, H200) is None
 
 
 def test_it_is_what_was_saved_and_a_damaged_file_is_named(tmp_path: Path) -> None:
