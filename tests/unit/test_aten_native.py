@@ -264,6 +264,91 @@ def test_the_operands_device_is_made_current(device: Device, cuda: FakeCuda, mon
         override.remove()
 
 
+def test_products_of_names_are_torchs(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to torch 2.12 tensors may have names, which torch checks and gives to the output."""
+    named: list[int] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+    def has_names(implementation: int) -> bool:
+        return implementation in named
+
+    real = aten_native._addresses
+    address = ctypes.cast(has_names, ctypes.c_void_p).value
+    monkeypatch.setattr(aten_native, "_addresses", lambda key: {**real(key), "has_names": address})
+    override = Override("CPU")
+    override.install()
+    try:
+        x, w = numbers(3, 8), numbers(8, 5)
+        torch.mm(x, w)
+        torch.mm(x, w)
+        assert len(device.ran) == 1 and len(cuda) == 1
+        for operand in (x, w):
+            named[:] = [operand._cdata]
+            assert torch.equal(torch.mm(x, w).double(), x.double() @ w.double())
+            assert len(device.ran) == 1 and len(cuda) == 1, "torch's"
+        named.clear()
+        torch.mm(x, w)
+        assert len(cuda) == 2
+    finally:
+        override.remove()
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="this torch's tensors have no names")
+def test_names_are_kept(on: Override, device: Device, cuda: FakeCuda) -> None:
+    x, w = numbers(3, 8), numbers(8, 5)
+    torch.mm(x, w)
+    torch.mm(x, w)
+    assert len(cuda) == 1
+    assert torch.mm(x.refine_names("m", "k"), w).names == ("m", None)
+    assert len(device.ran) == 1 and len(cuda) == 1
+
+
+def test_an_output_that_is_not_used_is_given_back_before_another_is_made(
+    device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is room for one only, torch alone would have made do with it."""
+    log: list[str] = []
+    real = aten_native._addresses("CPU")
+    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(real["delete_tensor"])
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int32] * 3, ctypes.c_void_p)
+    make = kind(real["empty_strided"])
+    outputs: list[int] = []
+
+    @kind
+    def empty_strided(*arguments: Any) -> int:
+        status = make(*arguments)
+        outputs.append(ctypes.c_void_p.from_address(arguments[-1]).value or 0)
+        log.append("made")
+        return status
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def delete_tensor(handle: int) -> int:
+        if handle in outputs:
+            log.append("given back")
+        return delete(handle)
+
+    functions = {"empty_strided": empty_strided, "delete_tensor": delete_tensor}
+    added = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in functions.items()}
+    monkeypatch.setattr(aten_native, "_addresses", lambda key: {**real, **added})
+    run = device.run
+
+    def asked(*call: Any) -> Any:
+        log.append("asked")
+        return run(*call)
+
+    monkeypatch.setattr(device, "run", asked)
+    override = Override("CPU")
+    override.install()
+    try:
+        x, w = numbers(3, 8), numbers(8, 5)
+        torch.mm(x, w)
+        cuda.set("fake_status", 1)
+        torch.mm(x, w)
+        assert log == ["asked", "made", "given back", "asked"]
+    finally:
+        override.remove()
+
+
 def test_modes_and_nested_products_are_asked_apart(
     on: Override, device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
