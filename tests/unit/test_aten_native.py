@@ -27,8 +27,9 @@ from native_fixture import (  # noqa: F401
     needs_compiler,
     prepared,
 )
-from outblas import aten_native, dispatch, native, native_build
+from outblas import aten_native, below, dispatch, native, native_build
 from outblas.aten import Override
+from outblas.fold import fold
 from outblas.problem import Problem
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
@@ -137,6 +138,19 @@ def test_what_is_known_to_be_torchs_is_not_asked_again(on: Override, device: Dev
         assert torch.equal(torch.mm(x, w).double(), x.double() @ w.double())
     assert len(device.decided) == 1 and not device.ran and not len(cuda)
     assert on.counts() == {"ours": 0, "torchs": 6}, "and those of float64"
+
+
+def test_a_batch_that_is_no_single_product_is_not_asked_again(
+    on: Override, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(below, "fold", lambda *call: asked.append(call) or fold(*call))
+    a, w = numbers(4, 8, 3).transpose(1, 2), numbers(8, 5)
+    for _ in range(3):
+        assert torch.equal(torch.bmm(a, w.expand(4, 8, 5)).double(), a.double() @ w.double())
+    assert len(asked) == 1 and not device.decided
+    torch.bmm(a.contiguous(), w.expand(4, 8, 5))
+    assert len(asked) == 2 and len(device.ran) == 1, "one of other strides is"
 
 
 def test_what_cannot_be_ours_is_never_asked(on: Override, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +324,9 @@ def test_an_output_that_is_not_used_is_given_back_before_another_is_made(
     log: list[str] = []
     real = aten_native._addresses("CPU")
     delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(real["delete_tensor"])
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int32] * 3, ctypes.c_void_p)
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int32] * 3, ctypes.c_void_p
+    )
     make = kind(real["empty_strided"])
     outputs: list[int] = []
 
