@@ -90,7 +90,11 @@ class Switch:
         self._override = self._override or Override(self._key)
         self._override.install()
         replaced = 0 if self._pass is None else self._pass.replaced
-        self._pass = inductor.install()
+        try:
+            self._pass = inductor.install()
+        except BaseException:
+            self._override.remove()  # all of it or nothing: what is not on cannot be switched off
+            raise
         self._pass.replaced = replaced
         self._on = True
 
