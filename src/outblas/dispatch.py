@@ -359,10 +359,9 @@ def _remember(
     with _devices_lock:
         _open_table()
         # Nothing of a device whose library has been replaced meanwhile.
-        if (_table is not None or call is not None) and _devices.get(a.device.index) is device:
+        if _table is not None and _devices.get(a.device.index) is device:
             answer = (None, None) if result is None else device.prepared(decision, result)
-            if _table is not None:
-                _table.learn(a, b, out, option, a.element_size(), *answer)
+            _table.learn(a, b, out, option, a.element_size(), *answer)
             if call is not None:
                 call.learn(a.element_size(), *answer)
             if result is not None and device.workspace_bytes(decision):
@@ -376,12 +375,10 @@ def _lend(device: DeviceState, a: torch.Tensor, call: Call | None = None) -> Non
 
     stream = torch._C._cuda_getCurrentRawStream(a.device.index)
     workspace, capture = device.workspace_of(stream, torch.cuda.is_current_stream_capturing)
-    if workspace is None:
-        return
-    if _table is not None:
+    if workspace is not None:
         _table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace, capture)
-    if call is not None and not capture:
-        call.lend(a.device.index, stream, workspace)
+        if call is not None and not capture:
+            call.lend(a.device.index, stream, workspace)
 
 
 def _open_table() -> None:

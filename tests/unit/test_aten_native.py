@@ -132,21 +132,6 @@ def test_what_was_asked_once_is_launched(function: int, on: Override, device: De
     assert len(device.ran) == len(products) and len(cuda) == 2 * len(products), "each has a place of its own"
 
 
-def test_it_learns_where_there_is_no_table_for_matmul(
-    on: Override, device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "_table", None)
-    monkeypatch.setattr(dispatch, "_no_table", "another torch")
-    device.function, device.needs = 5000, 4096
-    x, w = numbers(3, 8), numbers(8, 5)
-    torch.mm(x, w)
-    torch.mm(x, w)
-    assert len(device.ran) == 1 and len(cuda) == 1 and cuda[-1].workspace == device.lent.data_ptr()
-    for _ in range(2):
-        torch.mm(numbers(8, 3).t(), w)
-    assert len(device.decided) == 2, "torch's, asked once"
-
-
 def test_what_is_known_to_be_torchs_is_not_asked_again(on: Override, device: Device, cuda: FakeCuda) -> None:
     x, w = numbers(8, 3).t(), numbers(8, 5)  # no layout of ours
     for _ in range(3):
