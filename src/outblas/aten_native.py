@@ -45,6 +45,8 @@ _CUDA_FUNCTIONS = {
     "guard_create": "aoti_torch_create_cuda_guard",
     "guard_delete": "aoti_torch_delete_cuda_guard",
 }
+#: Of a torch whose tensors may have names (up to 2.12).
+_NAMES_FUNCTIONS = {"has_names": "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"}
 
 
 class Call(NamedTuple):
@@ -97,7 +99,8 @@ def _addresses(key: str) -> dict[str, int]:
     """
     namespace = _DEVICES[key][1]
     kernels = {"mm": f"_ZN2at{namespace}2mm{_TWO_TENSORS}", "bmm": f"_ZN2at{namespace}3bmm{_TWO_TENSORS}"}
-    found = _found("libtorch_cpu.so", _FUNCTIONS if key == "CUDA" else {**_FUNCTIONS, **kernels})
+    wanted = {**_FUNCTIONS, **(_NAMES_FUNCTIONS if hasattr(torch.Tensor, "has_names") else {})}
+    found = _found("libtorch_cpu.so", wanted if key == "CUDA" else {**wanted, **kernels})
     if key == "CUDA":
         found |= _found("libtorch_cuda.so", {**_CUDA_FUNCTIONS, **kernels})
     return found

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.driver import capture_id, new_stream, zero
 from outblas.geometry import COUNTERS_BYTES
+from outblas.workspace import apart
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +72,7 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
         aside.wait_stream(current)  # from here on in the capture, so that torch allocates from its pool
     try:
         # On a thread of its own, as workspaces outside of captures: pools and modes of the caller's do not reach it.
-        with ThreadPoolExecutor(1) as apart:
-            address = apart.submit(_allocate_and_free, nbytes, aside).result()
+        address: int = apart(_allocate_and_free, nbytes, aside)
     finally:
         current.wait_stream(aside)  # a capture ends with every fork joined
     if address:

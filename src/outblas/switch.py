@@ -7,7 +7,8 @@ compiles anew.
 It is switched for the whole process, its threads and GPUs; calls that overlap in several threads are counted, and
 what is switched on stays so until nobody wants it. Torch changes its table of kernels without stopping anyone, so the
 first switch on, and the last off, belong where no other thread multiplies: before threads are started, and after they
-have ended. Between, :class:`use` changes nothing but a number.
+have ended. A product of another thread just then may crash the process. Between, :class:`use` changes nothing but a
+number.
 """
 
 from __future__ import annotations
@@ -90,7 +91,11 @@ class Switch:
         self._override = self._override or Override(self._key)
         self._override.install()
         replaced = 0 if self._pass is None else self._pass.replaced
-        self._pass = inductor.install()
+        try:
+            self._pass = inductor.install()
+        except BaseException:
+            self._override.remove()  # all of it or nothing: what is not on cannot be switched off
+            raise
         self._pass.replaced = replaced
         self._on = True
 
@@ -109,7 +114,8 @@ def enable() -> bool:
     """From now on products of torch are ours where that is faster, in the whole process: torch.matmul, mm, ``@``,
     F.linear and nn.Linear without a bias (bmm of one matrix, too), and their gradients. All else stays torch's.
 
-    The first call imports Inductor's configuration, which takes about as long as importing torch.
+    The first call imports Inductor's configuration, which takes about as long as importing torch. No other thread may
+    multiply meanwhile, nor in :func:`disable`: the process may crash, for torch locks nothing of what both change.
 
     Returns:
         Whether it is on. Where it cannot be, or gains nothing (``OUTBLAS_DISABLE=1``, no CUDA GPU, none that a library

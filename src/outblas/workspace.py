@@ -9,6 +9,7 @@ have others (:mod:`outblas.capture_workspace`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,22 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
             "one that was made before",
             "bind the call before the capture begins",
         )
-    with ThreadPoolExecutor(1) as apart:
-        workspace: torch.Tensor = apart.submit(_zeroed, nbytes, device).result()
+    workspace: torch.Tensor = apart(_zeroed, nbytes, device)
     workspace.record_stream(torch.cuda.current_stream(workspace.device))  # whose calls may be under way when it goes
     return workspace
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, or raises, on a thread of its own; on this one where the interpreter is ending, as in
+    handlers of :mod:`atexit`, and starts no threads."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            done = threads.submit(function, *arguments)
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            return function(*arguments)
+        return done.result()
 
 
 def _zeroed(nbytes: int, device: torch.device | str) -> Any:

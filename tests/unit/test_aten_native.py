@@ -27,8 +27,9 @@ from native_fixture import (  # noqa: F401
     needs_compiler,
     prepared,
 )
-from outblas import aten_native, dispatch, native, native_build
+from outblas import aten_native, below, dispatch, native, native_build
 from outblas.aten import Override
+from outblas.fold import fold
 from outblas.problem import Problem
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
@@ -137,6 +138,19 @@ def test_what_is_known_to_be_torchs_is_not_asked_again(on: Override, device: Dev
         assert torch.equal(torch.mm(x, w).double(), x.double() @ w.double())
     assert len(device.decided) == 1 and not device.ran and not len(cuda)
     assert on.counts() == {"ours": 0, "torchs": 6}, "and those of float64"
+
+
+def test_a_batch_that_is_no_single_product_is_not_asked_again(
+    on: Override, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(below, "fold", lambda *call: asked.append(call) or fold(*call))
+    a, w = numbers(4, 8, 3).transpose(1, 2), numbers(8, 5)
+    for _ in range(3):
+        assert torch.equal(torch.bmm(a, w.expand(4, 8, 5)).double(), a.double() @ w.double())
+    assert len(asked) == 1 and not device.decided
+    torch.bmm(a.contiguous(), w.expand(4, 8, 5))
+    assert len(asked) == 2 and len(device.ran) == 1, "one of other strides is"
 
 
 def test_what_cannot_be_ours_is_never_asked(on: Override, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +274,93 @@ def test_the_operands_device_is_made_current(device: Device, cuda: FakeCuda, mon
         cuda.set("fake_context", 77, ctypes.c_uint64)
         torch.mm(x, w)
         assert len(cuda) == 2 and len(guards) == 2, "current already"
+    finally:
+        override.remove()
+
+
+def test_products_of_names_are_torchs(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to torch 2.12 tensors may have names, which torch checks and gives to the output."""
+    named: list[int] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+    def has_names(implementation: int) -> bool:
+        return implementation in named
+
+    real = aten_native._addresses
+    address = ctypes.cast(has_names, ctypes.c_void_p).value
+    monkeypatch.setattr(aten_native, "_addresses", lambda key: {**real(key), "has_names": address})
+    override = Override("CPU")
+    override.install()
+    try:
+        x, w = numbers(3, 8), numbers(8, 5)
+        torch.mm(x, w)
+        torch.mm(x, w)
+        assert len(device.ran) == 1 and len(cuda) == 1
+        for operand in (x, w):
+            named[:] = [operand._cdata]
+            assert torch.equal(torch.mm(x, w).double(), x.double() @ w.double())
+            assert len(device.ran) == 1 and len(cuda) == 1, "torch's"
+        named.clear()
+        torch.mm(x, w)
+        assert len(cuda) == 2
+    finally:
+        override.remove()
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="this torch's tensors have no names")
+def test_names_are_kept(on: Override, device: Device, cuda: FakeCuda) -> None:
+    x, w = numbers(3, 8), numbers(8, 5)
+    torch.mm(x, w)
+    torch.mm(x, w)
+    assert len(cuda) == 1
+    assert torch.mm(x.refine_names("m", "k"), w).names == ("m", None)
+    assert len(device.ran) == 1 and len(cuda) == 1
+
+
+def test_an_output_that_is_not_used_is_given_back_before_another_is_made(
+    device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is room for one only, torch alone would have made do with it."""
+    log: list[str] = []
+    real = aten_native._addresses("CPU")
+    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(real["delete_tensor"])
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int32] * 3, ctypes.c_void_p
+    )
+    make = kind(real["empty_strided"])
+    outputs: list[int] = []
+
+    @kind
+    def empty_strided(*arguments: Any) -> int:
+        status = make(*arguments)
+        outputs.append(ctypes.c_void_p.from_address(arguments[-1]).value or 0)
+        log.append("made")
+        return status
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def delete_tensor(handle: int) -> int:
+        if handle in outputs:
+            log.append("given back")
+        return delete(handle)
+
+    functions = {"empty_strided": empty_strided, "delete_tensor": delete_tensor}
+    added = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in functions.items()}
+    monkeypatch.setattr(aten_native, "_addresses", lambda key: {**real, **added})
+    run = device.run
+
+    def asked(*call: Any) -> Any:
+        log.append("asked")
+        return run(*call)
+
+    monkeypatch.setattr(device, "run", asked)
+    override = Override("CPU")
+    override.install()
+    try:
+        x, w = numbers(3, 8), numbers(8, 5)
+        torch.mm(x, w)
+        cuda.set("fake_status", 1)
+        torch.mm(x, w)
+        assert log == ["asked", "made", "given back", "asked"]
     finally:
         override.remove()
 
@@ -403,8 +504,8 @@ def test_a_full_table_begins_again(on: Override, device: Device) -> None:
 def test_nothing_is_kept_of_a_call(on: Override, device: Device, cuda: FakeCuda) -> None:
     big, small = numbers(1024, 512), numbers(512, 1024)  # a result of 2 MiB
 
-    def peak() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    def used() -> int:  # now: the most that this process ever used may be another test's
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
 
     for multiply in (
         lambda: torch.mm(big, small),
@@ -413,16 +514,16 @@ def test_nothing_is_kept_of_a_call(on: Override, device: Device, cuda: FakeCuda)
     ):
         multiply()
         multiply()
-        before = peak()
+        before = used()
         for _ in range(200):
             multiply()
-        assert peak() - before < 100_000, "KiB; 400 MiB if all were kept"
+        assert used() - before < 100_000, "KiB; 400 MiB if all were kept"
     failing = torch.ones(512, 3)
-    before = peak()
+    before = used()
     for _ in range(200):
         with pytest.raises(RuntimeError):
             torch.mm(torch.ones(1024, 511), failing)
-    assert peak() - before < 100_000
+    assert used() - before < 100_000
 
 
 def test_one_is_in_place_at_a_time(on: Override, device: Device) -> None:

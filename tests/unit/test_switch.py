@@ -50,6 +50,22 @@ def counted(on: Switch) -> tuple[int, int]:
     return on.status()["ours"], on.status()["torchs"]
 
 
+def test_where_a_part_of_it_fails_nothing_is_on(on: Switch, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install() -> Any:
+        raise AttributeError("another torch")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("outblas.inductor.install", install)
+        with pytest.raises(AttributeError, match="another torch"):
+            outblas.enable()
+    x, w = numbers(3, 8), numbers(8, 5)
+    torch.mm(x, w)
+    assert not outblas.enabled() and not served.ran and counted(on) == (0, 0)
+    assert outblas.enable()
+    torch.mm(x, w)
+    assert len(served.ran) == 1 and counted(on) == (1, 0)
+
+
 def test_every_way_to_multiply_is_ours(on: Switch, served: Served) -> None:
     x, w = numbers(3, 8), numbers(5, 8, seed=1)
     layer = torch.nn.Linear(8, 5, bias=False, dtype=torch.float16)

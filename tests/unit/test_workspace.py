@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +20,7 @@ from outblas.pool import workspace_kernels
 from outblas.problem import Problem
 from outblas.source import make_source
 from outblas.space import beside_the_catalogue, candidates, why_illegal
-from outblas.workspace import StreamWorkspaces
+from outblas.workspace import StreamWorkspaces, apart
 
 PAIRS = Sm90WgmmaConfig(64, 64, 64, 8, cluster_m=2, split_k=5, store="direct", split_kind="workspace")
 CASES = [
@@ -195,6 +198,23 @@ def test_a_stream_has_one_workspace_that_grows() -> None:
     assert kept.take(9, 600, "cuda:0") is not small, "streams run at the same time"
     large = kept.take(7, 5000, "cuda:0")
     assert large is not small and large.nbytes == 5000 and kept.take(7, 1000, "cuda:0") is large
+
+
+def test_memory_is_asked_for_on_a_thread_of_its_own() -> None:
+    assert apart(threading.get_ident) != threading.get_ident()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        apart(_refuse)
+
+
+def _refuse() -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_memory_is_had_while_the_interpreter_ends() -> None:
+    """A handler of atexit may multiply, when no thread is started any more."""
+    late = "import atexit; from outblas.workspace import apart; atexit.register(lambda: print(apart(int, '7')))"
+    done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("7\n", "")
 
 
 class Unloaded(LoadedKernel):

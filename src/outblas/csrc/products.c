@@ -174,7 +174,7 @@ static PyObject *products_new(PyTypeObject *type, PyObject *args, PyObject *name
     Torch *torch = &products->torch;
 #define NEEDED(name, returned, arguments) || function_of(addresses, #name, 0, &torch->name)
 #define OPTIONAL(name, returned, arguments) || function_of(addresses, #name, 1, &torch->name)
-    if (0 TORCH(NEEDED) TORCH_CUDA(OPTIONAL)) goto failed;
+    if (0 TORCH(NEEDED) TORCH_OPTIONAL(OPTIONAL)) goto failed;
     const char *missing = driver_open(&products->driver, path);
     if (missing) {
         PyErr_Format(PyExc_OSError, "%s cannot be loaded from %s", missing, path);

@@ -6,15 +6,27 @@
 #define OUTBLAS_PRODUCTS_H
 
 #include <pthread.h>
+#include <stdbool.h>
 
 #include "table.h"
 
 // torch's AtenTensorHandle: the address of an at::Tensor on the heap.
 typedef void *Handle;
 
+// An at::Tensor that a C++ function returns: a class of one address that code copies and destroys, which the callers of
+// every processor's ABI ask for by an address of theirs: on x86-64 it goes where the first argument does, on arm64 not.
+#ifdef __cplusplus
+struct Returned {
+    void *implementation;
+    Returned(const Returned &);
+    ~Returned();
+};
+#else
+typedef struct Returned Returned;  // never called from C
+#endif
+
 // Of torch's C interface for extensions (torch/csrc/stable/c/shim.h, torch/csrc/inductor/aoti_torch/c/shim.h), where 0 is
-// success; the last four are C++ functions, whose at::Tensor is returned to an address that the caller gives first:
-// at::cuda::mm and bmm, torch's own kernels, and at::_ops::mm::redispatch and that of bmm.
+// success; the last four are C++ functions: at::cuda::mm and bmm, torch's own kernels, and at::_ops::mm::redispatch and that of bmm.
 #define TORCH(X)                                                                                            \
     X(library_init, int, (const char *space, const char *key, const char *file, uint32_t line, void **out)) \
     X(library_impl, int, (void *library, const char *name, void (*kernel)(uint64_t *, uint64_t, uint64_t), uint64_t version)) \
@@ -31,13 +43,15 @@ typedef void *Handle;
                            int32_t device_index, Handle *out))                                              \
     X(float16, int32_t, (void))                                                                             \
     X(bfloat16, int32_t, (void))                                                                            \
-    X(mm, void, (void *result, const void *a, const void *b))                                               \
-    X(bmm, void, (void *result, const void *a, const void *b))                                              \
-    X(mm_redispatch, void, (void *result, uint64_t keys, const void *a, const void *b))                     \
-    X(bmm_redispatch, void, (void *result, uint64_t keys, const void *a, const void *b))
+    X(mm, Returned, (const void *a, const void *b))                                                         \
+    X(bmm, Returned, (const void *a, const void *b))                                                        \
+    X(mm_redispatch, Returned, (uint64_t keys, const void *a, const void *b))                               \
+    X(bmm_redispatch, Returned, (uint64_t keys, const void *a, const void *b))
 
-// What a CPU build of torch lacks; 0: there is one stream, and no device to be made current.
-#define TORCH_CUDA(X)                                          \
+// What a CPU build of torch lacks, where 0 is: there is one stream, and no device to be made current; and
+// at::impl::has_names of a TensorImpl, 0: a torch (from 2.13 on) whose tensors have no names.
+#define TORCH_OPTIONAL(X)                                      \
+    X(has_names, bool, (const void *implementation))           \
     X(current_stream, int, (int32_t device_index, void **out)) \
     X(guard_create, int, (int32_t device_index, void **out))   \
     X(guard_delete, int, (void *guard))
@@ -46,7 +60,7 @@ typedef void *Handle;
 
 typedef struct {
     TORCH(FUNCTION)
-    TORCH_CUDA(FUNCTION)
+    TORCH_OPTIONAL(FUNCTION)
 } Torch;
 
 typedef struct {

@@ -5,7 +5,6 @@ extern "C" {
 }
 
 #include <cstring>
-#include <new>
 
 namespace {
 
@@ -25,10 +24,12 @@ class Owned {
    public:
     Owned(const Torch &torch, Handle handle) : torch_(torch), handle_(handle) {}
     Owned(const Owned &) = delete;
-    ~Owned() {
-        if (handle_) torch_.delete_tensor(handle_);
-    }
+    ~Owned() { drop(); }
     Handle *address() { return &handle_; }
+    void drop() {
+        if (handle_) torch_.delete_tensor(handle_);
+        handle_ = nullptr;
+    }
     Handle get() const { return handle_; }
     Handle give() {
         Handle given = handle_;
@@ -78,10 +79,15 @@ class Sending {
     ~Sending() { is_sent = false; }
 };
 
+// Whether torch has names to check, and to give to the output. An at::Tensor is the address of its TensorImpl.
+bool has_names(const Torch &torch, Handle tensor) {
+    return torch.has_names && torch.has_names(*static_cast<const void *const *>(tensor));
+}
+
 bool read_operand(const Torch &torch, Handle tensor, int64_t wanted, int64_t *&sizes, int64_t *&strides, void *&data) {
     int64_t dim = 0;
     return !torch.dim(tensor, &dim) && dim == wanted && !torch.sizes(tensor, &sizes) && !torch.strides(tensor, &strides) &&
-           !torch.data_ptr(tensor, &data) && data;
+           !torch.data_ptr(tensor, &data) && data && !has_names(torch, tensor);
 }
 
 // What of a product decides the answer; false: it is none of ours, whatever the table says. A bmm is told from an mm by
@@ -181,19 +187,6 @@ Answer answer(Products *p, Handle a, Handle b, Op op, Key &key, Owned &result) {
     return driver_context(&p->driver) == context ? launch(p, key, addresses, result) : Answer::unknown;
 }
 
-// torch's at::Tensor, made by a function that may throw, as a handle.
-template <typename Function>
-Handle made_by(Function function) {
-    void *result = ::operator new(sizeof(void *));
-    try {
-        function(result);
-    } catch (...) {
-        ::operator delete(result);
-        throw;
-    }
-    return result;
-}
-
 // A kernel of torch's dispatcher: takes its arguments off the stack, whose handles are then its own, and leaves its result.
 template <Op op>
 void kernel(uint64_t *stack, uint64_t, uint64_t) {
@@ -208,15 +201,16 @@ void kernel(uint64_t *stack, uint64_t, uint64_t) {
         stack[0] = uint64_t(uintptr_t(result.give()));
         return;
     }
+    result.drop();  // there may be no room for two
     Handle given;
     if (found == Answer::torchs) {
         __atomic_fetch_add(&p->torchs, 1, __ATOMIC_RELAXED);
         const auto theirs = op == Op::mm ? torch.mm : torch.bmm;
-        given = made_by([&](void *into) { theirs(into, a.get(), b.get()); });
+        given = new Returned(theirs(a.get(), b.get()));  // made in place, by a function that may throw
     } else {
         const Sending sending(key);
         const auto ask = op == Op::mm ? torch.mm_redispatch : torch.bmm_redispatch;
-        given = made_by([&](void *into) { ask(into, p->ask_keys, a.get(), b.get()); });
+        given = new Returned(ask(p->ask_keys, a.get(), b.get()));
     }
     stack[0] = uint64_t(uintptr_t(given));
 }
