@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from outblas.belief import Features, Floats, Regressor, silu
+from outblas.belief import Features, Regressor
 from outblas.config import KernelConfig, config_from_name, config_name
 from outblas.errors import RecordError, UsageError
 from outblas.features import candidate_features, problem_features
@@ -47,42 +47,18 @@ _ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class Nets:
-    """Perceptrons side by side: the logarithm of a kernel's speed-up over torch.matmul.
-
-    Attributes:
-        mean, scale: float32[F], by which inputs are shifted and multiplied (0 where training saw one value only).
-        weights: float32[nets, in, out] of each layer. biases: float32[nets, 1, out].
-    """
-
-    mean: Features
-    scale: Features
-    weights: tuple[Features, ...]
-    biases: tuple[Features, ...]
-
-    def __call__(self, inputs: Features) -> tuple[Floats, Floats]:
-        """float32[C, F] -> mean and standard deviation over the nets, float64[C] each."""
-        h: Any = ((inputs - self.mean) * self.scale)[None]
-        for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
-            h = h @ w + b
-            if layer + 1 < len(self.weights):
-                h = silu(h)
-        each = h[:, :, 0].astype(np.float64)
-        return each.mean(axis=0), each.std(axis=0)
-
-
-@dataclass(frozen=True)
 class AnyShape:
     """What was fitted.
 
     Attributes:
-        kernels: those on offer. nets: their speed-ups. margin: what the lower bound of a predicted speed-up must reach.
+        kernels: those on offer. nets: logarithms of their speed-ups over torch.matmul.
+        margin: what the lower bound of a predicted speed-up must reach.
         sure: standard deviations from the prediction down to that bound. policy: the packaged one, which names the
             kernels that are looked at. about: data and date of the fit.
     """
 
     kernels: tuple[KernelConfig, ...]
-    nets: Nets
+    nets: Regressor
     margin: float
     sure: float
     policy: Policy
@@ -110,7 +86,9 @@ class AnyShape:
             if int(a["format"]) != FORMAT:
                 raise ValueError(f"format {int(a['format'])}")
             layers = range(int(a["layers"]))
-            nets = Nets(a["mean"], a["scale"], tuple(a[f"w{i}"] for i in layers), tuple(a[f"b{i}"] for i in layers))
+            nets = Regressor(
+                a["mean"], a["scale"], tuple(a[f"w{i}"] for i in layers), tuple(a[f"b{i}"] for i in layers)
+            )
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             _check_widths(nets)
             return cls(kernels, nets, float(a["margin"]), float(a["sure"]), policy, str(a["about"]))
@@ -149,7 +127,7 @@ class AnyShape:
         if not legal:
             return None
         legal = likely(self.policy.regressor, problem, legal, gpu)
-        gain, deviation = self.nets(inputs(problem, legal, gpu))
+        gain, deviation = self.nets.absolute(inputs(problem, legal, gpu))
         low = gain - self.sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number
@@ -158,7 +136,7 @@ class AnyShape:
         return Choice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
 
 
-def _check_widths(nets: Nets) -> None:
+def _check_widths(nets: Regressor) -> None:
     """Raise ValueError where the nets are not of the inputs that :func:`inputs` makes, or not of each other."""
     problem = Problem(8, 8, 8)
     wide = len(shape_features(problem, H200)) + candidate_features(problem, [], H200).shape[1] + 1

@@ -44,14 +44,23 @@ class Regressor:
     def __call__(self, problem: Features, candidates: Features) -> tuple[Floats, Floats]:
         """Mean and standard deviation over the nets of the predicted log time, up to a constant: float64[C] each."""
         x = np.concatenate([np.broadcast_to(problem, (len(candidates), len(problem))), candidates], axis=1)
-        h = ((x - self.mean) * self.scale)[None]
+        each = self.each(x)
+        each -= each.mean(axis=1, keepdims=True)
+        return each.mean(axis=0), each.std(axis=0)
+
+    def absolute(self, inputs: Features) -> tuple[Floats, Floats]:
+        """float32[C, F] -> mean and standard deviation over the nets, constants and all: float64[C] each."""
+        each = self.each(inputs)
+        return each.mean(axis=0), each.std(axis=0)
+
+    def each(self, inputs: Features) -> Floats:
+        """float32[C, F] -> what every net says: float64[nets, C]."""
+        h = ((inputs - self.mean) * self.scale)[None]
         for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
             h = h @ w + b
             if layer + 1 < len(self.weights):
                 h = silu(h)
-        each = h[:, :, 0].astype(np.float64)
-        each -= each.mean(axis=1, keepdims=True)
-        return each.mean(axis=0), each.std(axis=0)
+        return np.asarray(h[:, :, 0], dtype=np.float64)
 
 
 def silu(x: Any) -> Any:

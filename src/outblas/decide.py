@@ -113,11 +113,8 @@ def _for_any_shape(
     choice = any_shape(problem, gpu)
     if choice is None:
         return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
-    wrong = _misaligned(choice.config, operands)
-    if wrong:
-        return Decision(None, None, wrong)
     figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
-    return Decision(choice.config, problem, f"{missing}; predicted at {figures}")
+    return _by_kernel(choice.config, problem, operands, f"{missing}; predicted at {figures}")
 
 
 def _from_row(row: Row, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch) -> Decision:
@@ -127,23 +124,28 @@ def _from_row(row: Row, operands: tuple[Operand | None, ...], gpu: Gpu, library:
     illegal = why_illegal(problem, choice.config, gpu)
     if illegal:
         return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
-    wrong = _misaligned(choice.config, operands)
-    if wrong:
-        return Decision(None, None, wrong)
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
-    return Decision(choice.config, problem, f"measured at {figures} on {row.source or library.gpu}")
+    return _by_kernel(choice.config, problem, operands, f"measured at {figures} on {row.source or library.gpu}")
 
 
-def _misaligned(config: KernelConfig, operands: tuple[Operand | None, ...]) -> str:
-    """Why operands do not lie as the kernel loads them; empty: they do."""
+def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
+    """The kernel, for that reason, where the operands lie as it loads them."""
     need = ROW_ALIGN_BYTES if isinstance(config, Sm90WgmmaConfig) else config.vec * ELEMENT_BYTES
-    return f"an operand is not aligned to {need} bytes" if any(o and o.offset % need for o in operands) else ""
+    wrong = _misaligned(operands, need)
+    return Decision(None, None, wrong) if wrong else Decision(config, problem, reason)
+
+
+def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
+    """That an operand does not begin at a multiple of so many bytes; empty: all do."""
+    wrong = any(o is not None and o.offset % need for o in operands)
+    return f"an operand is not aligned to {need} bytes" if wrong else ""
 
 
 def _fallback(row: Row, operands: tuple[Operand | None, ...]) -> Decision:
     reason = f"{row.problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}"
     if not row.fallback:
         return Decision(None, None, reason)
-    if any(o is not None and o.offset % ROW_ALIGN_BYTES for o in operands):
-        return Decision(None, None, f"{reason}, and an operand is not aligned to {ROW_ALIGN_BYTES} bytes")
-    return Decision(None, row.problem, reason, row.fallback)
+    wrong = _misaligned(operands, ROW_ALIGN_BYTES)
+    return (
+        Decision(None, None, f"{reason}, and {wrong}") if wrong else Decision(None, row.problem, reason, row.fallback)
+    )

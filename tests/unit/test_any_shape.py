@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from outblas import any_shape, unlisted
-from outblas.any_shape import AnyShape, Nets, inputs, is_regular, is_vector, shape_features
+from outblas.any_shape import AnyShape, inputs, is_regular, is_vector, shape_features
+from outblas.belief import Regressor
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Operand, decide
 from outblas.errors import RecordError, UsageError
@@ -26,7 +27,7 @@ KERNELS: tuple[KernelConfig, ...] = (SCALAR, FAST)
 ALIGNED, ODD = Problem(333, 1000, 520), Problem(333, 1001, 521)
 
 
-def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Nets:
+def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
     """Two nets that see of a kernel whether it is FAST (its feature of the family) and say mean + and - deviation."""
     columns = inputs(ALIGNED, list(gains), H200)
     if len(gains) == 1:
@@ -41,7 +42,7 @@ def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Nets:
         at = [first + sign * spread, second + sign * other]
         weights[net, column] = (at[1] - at[0]) * size
         biases[net] = at[0] - weights[net, column, 0] * columns[0, column]
-    return Nets(np.zeros(wide, np.float32), np.ones(wide, np.float32), (weights,), (biases,))
+    return Regressor(np.zeros(wide, np.float32), np.ones(wide, np.float32), (weights,), (biases,))
 
 
 def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShape:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outblas.any_shape import Nets, inputs, is_vector
+from outblas.any_shape import inputs, is_vector
+from outblas.belief import Regressor
 from outblas.config import KernelConfig, Sm80GemvConfig, launch_of
 from outblas.library import Library
 from outblas.model import rank
@@ -75,7 +76,7 @@ def recorded(recording: Recording, seed: int = 0) -> list[Cells]:
     return found
 
 
-def fit(cells: Sequence[Cells], seed: int = 0) -> Nets:
+def fit(cells: Sequence[Cells], seed: int = 0) -> Regressor:
     """Nets trained on the cells. Deterministic for a seed and a number of threads."""
     x = np.concatenate([inputs(c.problem, c.configs, H200) for c in cells])
     y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -FAR, FAR))
@@ -89,7 +90,7 @@ def fit(cells: Sequence[Cells], seed: int = 0) -> Nets:
     layers = range(len(linear[0]))
     weights = tuple(np.stack([each[i].weight.detach().numpy().T for each in linear]) for i in layers)
     biases = tuple(np.stack([each[i].bias.detach().numpy()[None] for each in linear]) for i in layers)
-    return Nets(mean, scale, weights, biases)
+    return Regressor(mean, scale, weights, biases)
 
 
 def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn.Sequential:
@@ -126,7 +127,7 @@ def kept_out(cells: Sequence[Cells], tell: Callable[[str], None], seed: int = 0)
         held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
         nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
         for i in held:
-            gain, deviation = nets(inputs(cells[i].problem, cells[i].configs, H200))
+            gain, deviation = nets.absolute(inputs(cells[i].problem, cells[i].configs, H200))
             for sure, outcomes in found:
                 best = int((gain - sure * deviation).argmax())
                 outcomes.append(Outcome(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
