@@ -89,7 +89,7 @@ class DeviceState:
         problem, config, capturing = decision.problem, decision.config, torch.cuda.is_current_stream_capturing
         assert problem is not None
         index = a.device.index
-        with self._current(index):
+        with self.current(index):
             if config is None:
                 ready = self.found(problem, decision.algorithm, capturing)
             else:
@@ -211,7 +211,7 @@ class DeviceState:
         import torch
 
         if decision.problem is not None and decision.config is None:
-            with self._current(index):
+            with self.current(index):
                 if not torch.cuda.is_current_stream_capturing():
                     self.lt.find(decision.problem, decision.algorithm)
         return self._failure(decision)
@@ -244,7 +244,7 @@ class DeviceState:
             warnings.warn(f"outblas uses torch.matmul: {self.failed[kind]}", RuntimeWarning, stacklevel=5)
 
     @contextlib.contextmanager
-    def _current(self, index: int) -> Iterator[None]:
+    def current(self, index: int) -> Iterator[None]:
         """The device made current, with its context."""
         import torch
 

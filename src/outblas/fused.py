@@ -10,11 +10,10 @@ so nothing here runs unless a caller asks for it (:func:`outblas.linear` with an
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
@@ -164,14 +163,14 @@ def product(
     import torch
 
     problem, config, state = decision.problem, decision.config, _state(a.device.index)
-    with _current(a.device.index):
+    device = dispatch.device_state(a.device.index)
+    with device.current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
         if not state.ready(problem, config, epilogue, wait, capturing):
             return None
         stream, need = _stream(a.device.index), workspace_bytes(problem, config)
         space = None
         if need:
-            device = dispatch.device_state(a.device.index)
             space = device.take_workspace(stream, need, a.device, torch.cuda.is_current_stream_capturing)
             if space is None:
                 return None
@@ -233,18 +232,6 @@ def _state(index: int) -> FusedState:
         if found is None:
             found = _states[index] = FusedState()
         return found
-
-
-@contextlib.contextmanager
-def _current(index: int) -> Iterator[None]:
-    """The device made current, with its context."""
-    import torch
-
-    from outblas.launch import ensure_context
-
-    with contextlib.nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index):
-        ensure_context()
-        yield
 
 
 def _stream(index: int) -> int:
