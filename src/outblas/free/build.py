@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outblas.compile import DEFAULT_CACHE, nvrtc_version
 from outblas.cubin import FORMAT, Cubin, CubinCache, decode
@@ -216,11 +217,11 @@ def _built(kernel: FreeKernel, cubin: Cubin) -> Built:
     return Built(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
-def _told(error: dict[str, object]) -> CompileError | ToolchainMissing:
-    parts = [str(part) for part in error["parts"]]  # type: ignore[attr-defined]
+def _told(error: dict[str, Any]) -> CompileError | ToolchainMissing:
+    wrong, expected, do = (str(part) for part in error["parts"])
     if error["kind"] == "ToolchainMissing":
-        return ToolchainMissing(*parts)
-    return CompileError(*parts, str(error["log"]))
+        return ToolchainMissing(wrong, expected, do)
+    return CompileError(wrong, expected, do, str(error["log"]))
 
 
 def _refused(said: str) -> CompileError:
