@@ -14,7 +14,7 @@ from outblas.problem import Problem
 
 HERE = Path(__file__).parent / "emulation"
 COMPILER = shutil.which("g++")
-_SHARED = re.compile(r"^(\s*)__shared__\s+(?:__align__\((\d+)\)\s+)?(\w+)\s+([^;]+);", re.M)
+_SHARED = re.compile(r"^(\s*)__shared__\s+(?:__align__\((\d+)\)\s+)?((?:unsigned )?\w+)\s+([^;]+);", re.M)
 _MAIN = """
 int main(int argc, char** argv) {
   if (argc != 17) return 2;
