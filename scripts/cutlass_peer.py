@@ -250,7 +250,9 @@ def _version() -> str | None:
 def _line(row: Mapping[str, Any]) -> str:
     cutlass = f"{row['cutlass']['ratio']:.3f} ({row['instance']})" if row["cutlass"] else "none passed"
     ours = f"{row['ours']['ratio']:.3f}" if row["ours"] else "falls back"
-    return f"{row['problem']}: CUTLASS {cutlass}, ours {ours}, over {row['baseline']} {row['us'][row['baseline']]:.2f} us"
+    return (
+        f"{row['problem']}: CUTLASS {cutlass}, ours {ours}, over {row['baseline']} {row['us'][row['baseline']]:.2f} us"
+    )
 
 
 def main() -> None:

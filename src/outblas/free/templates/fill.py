@@ -25,9 +25,7 @@ _KERNEL = {
     "pingpong": "KernelTmaWarpSpecializedPingpong",
     "cooperative": "KernelTmaWarpSpecializedCooperative",
 }
-_AUTO = (
-    "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>"
-)
+_AUTO = "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>"
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,9 @@ class CutlassSm90:
         if m * n > _ACCUMULATORS * 128 * groups:
             return f"{m * n // (128 * groups)} accumulators a thread, at most {_ACCUMULATORS}"
         if any(size not in (1, 2, 4) for size in self.cluster) or self.cluster[0] * self.cluster[1] > _PORTABLE_CLUSTER:
-            return f"a cluster of {self.cluster[0]} x {self.cluster[1]}, 1, 2 or 4 a side and {_PORTABLE_CLUSTER} together"
+            return (
+                f"a cluster of {self.cluster[0]} x {self.cluster[1]}, 1, 2 or 4 a side and {_PORTABLE_CLUSTER} together"
+            )
         if self.swizzle not in (1, 2, 4, 8):
             return f"swizzle {self.swizzle}, 1, 2, 4 or 8"
         if self.scheduler == "stream_k" and self.schedule != "cooperative":
@@ -231,4 +231,8 @@ def _filled(name: str, **values: object) -> str:
 
 def _refuse(reason: str | None) -> None:
     if reason is not None:
-        raise ConfigError(f"the template cannot be filled so: {reason.split(', ')[0]}", reason.partition(", ")[2] or "another choice", "change it")
+        raise ConfigError(
+            f"the template cannot be filled so: {reason.split(', ')[0]}",
+            reason.partition(", ")[2] or "another choice",
+            "change it",
+        )

@@ -1,4 +1,4 @@
-"""Device kernels run on the CPU (emulation/): for their indices and their protocol where there is no GPU."""
+"""Device kernels run on the CPU (emulation.hpp): for their indices and their protocol where there is no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 
-HERE = Path(__file__).parent / "emulation"
+HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 _SHARED = re.compile(r"^(\s*)__shared__\s+(?:__align__\((\d+)\)\s+)?((?:unsigned )?\w+)\s+([^;]+);", re.M)
 _MAIN = """
@@ -52,7 +52,11 @@ int main(int argc, char** argv) {
 
 
 def build(kernel: FreeKernel, layout: str, dtype: str, folder: Path) -> Path:
-    """An executable of a kernel of form ``device`` that uses no CUTLASS. Raises subprocess.CalledProcessError."""
+    """An executable of a kernel of form ``device`` that uses no CUTLASS, once per folder.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refuses it.
+    """
     assert COMPILER is not None
     launch = kernel.launch
     operands = {"A": 0, "B": 1, "C": 2}
@@ -61,7 +65,9 @@ def build(kernel: FreeKernel, layout: str, dtype: str, folder: Path) -> Path:
     kind = "Half" if "using Half" in kernel.text else "u16"
     main = _MAIN.replace("@MAPS@", described).replace("@ENTRY@", launch.entry)
     main = main.replace("@TYPE@", kind).replace("@ARGUMENTS@", arguments)
-    source, program = folder / f"{launch.entry}.cpp", folder / f"{launch.entry}_{layout}_{dtype}"
+    source, program = folder / f"{kernel.name}.cpp", folder / f"{kernel.name}_{layout}_{dtype}"
+    if program.exists():
+        return program
     source.write_text('#include "emulation.hpp"\n' + _for_cpu(kernel.text) + main)
     macros = [f"-DOUTBLAS_BF16={int(dtype == 'bf16')}", f"-DOUTBLAS_NN={int(layout == 'NN')}"]
     flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{HERE}"]
