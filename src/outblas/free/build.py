@@ -126,6 +126,12 @@ class _Job:
     def includes(self) -> list[Path]:
         return [*([self.cutlass[0]] if self.cutlass else []), *include_folders()]
 
+    def words(self, said: str) -> str:
+        """What the compiler said, without where this machine keeps its headers."""
+        for path in sorted(map(str, self.includes()), key=len, reverse=True):
+            said = said.replace(f"{path}/", "")
+        return said
+
     def confined(self, job: dict[str, object], folder: Path, readable: Iterable[Path]) -> tuple[int, str]:
         limits = replace(self.limits, memory_bytes=memory_limit(self.limits.memory_bytes))
         return run(job, folder, [str(path) for path in readable], limits)
@@ -147,11 +153,11 @@ class _Device(_Job):
         with Folder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
-                raise _told(json.loads((folder / "error").read_text()))
+                raise _told(json.loads(self.words((folder / "error").read_text())))
             cubin = decode((folder / "cubin").read_bytes(), key) if (folder / "cubin").is_file() else None
         if cubin is None:
             raise _died("NVRTC", code, said)
-        return replace(cubin, from_cache=False)
+        return replace(cubin, from_cache=False, log=self.words(cubin.log))
 
 
 class _Host(_Job):
@@ -175,7 +181,7 @@ class _Host(_Job):
             ]  # fmt: skip
             readable = [*self.includes(), nvcc.path.parent.parent, nvcc.path.resolve().parent.parent]
             code, said = self.confined({"program": program}, folder, readable)
-            said = said.replace(f"{folder}/", "")
+            said = self.words(said.replace(f"{folder}/", ""))
             if code != 0 or not library.is_file():
                 raise _refused(said) if code > 0 else _died("nvcc", code, said)
             image = library.read_bytes()

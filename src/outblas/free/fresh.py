@@ -44,7 +44,7 @@ def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> V
         if first > _SLOWER * second + _SLOWER_US:
             raise Rejected(
                 Status.RULE_BROKEN,
-                f"{first:.1f} us on operands that it has not seen, {second:.1f} us on those that it has: it keeps answers",
+                f"{first:.1f} us on operands not seen before, {second:.1f} us on known ones: it keeps answers",
             )
         _both_clocks(bench, graph, timing)
         ratio = _every_set(bench, graph)
