@@ -3,11 +3,11 @@
     python scripts/cutlass_peer.py compile [--carried build/cutlass_peer]   # anywhere with nvcc, no GPU
     python scripts/cutlass_peer.py measure [--carried build/cutlass_peer]   # on a GPU
 
-60 problems of grid1000 TN fp16, stratified by regime. Every instance is proved in full once, on a ragged problem, and on
-the timed operands of each problem; a quick pass finds the fastest of those that passed, which is then timed in the same
-interleaved rounds as the library's kernel for plain launches and every baseline. So CUTLASS is what a careful user gets
-who tries all of these instances on each problem; ours is what the library names, none is tried. Goes on where it was
-stopped.
+60 problems of grid1000 TN fp16, stratified by regime. Every instance is proved in full once, on a ragged problem, and
+on the timed operands of each problem; a quick pass finds the fastest of those that passed, which is then timed in the
+same interleaved rounds as the library's kernel for plain launches and every baseline. So CUTLASS is what a careful user
+gets who tries all of these instances on each problem; ours is what the library names, none is tried. Goes on where it
+was stopped.
 """
 
 from __future__ import annotations

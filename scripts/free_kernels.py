@@ -4,9 +4,10 @@
     python scripts/free_kernels.py [--carried build/free_kernels]                    # on a GPU
 
 Every example that a problem's extents allow is evaluated as a search would (proof in jailed workers, timed in batches
-against the baselines) and appended to ``--out`` (JSON lines of outblas.free.recorded). Then all that passed on a problem
-are timed together, and the order by recorded speed-up is held against the order by direct time: two kernels may stand
-the other way round only where their intervals overlap. That comes to ``--ranking``. Both go on where they were stopped.
+against the baselines) and appended to ``--out`` (JSON lines of outblas.free.recorded). Then all that passed on a
+problem are timed together, and the order by recorded speed-up is held against the order by direct time: two kernels may
+stand the other way round only where their intervals overlap. That comes to ``--ranking``. Both go on where they were
+stopped.
 """
 
 from __future__ import annotations

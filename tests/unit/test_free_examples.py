@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
+
+import torch
 
 from emulation import emulate
 from outblas.errors import ToolchainMissing, UsageError

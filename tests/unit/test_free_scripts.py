@@ -1,4 +1,4 @@
-"""What scripts/free_kernels.py and scripts/cutlass_peer.py make of measurements, and the published note of the latter."""
+"""What scripts/free_kernels.py and scripts/cutlass_peer.py make of measurements, and the note on the latter."""
 
 from __future__ import annotations
 

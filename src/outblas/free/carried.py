@@ -56,7 +56,8 @@ class Carried:
         """The compiled kernel from the folder, else compiled and kept there.
 
         Raises:
-            CompileError, ContractError, ToolchainMissing: as :func:`outblas.free.build.build`. RecordError: as :meth:`put`.
+            CompileError, ContractError, ToolchainMissing: as :func:`outblas.free.build.build`.
+            RecordError: as :meth:`put`.
         """
         if (found := self.get(kernel, problem)) is None:
             found = build(kernel, problem, self._gpu)

@@ -16,8 +16,8 @@ FILE = "cutlass_peer.json"
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Geometric means over problems: ``cutlass_over_baseline``, ``ours_over_baseline`` (1 where the library falls back),
-    ``ours_over_cutlass``. Only problems on which an instance of CUTLASS passed count, the same in all three.
+    """Geometric means over problems: ``cutlass_over_baseline``, ``ours_over_baseline`` (1 where the library falls
+    back), ``ours_over_cutlass``. Only problems on which an instance of CUTLASS passed count, the same in all three.
 
     Raises:
         RecordError: there is none.
@@ -52,10 +52,10 @@ def notes_of_cutlass(directory: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _refused(f"{path} cannot be read ({error})") from error
     return [
-        f"- CUTLASS 3.x, the fastest of {instances} kernels of its collective builder on each of {count} problems of grid1000 "
-        f"(TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest baseline; ours, as the "
-        f"library names it, {found['ours_over_baseline']:.3f}× there and {found['ours_over_cutlass']:.3f}× CUTLASS, surely "
-        f"ahead on {ahead}"
+        f"- CUTLASS 3.x, the fastest of {instances} kernels of its collective builder on each of {count} problems of "
+        f"grid1000 (TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest baseline; "
+        f"ours, as the library names it, {found['ours_over_baseline']:.3f}× there and "
+        f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}"
     ]
 
 

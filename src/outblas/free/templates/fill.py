@@ -1,4 +1,4 @@
-"""Starting points for free kernels: CUTLASS 3.x and CuTe texts with named places, filled after their legality is checked."""
+"""Starting points for free kernels: CUTLASS 3.x and CuTe texts with named places, filled once they are legal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _AUTO = "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(size
 
 @dataclass(frozen=True)
 class CutlassSm90:
-    """A CUTLASS 3.x kernel for Hopper, by the collective builder: form ``host``, TN and NN, fp16 and bf16, fp32 accumulation.
+    """A CUTLASS 3.x kernel for Hopper, by the collective builder: form ``host``, TN and NN, fp16 and bf16, accumulation
+    in fp32.
 
     Attributes:
         tile: rows and columns of C and steps of K per CTA, elements.
