@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,40 +18,16 @@ from outblas.problem import Problem
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 _SHARED = re.compile(r"^(\s*)__shared__\s+(?:__align__\((\d+)\)\s+)?((?:unsigned )?\w+)\s+([^;]+);", re.M)
-_MAIN = """
-int main(int argc, char** argv) {
-  if (argc != 17) return 2;
-  int v[17];
-  for (int i = 1; i < 17; ++i) v[i] = std::atoi(argv[i]);
-  const int M = v[1], N = v[2], K = v[3];
-  const size_t sizes[3] = {static_cast<size_t>(M) * K, static_cast<size_t>(N) * K, static_cast<size_t>(M) * N};
-  std::vector<u16> data[3];
-  for (int i = 0; i < 3; ++i) data[i].assign(sizes[i] + 64, 0x7FFF);  // NaN, and behind C the canary
-  for (int i = 0; i < 2; ++i)
-    if (std::fread(data[i].data(), 2, sizes[i], stdin) != sizes[i]) return 2;
-  std::vector<unsigned char> workspace(v[14] + 64, 0);
-  const int rows[3] = {M, OUTBLAS_NN ? K : N, M}, cols[3] = {K, OUTBLAS_NN ? N : K, N};
-  TensorMap maps[8];
-  const int described[][4] = {@MAPS@{0, 0, 0, 0}};
-  for (size_t i = 0; i + 1 < sizeof described / sizeof described[0]; ++i) {
-    const int* d = described[i];
-    const emu::Map map{data[d[0]].data(), rows[d[0]], cols[d[0]], d[1], d[2], d[3]};
-    std::memcpy(maps + i, &map, sizeof map);
-  }
-  const auto dim = [&](int i) {
-    return dim3{static_cast<u32>(v[i]), static_cast<u32>(v[i + 1]), static_cast<u32>(v[i + 2])};
-  };
-  for (int call = 0; call < v[15]; ++call)
-    emu::launch(dim(4), dim(7), dim(10), [&] {
-      @ENTRY@(reinterpret_cast<@TYPE@ const*>(data[0].data()), reinterpret_cast<@TYPE@ const*>(data[1].data()),
-              reinterpret_cast<@TYPE@*>(data[2].data()), M, N, K, workspace.data() @ARGUMENTS@);
-    });
-  for (int i = 0; i < 64; ++i)
-    if (data[2][sizes[2] + i] != 0x7FFF || workspace[v[14] + i] != 0) emu::fail("a write past the end");
-  std::fwrite(data[2].data(), 2, sizes[2], stdout);
-  return 0;
+_KERNEL = """
+namespace emu {
+const bool nn = OUTBLAS_NN;
+const int described[][4] = {@MAPS@{0, 0, 0, 0}}, described_count = @COUNT@;
+void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps) {
+  @ENTRY@(static_cast<const @TYPE@*>(A), static_cast<const @TYPE@*>(B), static_cast<@TYPE@*>(C), M, N, K, workspace@MORE@);
 }
+}  // namespace emu
 """
+_FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{HERE}")
 
 
 def build(kernel: FreeKernel, layout: str, dtype: str, folder: Path) -> Path:
@@ -57,22 +36,17 @@ def build(kernel: FreeKernel, layout: str, dtype: str, folder: Path) -> Path:
     Raises:
         subprocess.CalledProcessError: the compiler refuses it.
     """
-    assert COMPILER is not None
-    launch = kernel.launch
-    operands = {"A": 0, "B": 1, "C": 2}
-    described = "".join(f"{{{operands[m.operand]}, {m.box[0]}, {m.box[1]}, {m.swizzle}}}, " for m in launch.tensor_maps)
-    arguments = "".join(f", maps[{i}]" for i in range(len(launch.tensor_maps)))
-    kind = "Half" if "using Half" in kernel.text else "u16"
-    main = _MAIN.replace("@MAPS@", described).replace("@ENTRY@", launch.entry)
-    main = main.replace("@TYPE@", kind).replace("@ARGUMENTS@", arguments)
     source, program = folder / f"{kernel.name}.cpp", folder / f"{kernel.name}_{layout}_{dtype}"
     if program.exists():
         return program
-    source.write_text('#include "emulation.hpp"\n' + _for_cpu(kernel.text) + main)
+    launch = kernel.launch
+    maps = "".join(f"{{{'ABC'.index(m.operand)}, {m.box[0]}, {m.box[1]}, {m.swizzle}}}, " for m in launch.tensor_maps)
+    text = _KERNEL.replace("@MAPS@", maps).replace("@COUNT@", str(len(launch.tensor_maps)))
+    text = text.replace("@ENTRY@", launch.entry).replace("@TYPE@", "Half" if "using Half" in kernel.text else "u16")
+    text = text.replace("@MORE@", "".join(f", maps[{i}]" for i in range(len(launch.tensor_maps))))
+    source.write_text('#include "emulation.hpp"\n' + _for_cpu(kernel.text) + text)
     macros = [f"-DOUTBLAS_BF16={int(dtype == 'bf16')}", f"-DOUTBLAS_NN={int(layout == 'NN')}"]
-    flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{HERE}"]
-    command = [COMPILER, *flags, *macros, str(source), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    _compile(*macros, str(source), str(_machine()), "-o", str(program))
     return program
 
 
@@ -84,7 +58,7 @@ def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: n
     """
     launch = kernel.launch
     sizes = [*launch.grid_of(problem), *launch.block, *launch.cluster]
-    words = [problem.m, problem.n, problem.k, *sizes, 0, launch.workspace_of(problem), 2, 0]
+    words = [problem.m, problem.n, problem.k, *sizes, launch.workspace_of(problem), 2]
     done = subprocess.run(
         [str(program), *map(str, words)],
         input=a.tobytes() + b.tobytes(),
@@ -96,6 +70,20 @@ def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: n
     return np.frombuffer(done.stdout, np.uint16).reshape(problem.m, problem.n)
 
 
+@functools.cache
+def _machine() -> Path:
+    """The machine's object file, compiled once per process."""
+    folder = Path(tempfile.mkdtemp(prefix="outblas-emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _compile("-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o"))
+    return folder / "machine.o"
+
+
+def _compile(*arguments: str) -> None:
+    assert COMPILER is not None
+    subprocess.run([COMPILER, *_FLAGS, *arguments], check=True, capture_output=True, text=True)
+
+
 def _for_cpu(text: str) -> str:
     """The kernel without PTX of its own, and with shared memory that is a CTA's."""
     text = re.sub(
@@ -105,7 +93,7 @@ def _for_cpu(text: str) -> str:
         flags=re.S,
     )
     text = re.sub(r'asm volatile\("barrier\.cluster\.arrive[^;]*;"[^;]*\);', "cluster_arrive();", text)
-    text = re.sub(r"extern __shared__ [^;]*shared\[\];", "unsigned char* const shared = emu::dynamic_shared();", text)
+    text = re.sub(r"extern __shared__ [^;]*shared\[\];", "unsigned char* const shared = emu::shared_window();", text)
     taken = [0]
 
     def static(found: re.Match[str]) -> str:
@@ -114,7 +102,7 @@ def _for_cpu(text: str) -> str:
             name, dims = re.fullmatch(r"(\w+)\s*(.*)", one.strip()).groups()  # type: ignore[union-attr]
             kind = f"{found[3]} (&{name}){dims}" if dims else f"{found[3]}& {name}"
             cast = f"{found[3]} (*){dims}" if dims else f"{found[3]}*"
-            lines.append(f"{found[1]}{kind} = *reinterpret_cast<{cast}>(emu::static_shared({taken[0]}));")
+            lines.append(f"{found[1]}{kind} = *reinterpret_cast<{cast}>(emu::shared_window() + {taken[0]});")
             taken[0] += 64 * 1024  # a quarter of the window each; no kernel has dynamic shared memory beside it
         return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from outblas.free.kernel import FreeKernel
 from outblas.free.templates.fill import CuteSm80, CutlassSm90
 
 #: Examples that are templates, filled.
-FILLED = {
+FILLED: dict[str, CuteSm80 | CutlassSm90] = {
     "cute_sm80": CuteSm80((128, 128, 32), 4, (2, 2)),
     "cutlass_pingpong": CutlassSm90((64, 128, 64), schedule="pingpong"),
     "cutlass_cooperative_2x1": CutlassSm90((128, 256, 64), (2, 1), "cooperative"),
