@@ -146,6 +146,8 @@ class Peer:
                 if reason:
                     raise CompileError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
             timings = self._rounds(bench, entries, prepare)
+        for kernel in self.cutlass.values():
+            kernel.forget()  # the workspaces of this problem
         return self._row(problem, choice, timings, quick, refused)
 
     def _rounds(self, bench: Any, entries: Mapping[str, Any], prepare: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from outblas.free import build as free_build
 from outblas.free.carried import Carried, CarriedLive
 from outblas.free.examples import all_examples
 from outblas.free.kernel import FreeKernel
+from outblas.free.live import FreeOptions
 from outblas.free.recorded import Recorder, load
 from outblas.problem import Problem
 from outblas.provenance import collect
@@ -39,8 +40,8 @@ from outblas.stats import bootstrap_median
 PROBLEMS = ("512_512_512", "1024_4096_4096", "16_4096_4096", "4096_4096_4096")
 #: Rounds of the recorded evaluations, and of the direct run.
 ROUNDS, DIRECT_ROUNDS = 9, 15
-#: Seconds without a word from a worker that count as a hang.
-STEP_S = 60.0
+#: Seconds without a word from a worker that count as a hang; kernels of form ``device`` that share one.
+STEP_S, BATCH = 60.0, 16
 _FORMAT = 1
 
 
@@ -72,7 +73,7 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
     with Recorder(arguments.out, gpu, collect("scripts/free_kernels.py")) as recorder:
         for problem, wanted in todo.items():
             options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved))
-            live = CarriedLive(options, STEP_S)
+            live = CarriedLive(options, STEP_S, FreeOptions(batch=BATCH))
             live.carried = Carried(arguments.carried, gpu)
             for evaluation, _ in live.evaluate(problem, wanted):
                 recorder.append(evaluation)

@@ -23,7 +23,8 @@ namespace emu {
 const bool nn = OUTBLAS_NN;
 const int described[][4] = {@MAPS@{0, 0, 0, 0}}, described_count = @COUNT@;
 void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps) {
-  @ENTRY@(static_cast<const @TYPE@*>(A), static_cast<const @TYPE@*>(B), static_cast<@TYPE@*>(C), M, N, K, workspace@MORE@);
+  using Type = @TYPE@;
+  @ENTRY@(static_cast<const Type*>(A), static_cast<const Type*>(B), static_cast<Type*>(C), M, N, K, workspace@MORE@);
 }
 }  // namespace emu
 """
