@@ -10,6 +10,7 @@ from outblas.compile_ahead import CompileAhead
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
+from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
@@ -44,6 +45,8 @@ class LiveEvaluator:
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
         self.sandbox = Sandbox(factory, (self.options,), step_timeout_s + 2 * timed)
+        #: Of this process; its worker has one of its own.
+        self.ledger = Ledger("waiting")
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._trusted: set[tuple[Any, ...]] = set()
@@ -67,6 +70,12 @@ class LiveEvaluator:
     def close(self) -> None:
         """End the worker."""
         self.sandbox.close()
+
+    def accounts(self) -> dict[str, Account]:
+        """What the seconds went on: ``gpu``, the sandboxed process (outblas.worker names its phases), and ``host``,
+        this one: what it does for the batch in hand, or ``waiting``."""
+        lost = Account({}, {"workers lost": self.sandbox.lost})
+        return {"gpu": self.sandbox.account + lost, "host": self.ledger.read()}
 
     @property
     def gpu(self) -> Gpu:
@@ -93,8 +102,10 @@ class LiveEvaluator:
         listed = list(pairs)
         self.expect(dict.fromkeys(p for p, _ in listed))
         if self._ahead is not None:
-            for _ in self._ahead.compile(listed):
-                pass
+            rivals = [(p, c) for p in dict.fromkeys(p for p, _ in listed) if (c := self._nvmmh.get(p)) is not None]
+            with self.ledger.phase("compile"):
+                for _ in self._ahead.compile([*listed, *rivals]):
+                    pass
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             nvmmh = self._nvmmh.get(problem)
             items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
@@ -138,10 +149,11 @@ class LiveEvaluator:
             return
         from outblas.nvmmh import nvmmh_configs
 
-        try:
-            self._nvmmh.update(nvmmh_configs(new, self.gpu))
-        except ToolchainMissing:
-            self._nvmmh.update(dict.fromkeys(new))
+        with self.ledger.phase("expect"):
+            try:
+                self._nvmmh.update(nvmmh_configs(new, self.gpu))
+            except ToolchainMissing:
+                self._nvmmh.update(dict.fromkeys(new))
 
 
 def evaluate(problem: Problem, config: KernelConfig, gpu_index: int = 0, level: Level = "full") -> Evaluation:

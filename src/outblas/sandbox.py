@@ -8,6 +8,7 @@ The handler is made in the worker by a module-level factory, so that everything 
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
+    handler.ledger            # optional: what it spends its seconds on (outblas.ledger)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
+from outblas.ledger import Account
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
@@ -73,6 +75,7 @@ class Sandbox:
         self._factory, self._args = factory, args
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
         self._child: Child | None = None
+        self._past, self._present = Account(), Account()
         #: Workers lost so far.
         self.lost = 0
 
@@ -86,6 +89,11 @@ class Sandbox:
     def pid(self) -> int | None:
         """Process id of the worker; None before the first batch and after a loss."""
         return self._child.pid if self._child is not None else None
+
+    @property
+    def account(self) -> Account:
+        """What the workers so far have spent their seconds on; of one that was lost, up to its last whole batch."""
+        return self._past + self._present
 
     def run(self, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Answers as (index, value) in the order they come; a value is :class:`Lost` if the item cost its worker.
@@ -156,6 +164,7 @@ class Sandbox:
                         f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
                     )
                 elif kind == "end":
+                    self._present = rest[0]
                     if not left:
                         return None, None
                     return min(left), Lost(Status.EXITED, "the worker left it unanswered")
@@ -182,6 +191,7 @@ class Sandbox:
             if child.connection.poll(self._start_s):
                 kind, *rest = child.connection.recv()
                 if kind == "ready":
+                    self._present = rest[0]
                     return child
                 reason = str(rest[0])
         except (EOFError, OSError):
@@ -193,6 +203,7 @@ class Sandbox:
 
     def _end(self, kill: bool, count: bool = True) -> None:
         child, self._child = self._child, None
+        self._past, self._present = self.account, Account()
         if child is not None:
             child.end(kill)
             self.lost += kill and count
@@ -211,7 +222,8 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
     except Exception as error:
         connection.send(("error", f"{type(error).__name__}: {error}"))
         return
-    connection.send(("ready",))
+    ledger = getattr(handler, "ledger", None)
+    connection.send(("ready", ledger.read() if ledger else Account()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -227,4 +239,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
             with contextlib.suppress(OSError):  # the driver may be gone
                 connection.send(("error", f"{type(error).__name__}: {error}"))
             return
-        connection.send(("end",))
+        connection.send(("end", ledger.read() if ledger else Account()))

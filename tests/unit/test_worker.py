@@ -54,7 +54,7 @@ class Prover:
 
 
 class Desk(ev._Desk):
-    def __init__(self, problem, options, baselines):
+    def __init__(self, problem, options, baselines, ledger):
         self.problem, self.bench, self.prover = problem, Bench(), Prover()
         self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
 
@@ -171,7 +171,7 @@ def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
 
 
 def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
-    def refuse(problem, options, baselines):
+    def refuse(problem, options, baselines, ledger):
         raise DeviceError("needs 99 GB", "that much", "a smaller one")
 
     monkeypatch.setattr(ev, "_Desk", refuse)

@@ -12,6 +12,7 @@ from outblas import __version__
 from outblas.config import KernelConfig
 from outblas.errors import DeviceError, OutblasError
 from outblas.evaluator import Evaluator
+from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.sandbox import made
 from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Kind, Spec, Task
@@ -40,6 +41,7 @@ class Host:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._made: Evaluator | None = None
+        self._ledger = Ledger("waiting")  # where the evaluator keeps none
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
@@ -59,12 +61,14 @@ class Host:
         return next(self._messages)
 
     def messages(self, task: Task) -> Iterator[Message]:
-        """The answers to a task, as they come, and its end."""
+        """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
+        ledger: Ledger = getattr(self._made, "ledger", self._ledger)
         try:
-            values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
-            for value in values:
-                yield "answer", value
-            yield "end", None
+            with ledger.phase("task"):
+                values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
+                for value in values:
+                    yield "answer", value
+            yield "end", self._accounts()
         except Exception as error:
             yield "error", _as_ours(error)
 
@@ -92,6 +96,10 @@ class Host:
     def _evaluator(self) -> Evaluator:
         assert self._made is not None, "tasks follow a hello"
         return self._made
+
+    def _accounts(self) -> dict[str, Account]:
+        accounts = getattr(self._made, "accounts", None)
+        return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> About:
         from outblas.source import kernels_sha

@@ -11,6 +11,7 @@ from outblas.config import KernelConfig
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.evaluator import Evaluator
+from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.sandbox import START_TIMEOUT_S
@@ -70,6 +71,8 @@ class PoolEvaluator(Evaluator):
         self._homes: dict[Problem, int] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
+        self._ledger = Ledger("other")
+        self._accounts: list[list[dict[str, Account]]] = [[] for _ in self._places]  # of the workers of every place
         #: Workers lost so far.
         self.lost = 0
 
@@ -103,6 +106,16 @@ class PoolEvaluator(Evaluator):
         """Where each worker runs: host, process, device."""
         return [self._about[index].place for index in sorted(self._about)]
 
+    def accounts(self) -> dict[str, Account]:
+        """What the seconds went on so far: ``driver``, this process (the ``agent``'s thinking, ``waiting`` for workers,
+        ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
+        their last task (:meth:`outblas.evaluate.LiveEvaluator.accounts`); those of one place are added up."""
+        found = {"driver": self._ledger.read() + Account({}, {"workers lost": self.lost})}
+        for index, lives in enumerate(self._accounts):
+            for process in dict.fromkeys(name for life in lives for name in life):
+                found[f"worker {index}: {process}"] = total(life[process] for life in lives if process in life)
+        return found
+
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         """What the workers' evaluators offer.
 
@@ -132,7 +145,9 @@ class PoolEvaluator(Evaluator):
                 events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
                 for event in events:
                     yield from self._done(event, units)
-                more = more and (bool(events) or units.draw())
+                if more and not events:
+                    with self._ledger.phase("agent"):
+                        more = units.draw()
         finally:
             self._abandon()
             if compiling is not None:
@@ -170,6 +185,7 @@ class PoolEvaluator(Evaluator):
     def _start(self, index: int) -> None:
         place = self._places[index]
         place.state, place.since, place.expected, place.proved = "starting", time.monotonic(), 0, 0
+        self._accounts[index].append({})
         self._transport.start(index)
 
     def _ready(self, event: Event) -> None:
@@ -207,6 +223,7 @@ class PoolEvaluator(Evaluator):
     def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
         place = self._places[index]
         place.state, place.unit, place.since = "busy", unit, time.monotonic()
+        self._ledger.count("questions" if unit is None else "units")
         self._transport.send(index, task)
 
     def _heard(self, timeout_s: float) -> list[Event]:
@@ -221,7 +238,8 @@ class PoolEvaluator(Evaluator):
                 "at least one that answers",
                 "what was recorded is kept: see to the workers and run the same command again, it resumes",
             )
-        events = self._transport.wait(timeout_s)
+        with self._ledger.phase("waiting"):
+            events = self._transport.wait(timeout_s)
         for event in events:
             self._places[event.worker].since = time.monotonic()
         for index in self._silent():
@@ -268,6 +286,7 @@ class PoolEvaluator(Evaluator):
             if place.unit is not None and place.unit.pairs:
                 self._reasons.append(f"worker {event.worker}: it left candidates unanswered")
             place.state, place.unit, place.losses = "idle", None, 0
+            self._accounts[event.worker][-1] = event.value or {}
         elif event.kind == "error":
             place.state, place.unit = "idle", None
             if not isinstance(event.value, DeviceError):
