@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.config import KernelConfig
@@ -40,6 +40,7 @@ class _Place:
     losses: int = 0
     expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
     proved: int = 0
+    kernels: set[tuple[Any, ...]] = field(default_factory=set)  # that its worker was given
 
 
 class PoolEvaluator(Evaluator):
@@ -185,6 +186,7 @@ class PoolEvaluator(Evaluator):
     def _start(self, index: int) -> None:
         place = self._places[index]
         place.state, place.since, place.expected, place.proved = "starting", time.monotonic(), 0, 0
+        place.kernels.clear()
         self._accounts[index].append({})
         self._transport.start(index)
 
@@ -209,16 +211,16 @@ class PoolEvaluator(Evaluator):
         for index, place in enumerate(self._places):
             if place.state == "idle":
                 others = [i for i, p in enumerate(self._places) if i != index and p.state != "gone"]
-                unit = units.take(index, others, self._proving(others))
+                unit = units.take(index, others, self._elsewhere(index, others))
                 if unit is not None:
+                    place.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
                     new, place.expected = self._expected[place.expected :], len(self._expected)
                     proved, place.proved = [*self._proved][place.proved :], len(self._proved)
                     self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
-    def _proving(self, workers: Iterable[int]) -> set[tuple[Any, ...]]:
-        """Kernels that workers have been given and nobody has proved yet."""
-        given = (unit for i in workers if (unit := self._places[i].unit) is not None)
-        return {kind for unit in given for pair in unit.pairs if (kind := kernel_kind(*pair)) not in self._proved}
+    def _elsewhere(self, index: int, others: Iterable[int]) -> set[tuple[Any, ...]]:
+        """Kernels that ``others`` were given and this worker was not."""
+        return set().union(*(self._places[i].kernels for i in others)) - self._places[index].kernels
 
     def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
         place = self._places[index]
