@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pool_workers
 from helpers import ROOT, synthetic_recording
 from outblas.agents import make_agent
+from outblas.compile_ahead import CompileAhead
+from outblas.config import Sm90WgmmaConfig
+from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
 from outblas.ledger import Account, Ledger, total
+from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.sandbox import Lost, Sandbox
 from outblas.store import Store
@@ -98,6 +103,21 @@ def test_several_workers_do_hardly_more_than_one(counted: dict[int, Account]) ->
         assert several["algorithms chosen"] <= 1.1 * one["algorithms chosen"]
         assert several["kernels proved"] <= 1.05 * one["kernels proved"]
         assert several["kernels loaded"] <= more * one["kernels loaded"]
+
+
+def test_a_live_evaluator_accounts_for_both_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own side asks nvMatmulHeuristics, and compiles what that chooses with the candidates."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    problem, mine, theirs = Problem(64, 64, 64), Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(128, 128)
+    monkeypatch.setattr("outblas.nvmmh.nvmmh_configs", lambda problems, gpu: dict.fromkeys(problems, theirs))
+    compiled: list[Any] = []
+    monkeypatch.setattr(CompileAhead, "compile", lambda self, pairs: compiled.extend(pairs) or iter(()))
+    with LiveEvaluator(0, Options(), 20.0, "sandbox_handlers:evaluations") as evaluator:
+        assert [e.status for e in evaluator.evaluate([(problem, mine)])] == [Status.PASSED]
+        accounts = evaluator.accounts()
+    assert compiled == [(problem, mine), (problem, theirs)]
+    assert accounts["host"].seconds.keys() == {"waiting", "expect", "compile"}
+    assert accounts["gpu"] == Account({}, {"workers lost": 0}), "this handler keeps no ledger"
 
 
 def test_accounts_of_workers_come_with_their_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
