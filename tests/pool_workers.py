@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,15 @@ class StuckOnce(Logged):
     def before(self, pair: Pair) -> None:
         if self.once():
             time.sleep(3600)
+
+
+class KilledListing(Logged):
+    """Dies of SIGKILL the first time that candidates are asked for."""
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        if self.once():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().candidates(problem)
 
 
 class Slow(Logged):

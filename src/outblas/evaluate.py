@@ -10,6 +10,7 @@ from outblas.compile_ahead import CompileAhead
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
+from outblas.evaluator import Evaluator
 from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
@@ -26,7 +27,7 @@ __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives
 _FACTORY = "outblas.worker:make_handler"
 
 
-class LiveEvaluator:
+class LiveEvaluator(Evaluator):
     """Evaluates on a real GPU, through one sandboxed worker (the contract of outblas.evaluator).
 
     Args:

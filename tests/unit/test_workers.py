@@ -180,6 +180,31 @@ def test_a_pool_goes_on_after_a_batch_that_was_left(tmp_path: Path) -> None:
         assert (evaluator.source, evaluator.gpu) == (replay.source, replay.gpu)
 
 
+def test_all_workers_list_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would need as long alone as two, and nothing is measured before."""
+    recording = synthetic_recording(100)
+    asked: list[int] = []
+    monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(recording), raising=False)
+
+    class Noting(VirtualTransport):
+        def send(self, worker: int, task: Task) -> None:
+            asked.append(worker)
+            super().send(worker, task)
+
+    problems = recording.problems[:20]
+    with PoolEvaluator(Noting(2, lambda task: 1.0)) as evaluator:
+        found = evaluator.candidates_of(problems)
+        assert asked == [0, 1, 0] and list(found) == list(problems) and evaluator.candidates_of([]) == {}
+    assert found == ReplayEvaluator(recording).candidates_of(problems)
+
+
+def test_a_worker_that_dies_listing_candidates_is_replaced(tmp_path: Path) -> None:
+    with pool("KilledListing", tmp_path) as evaluator:
+        found = evaluator.candidates_of(RECORDING.problems)
+        assert evaluator.lost == 1
+    assert found == ReplayEvaluator(RECORDING).candidates_of(RECORDING.problems)
+
+
 def test_a_kernel_that_is_not_surely_faster_is_not_installed(tmp_path: Path) -> None:
     with pool("Logged", tmp_path, 0.6) as evaluator:
         library = run(evaluator, tmp_path / "s.sqlite", "exhaustive")

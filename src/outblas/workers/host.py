@@ -72,8 +72,8 @@ class Host:
         except Exception as error:
             yield "error", _as_ours(error)
 
-    def candidates(self, problem: Problem) -> list[KernelConfig]:
-        return list(self._evaluator.candidates(problem))
+    def candidates(self, problems: tuple[Problem, ...]) -> list[list[KernelConfig]]:
+        return [list(self._evaluator.candidates(problem)) for problem in problems]
 
     def baselines(self, problem: Problem) -> BaselineNotes:
         """Of the problem's last rounds here; measured now if there are none."""
