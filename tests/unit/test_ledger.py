@@ -129,8 +129,8 @@ def test_accounts_of_workers_come_with_their_tasks(tmp_path: Path, monkeypatch: 
         assert pool.accounts().keys() == {"driver"}
         assert len(list(pool.evaluate(pairs))) == len(pairs) and pool.lost == 1
         accounts = pool.accounts()
-    assert accounts.keys() == {"driver", "worker 0: host", "worker 1: host"}
     assert accounts["driver"].counts == {"units": 7, "workers lost": 1}, "what was lost is handed out once more"
     assert {"waiting", "agent"} < accounts["driver"].seconds.keys()
-    for index in (0, 1):
-        assert {"waiting", "task"} == accounts[f"worker {index}: host"].seconds.keys()
+    workers = accounts.keys() - {"driver"}  # one that was lost over its first unit has told nothing
+    assert workers and workers <= {"worker 0: host", "worker 1: host"}
+    assert all(accounts[name].seconds.keys() == {"waiting", "task"} for name in workers)
