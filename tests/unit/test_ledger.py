@@ -16,13 +16,13 @@ from outblas.compile_ahead import CompileAhead
 from outblas.config import Sm90WgmmaConfig
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
-from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.sandbox import Lost, Sandbox
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune
+from outblas.workers.ledger import Account, Ledger, total
 from outblas.workers.local import LocalTransport
 from outblas.workers.pool import PoolEvaluator
 from outblas.workers.transport import Evaluate, Spec, Task
@@ -129,8 +129,8 @@ def test_accounts_of_workers_come_with_their_tasks(tmp_path: Path, monkeypatch: 
         assert pool.accounts().keys() == {"driver"}
         assert len(list(pool.evaluate(pairs))) == len(pairs) and pool.lost == 1
         accounts = pool.accounts()
-    assert accounts.keys() == {"driver", "worker 0: host", "worker 1: host"}
     assert accounts["driver"].counts == {"units": 7, "workers lost": 1}, "what was lost is handed out once more"
     assert {"waiting", "agent"} < accounts["driver"].seconds.keys()
-    for index in (0, 1):
-        assert {"waiting", "task"} == accounts[f"worker {index}: host"].seconds.keys()
+    workers = accounts.keys() - {"driver"}  # one that was lost over its first unit has told nothing
+    assert workers and workers <= {"worker 0: host", "worker 1: host"}
+    assert all(accounts[name].seconds.keys() == {"waiting", "task"} for name in workers)
