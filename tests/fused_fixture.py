@@ -1,4 +1,5 @@
-"""Kernels to be fused; and fused ones of the device of :mod:`served_fixture`: computed on the CPU, in fp32 with one rounding in the end."""
+"""Kernels to be fused; and fused ones of the device of :mod:`served_fixture`, computed on the CPU: in fp32, with one
+rounding in the end."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ class FusedKernel:
         workspace: torch.Tensor | None = None,
     ) -> Call:
         """A call computing ``c = act(a @ b + bias) + residual`` of ``operands`` (a, b, c), which are as
-        :meth:`outblas.launch.LoadedKernel.bind` has them; of a gated epilogue c is (M, N/2). It keeps bias and residual, until it is released.
+        :meth:`outblas.launch.LoadedKernel.bind` has them; of a gated epilogue c is (M, N/2). It keeps bias and
+        residual, until it is released.
 
         Raises:
             ConfigError: the config is not legal for the problem, or not with this epilogue.

@@ -38,9 +38,9 @@ def gated_linear(
         (..., H): ``y = x @ w.t() + bias``, and of it ``act(y[..., 0::2]) * y[..., 1::2]``.
 
     It may be one kernel, as :func:`outblas.linear` with an activation: compiled behind the first call or by
-    :func:`outblas.warm` (``gated=True``), and rounded once, where torch rounds three times. Until then, where a gradient
-    is wanted, in what torch.compile traces and where no kernel serves, it is these operations of torch's, which read the
-    product with a stride: a program that has the choice keeps gate and up apart for them.
+    :func:`outblas.warm` (``gated=True``), and rounded once, where torch rounds three times. Until then, where a
+    gradient is wanted, in what torch.compile traces and where no kernel serves, it is these operations of torch's, which
+    read the product with a stride: a program that has the choice keeps gate and up apart for them.
     Where the activation underflows in fp32 (SiLU below -88) its product with an infinity is NaN, as torch's is.
 
     Raises:
@@ -72,8 +72,9 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     torch = dispatch.import_torch()
     alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
     if not alike or not gate.dim():
+        words = [f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}" for name, t in (("gate", gate), ("up", up))]
         raise TensorError(
-            f"gate is {tuple(gate.shape)} of {gate.dtype} on {gate.device}, up {tuple(up.shape)} of {up.dtype} on {up.device}",
+            ", ".join(words),
             "two of one shape, dtype and device",
             "pass the weights, or the biases, of both",
         )
