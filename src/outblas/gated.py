@@ -39,8 +39,8 @@ def gated_linear(
 
     It may be one kernel, as :func:`outblas.linear` with an activation: compiled behind the first call or by
     :func:`outblas.warm` (``gated=True``), and rounded once, where torch rounds three times. Until then, where a
-    gradient is wanted, in what torch.compile traces and where no kernel serves, it is these operations of torch's, which
-    read the product with a stride: a program that has the choice keeps gate and up apart for them.
+    gradient is wanted, in what torch.compile traces and where no kernel serves, it is these operations of torch's,
+    which read the product with a stride: a program that has the choice keeps gate and up apart for them.
     Where the activation underflows in fp32 (SiLU below -88) its product with an infinity is NaN, as torch's is.
 
     Raises:

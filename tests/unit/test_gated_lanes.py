@@ -1,7 +1,7 @@
 """Which output a thread writes in a gated epilogue: the kernels' own code of it, compiled for the host.
 
-Accumulators are filled as PTX lays them out, with sums that depend on row and column; a gate of the wrong column, a pair
-in the wrong place, an element that is written past an edge or not at all shows in C.
+Accumulators are filled as PTX lays them out, with sums that depend on row and column; a gate of the wrong column, a
+pair in the wrong place, an element that is written past an edge or not at all shows in C.
 """
 
 from __future__ import annotations
