@@ -96,8 +96,9 @@ def without_promises(fallback: Decision, row: Row | None, launch: Launch, gpu: G
     problem = fallback.problem
     if choice is None or problem is None or gpu is None:
         return fallback
-    kept = {"warm_k": 0} if isinstance(choice.config, Sm80GemvConfig) else {}
-    config = replace(choice.config, pdl=choice.config.pdl and launch != "plain", early=False, **kept)
+    config = replace(choice.config, pdl=choice.config.pdl and launch != "plain", early=False)
+    if isinstance(config, Sm80GemvConfig):
+        config = replace(config, warm_k=0)  # which is of early loads
     if why_illegal(problem, config, gpu) is not None:
         return fallback
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'}" if row is not None else ""

@@ -46,8 +46,12 @@ class Epilogue:
     @property
     def name(self) -> str:
         """In words: ``bias+gelu+residual``, ``silu+gated``; ``plain`` where nothing follows."""
-        parts = ("bias" if self.bias else "", self.activation.replace("none", ""), "residual" if self.residual else "")
-        parts = (*parts, "gated" if self.gated else "")
+        parts = [
+            "bias" if self.bias else "",
+            self.activation.replace("none", ""),
+            "residual" if self.residual else "",
+            "gated" if self.gated else "",
+        ]
         return "+".join(filter(None, parts)) or "plain"
 
     def columns(self, n: int) -> int:

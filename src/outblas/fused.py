@@ -1,5 +1,5 @@
-"""Products with what follows them in one kernel: act(A B + bias) + residual, or act(gate) * up of
-neighbouring columns of A B + bias; rounded once.
+"""Products with what follows them in one kernel: act(A B + bias) + residual, or act(gate) * up of neighbouring
+columns of A B + bias; rounded once.
 
 The kernel is the one that the library names for the product, compiled with the epilogue (:mod:`outblas.epilogue`).
 None of these ships: one is compiled when its product is first asked for, on a thread of its own, or by

@@ -78,5 +78,5 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
             "two of one shape, dtype and device",
             "pass the weights, or the biases, of both",
         )
-    interleaved: torch.Tensor = torch.stack((gate, up), dim=1).flatten(0, 1)
+    interleaved: Any = torch.stack((gate, up), dim=1).flatten(0, 1)
     return interleaved
