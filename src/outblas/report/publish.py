@@ -27,6 +27,7 @@ from outblas.report.compare_block import (
 from outblas.report.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.report.compare_picture import compare_svg
 from outblas.report.counters import counters_text
+from outblas.report.cutlass_row import notes_of_cutlass
 from outblas.report.picture import speedup_svg
 from outblas.report.replaced import notes_of_replaced
 from outblas.results import MODES, bench_files, read_result, stale, summary_text
@@ -188,7 +189,8 @@ def _wanted(directory: Path, readme: Path | None, picture: Path | None, notes: P
     summary = summary_text(directory)
     wanted = {Path(directory) / "summary.json": summary}
     if readme is not None:
-        wanted[readme] = with_table(readme, markdown_table(json.loads(summary), notes_of_replaced(directory)))
+        more = [*notes_of_replaced(directory), *notes_of_cutlass(directory)]
+        wanted[readme] = with_table(readme, markdown_table(json.loads(summary), more))
     if picture is not None:
         wanted[picture] = picture_text(directory)
     compared = comparison_of(directory)
