@@ -21,6 +21,7 @@ from outblas.cli.report import report
 from outblas.cli.results import results
 from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.train import sweep, train
+from outblas.cli.train_llm import train_llm
 from outblas.cli.tune import tune
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ app.command("capture")(capture)
 app.command("tune")(tune)
 app.command("train")(train)
 app.command("sweep")(sweep)
+app.command("train-llm")(train_llm)
 app.command("profile")(profile)
 app.command("compare")(compare)
 app.command("report")(report)

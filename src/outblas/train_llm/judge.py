@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
-from outblas.config import config_name
+from outblas.config import Candidate, config_name
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.store import Store
-from outblas.train_llm.language import Candidate, Language
+from outblas.train_llm.language import Language
 from outblas.train_llm.rewards import Parts, Refused, faster_than_floor, parts
 
 #: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Protocol, Union
 
-from outblas.config import Sm90WgmmaConfig
+from outblas.config import Candidate, Sm90WgmmaConfig
 from outblas.errors import UsageError
 from outblas.problem import Problem
 from outblas.train_llm.rewards import Refused
 
-#: A KernelConfig or a FreeKernel.
-Candidate = Any
 Read = Union[Candidate, Refused]
 
 
