@@ -53,7 +53,7 @@ def train_llm(
 ) -> None:
     """Train a language model to write kernels: supervised, then GRPO with rewards from compiler, proof and clock."""
     from outblas.problem import Problem
-    from outblas.train_llm.languages import language_of
+    from outblas.train_llm.language import language_of
     from outblas.train_llm.settings import TrainSettings
     from outblas.train_llm.stages import train
     from outblas.train_llm.tiny import RANDOM_TINY
@@ -75,4 +75,6 @@ def train_llm(
 
     trained = train(run, settings, chosen, resume, say)
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
-    say(f"log: {run / stage / 'log.jsonl'}; answers: {run / stage / 'answers.jsonl'}; kernels: {run / 'store.sqlite'}")
+    say(f"log: {run / stage / 'log.jsonl'}")
+    if stage != "supervised":
+        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / 'store.sqlite'}")

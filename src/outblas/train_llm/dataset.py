@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from outblas.config import Candidate, config_from_json
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
-from outblas.train_llm.language import Language
+from outblas.train_llm.language import Language, Text
 from outblas.train_llm.rewards import Refused, faster_than_floor
 
 #: Kernels per problem that are learned from, the fastest.
 KEPT = 8
-#: A prompt, or an answer, as trl takes it: text, or the messages of a conversation.
-Text = Union[str, list[dict[str, str]]]
 _Known = tuple[Problem, Candidate]
 
 
-def asked(text: str, chat: bool) -> Text:
-    """A prompt for a model with a chat template (``chat``), or without."""
-    return [{"role": "user", "content": text}] if chat else text
+def asked(prompt: Text, chat: bool) -> Text:
+    """A prompt for a model with a chat template (``chat``): messages; or without: text."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}] if chat else prompt
+    return prompt if chat else "\n\n".join(message["content"] for message in prompt)
 
 
 def answered(text: str, chat: bool) -> Text:

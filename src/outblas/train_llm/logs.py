@@ -21,21 +21,22 @@ _FIGURES = {
     "completions/max_length": "answer_tokens_max",
     "completions/clipped_ratio": "answers_cut_off",
     "frac_reward_zero_std": "groups_without_variance",
-    "answers/compiled": "compiled",
-    "answers/passed": "passed",
-    "answers/different": "different",
+    "answers/compiled": "share_compiled",
+    "answers/passed": "share_passed",
+    "answers/different": "share_different",
     "mean_token_accuracy": "token_accuracy",
     "step_time": "step_seconds",
 }
 
 
-def make_callback(path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> Any:
-    """A transformers callback that writes ``path`` and says a line for each logged step, on the first process.
+def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> None:
+    """Have a trainer write ``path`` and say a line for each logged step, on the first process; transformers' own lines
+    of figures go, its bar stays.
 
     Args:
         best: the best speed-up so far, None where nothing was timed.
     """
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
     class Log(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -45,7 +46,15 @@ def make_callback(path: Path, say: Callable[[str], None], best: Callable[[], flo
             append_line(path, row)
             say(line_of(row, int(state.max_steps), best()))
 
-    return Log()
+    class Bar(ProgressCallback):  # type: ignore[misc]
+        def on_log(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
+    bar = trainer.pop_callback(ProgressCallback) is not None
+    trainer.remove_callback(PrinterCallback)
+    if bar:
+        trainer.add_callback(Bar)
+    trainer.add_callback(Log)
 
 
 def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +78,8 @@ def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
     if "total" in rewards:
         said.append(f"reward {_text(rewards['total']['mean'])} ± {_text(rewards['total']['std'])}")
         said += [f"{name} {_text(rewards[name]['mean'])}" for name in PARTS if rewards[name]["mean"]]
-    said += [f"{name} {_text(row[name])}" for name in ("compiled", "passed", "loss", "kl") if name in row]
+    said += [f"{name} {_text(row[name])}" for name in ("loss", "kl") if name in row]
+    said += [f"{row[f'share_{name}']:.0%} {name}" for name in ("compiled", "passed") if row.get(f"share_{name}")]
     if best is not None:
         said.append(f"best {best:.3f}x")
     return ", ".join(said)

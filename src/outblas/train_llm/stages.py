@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from outblas.train_llm.evaluators import evaluator_of
 from outblas.train_llm.folders import FINAL, keep_lines, last_checkpoint, publish_folder, trained_steps
 from outblas.train_llm.judge import Judge
 from outblas.train_llm.language import Language
-from outblas.train_llm.logs import make_callback
+from outblas.train_llm.logs import set_callbacks
 from outblas.train_llm.models import Loaded, check_installed, load
 from outblas.train_llm.reward_functions import RewardFunctions
 from outblas.train_llm.settings import TrainSettings, claim
@@ -50,6 +52,7 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     """
     check_installed()
     _check_loggers(settings)
+    warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
     from accelerate.state import PartialState
 
     state = PartialState(cpu=settings.cpu)
@@ -124,8 +127,8 @@ def _grpo(
             train_dataset=Dataset.from_list(rows),
             processing_class=loaded.tokenizer,
             peft_config=loaded.lora,
-            callbacks=[make_callback(stage / "log.jsonl", say, lambda: rewards.best)],
         )
+        set_callbacks(trainer, stage / "log.jsonl", say, lambda: rewards.best)
         trainer.train(resume_from_checkpoint=go_on)
         return trainer, rewards.best
 
@@ -139,14 +142,15 @@ def _supervised(stage: Path, settings: TrainSettings, loaded: Loaded, language: 
     say(f"supervised: {len(rows)} answers to learn from")
     arguments = SFTConfig(**_common(stage, settings, TAUGHT), max_length=None, completion_only_loss=True)
     _one_gpu(arguments)
-    return SFTTrainer(
+    trainer = SFTTrainer(
         model=loaded.model,
         args=arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=loaded.tokenizer,
         peft_config=loaded.lora,
-        callbacks=[make_callback(stage / "log.jsonl", say, lambda: None)],
     )
+    set_callbacks(trainer, stage / "log.jsonl", say, lambda: None)
+    return trainer
 
 
 def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
@@ -228,6 +232,9 @@ def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
 def _publish(trainer: Any, loaded: Loaded, final: Path, state: Any) -> None:
     """Save the model whole; every process takes part, as sharded weights need it."""
     scratch = final.with_name(".final.saved")
+    if state.is_main_process:
+        shutil.rmtree(scratch, ignore_errors=True)
+    state.wait_for_everyone()
     trainer.save_model(str(scratch))
     if state.is_main_process:
         loaded.tokenizer.save_pretrained(str(scratch))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from outblas.errors import UsageError
 from outblas.train_llm.folders import publish_folder
-from outblas.train_llm.language import KnobWords, Language
+from outblas.train_llm.knob_words import KnobWords
+from outblas.train_llm.language import Language
 
 RANDOM_TINY = "random:tiny"
 _SPECIAL = ("<pad>", "<eos>", "<unk>")
