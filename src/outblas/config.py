@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Union, get_args
 
 from outblas.errors import ConfigError
+from outblas.free.kernel import FAMILY as FREE
+from outblas.free.kernel import FreeKernel
 
 Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]
@@ -208,6 +210,8 @@ class Sm80DirectConfig:
 
 
 KernelConfig = Union[Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig]
+#: Whatever an evaluator may be asked for.
+Candidate = Union[KernelConfig, FreeKernel]
 #: Values of the knobs that are words, by the name of their type.
 WORDS: dict[str, tuple[str, ...]] = {
     "Schedule": get_args(Schedule),
@@ -222,7 +226,7 @@ FAMILIES: dict[str, type[KernelConfig]] = {
 }
 
 
-def launch_of(config: KernelConfig) -> Launch:
+def launch_of(config: Candidate) -> Launch:
     """The launch option that a kernel needs."""
     return "weights" if config.early else "pdl" if config.pdl else "plain"
 
@@ -232,8 +236,13 @@ def allows(launch: Launch, config: KernelConfig) -> bool:
     return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 
 
-def config_name(config: KernelConfig) -> str:
-    """Canonical name: ``family:knob=value,...`` with every knob in field order (a later one unless at its default)."""
+def config_name(config: Candidate) -> str:
+    """Canonical name: ``family:knob=value,...`` with every knob in field order (a later one unless at its default).
+
+    A free kernel's is its own, ``free_<hash>``; its text cannot be read back from that.
+    """
+    if isinstance(config, FreeKernel):
+        return config.name
     knobs = ",".join(f"{name}={_text(value)}" for name, value in _written(config).items())
     return f"{config.family}:{knobs}"
 
@@ -247,19 +256,31 @@ def config_from_name(name: str) -> KernelConfig:
     """
     family, _, rest = name.partition(":")
     pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
-    config = config_from_json({**{k: _value(v) for k, v in pairs.items()}, "family": family})
+    config = template_from_json({**{k: _value(v) for k, v in pairs.items()}, "family": family})
     if config_name(config) != name:
         raise ConfigError(f"config name {name!r}", config_name(config), "use the canonical name")
     return config
 
 
-def config_to_json(config: KernelConfig) -> dict[str, Any]:
-    """``{"family": ..., knob: value, ...}``, the knobs that :func:`config_name` writes."""
+def config_to_json(config: Candidate) -> dict[str, Any]:
+    """``{"family": ..., knob: value, ...}``, the knobs that :func:`config_name` writes; a free kernel's ``text``."""
+    if isinstance(config, FreeKernel):
+        return {"family": config.family, "text": config.text}
     return {"family": config.family, **_written(config)}
 
 
-def config_from_json(data: dict[str, Any]) -> KernelConfig:
-    """Inverse of :func:`config_to_json`; raises :class:`ConfigError` as :func:`config_from_name`."""
+def config_from_json(data: dict[str, Any]) -> Candidate:
+    """Inverse of :func:`config_to_json`, of free kernels too.
+
+    Raises:
+        ConfigError: as :func:`config_from_name`. ContractError: a free kernel's text breaks the contract.
+    """
+    return FreeKernel.parse(data.get("text", "")) if data.get("family") == FREE else template_from_json(data)
+
+
+def template_from_json(data: dict[str, Any]) -> KernelConfig:
+    """Inverse of :func:`config_to_json` for the template families; raises :class:`ConfigError` as
+    :func:`config_from_name`."""
     cls = FAMILIES.get(str(data.get("family")))
     if cls is None:
         raise ConfigError(

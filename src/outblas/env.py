@@ -157,7 +157,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
     def _observation(self) -> dict[str, NDArray[np.float32]]:
         view, columns = self._view, self._columns
-        proven = [(self._place[self._column[e.config]], e) for e in self.history if e.timing is not None]
+        proven = [(self._place[self._column[e.template]], e) for e in self.history if e.timing is not None]
         log_us = [math.log(e.timing.median_us) for _, e in proven if e.timing is not None]
         x, search = view.inputs(self._tried, [place for place, _ in proven], log_us)
         table = np.zeros((len(self.catalogue), x.shape[1] + 1), dtype=np.float32)
@@ -187,7 +187,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return np.array([shown.get(name, 0.0) for name in STATE], dtype=np.float32)
 
     def _described(self, evaluation: Evaluation | None) -> Features:
-        place = None if evaluation is None else self._place.get(self._column[evaluation.config])
+        place = None if evaluation is None else self._place.get(self._column[evaluation.template])
         return np.zeros(len(CANDIDATE), np.float32) if place is None else self._view.candidates[place].copy()
 
 

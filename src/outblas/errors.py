@@ -25,6 +25,10 @@ class ConfigError(OutblasError, ValueError):
     """A kernel configuration that cannot be read or is not legal for its problem."""
 
 
+class ContractError(OutblasError, ValueError):
+    """A free kernel whose launch block or text does not keep the entry contract (docs/free_kernels.md)."""
+
+
 class CompileError(OutblasError, RuntimeError):
     """NVRTC or ptxas refused a source; ``log`` has the compiler's own words."""
 

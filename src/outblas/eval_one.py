@@ -138,7 +138,7 @@ def _offline(
 
 def one_row_library(problem: Problem, best: Mapping[str, Evaluation], gpu: Gpu) -> Library:
     """A library that makes ``outblas.matmul`` use the kernel found here, whether the packaged one would or not."""
-    plain = next(iter(best.values())).config
+    plain = next(iter(best.values())).template
     row = LibraryRow(problem, source="outblas eval", plain=Choice(plain, 1.0, 1.0, 1.0))
     return Library(gpu.name, (row,))
 

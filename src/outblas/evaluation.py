@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from outblas.config import KernelConfig, config_from_json, config_to_json
+from outblas.config import Candidate, KernelConfig, config_from_json, config_to_json
+from outblas.errors import ConfigError
+from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 
 
@@ -33,6 +35,10 @@ class Status(str, Enum):
 
 #: Statuses of candidates that were really tried and failed, worst first (for graded rewards).
 FAILURES = tuple(s for s in Status if s not in (Status.PASSED, Status.LEFT_OUT))
+
+
+#: Bytes of an evaluation's log that are kept.
+LOG_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,15 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One candidate tried on one problem; ``timing`` and ``speedup`` exist only when PASSED."""
+    """One candidate tried on one problem; ``timing`` and ``speedup`` exist only when PASSED.
+
+    Attributes:
+        log: what the compiler or the gate had to say, for whoever writes the next free kernel; its last
+            :data:`LOG_BYTES` at most. Empty for template candidates.
+    """
 
     problem: Problem
-    config: KernelConfig
+    config: Candidate
     status: Status
     detail: str = ""
     verdict: Verdict | None = None
@@ -101,14 +112,30 @@ class Evaluation:
     baselines_us: dict[str, float] = field(default_factory=dict)
     speedup: Speedup | None = None
     counters: dict[str, float] = field(default_factory=dict)
+    log: str = ""
 
     def __post_init__(self) -> None:
+        if len(self.log) * 4 > LOG_BYTES:
+            object.__setattr__(self, "log", _clipped(self.log))
         if self.status is not Status.PASSED and (self.timing is not None or self.speedup is not None):
             raise ValueError(f"a figure with status {self.status.value}: only PASSED may carry one")
         if self.status is Status.PASSED and self.timing is None:
             raise ValueError("status passed without a timing")
 
+    @property
+    def template(self) -> KernelConfig:
+        """The config, where only template candidates are tried.
+
+        Raises:
+            ConfigError: it is a free kernel.
+        """
+        if isinstance(self.config, FreeKernel):
+            raise ConfigError(f"the free kernel {self.config.name}", "a template candidate", "search these apart")
+        return self.config
+
     def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON types; an empty log is left out."""
+        log = {"log": self.log} if self.log else {}
         return {
             "problem": self.problem.to_json(),
             "config": config_to_json(self.config),
@@ -119,6 +146,7 @@ class Evaluation:
             "baselines_us": dict(self.baselines_us),
             "speedup": None if self.speedup is None else dict(vars(self.speedup)),
             "counters": dict(self.counters),
+            **log,
         }
 
     @classmethod
@@ -134,4 +162,11 @@ class Evaluation:
             dict(data["baselines_us"]),
             None if s is None else Speedup(**s),
             dict(data["counters"]),
+            str(data.get("log", "")),
         )
+
+
+def _clipped(text: str) -> str:
+    """The end of a long log, where a compiler sums up what it says: at most :data:`LOG_BYTES` in UTF-8."""
+    data = text.encode(errors="replace")
+    return text if len(data) <= LOG_BYTES else data[-LOG_BYTES:].decode(errors="ignore")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from outblas.config import FAMILIES, KernelConfig, config_from_json
+from outblas.config import FAMILIES, KernelConfig, template_from_json
 from outblas.errors import ConfigError, ToolchainMissing
 
 #: Value of a knob that a family does not have.
@@ -41,7 +41,7 @@ def config_at(values: Mapping[str, Any]) -> KernelConfig:
         raise ConfigError(
             f"tunable parameters {unknown}", f"some of {', '.join(PARAMETERS)}", "read a file on OutBLAS's kernels"
         )
-    return config_from_json({name: value for name, value in values.items() if value != ABSENT})
+    return template_from_json({name: value for name, value in values.items() if value != ABSENT})
 
 
 def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMETERS) -> dict[str, list[Value]]:

@@ -119,9 +119,9 @@ def choose(evaluations: Iterable[Evaluation], launch: Launch) -> Choice | None:
     the highest lower bound."""
     best: Choice | None = None
     for e in evaluations:
-        if e.status is not Status.PASSED or e.speedup is None or not allows(launch, e.config):
+        if e.status is not Status.PASSED or e.speedup is None or not allows(launch, e.template):
             continue
-        found = Choice(e.config, e.speedup.ratio, e.speedup.low, e.speedup.high)
+        found = Choice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
         worth = found.low > INSTALL_ABOVE or (found.low > LEVEL and _over_torch(e) > INSTALL_ABOVE)
         if worth and (best is None or _rank(found) > _rank(best)):
             best = found

@@ -94,7 +94,7 @@ def chosen(evaluations: Iterator[Evaluation], top: int, mnk: Sequence[str], conf
     asked = {Problem.from_mnk(one).mnk for one in mnk}
     first: dict[Pair, Evaluation] = {}
     for e in evaluations:
-        first.setdefault((e.problem, e.config), e)
+        first.setdefault((e.problem, e.template), e)
     odd = sorted(asked - {problem.mnk for problem, _ in first})
     if odd:
         raise UsageError(f"{odd[0]} is no problem of this run", "one that it tuned", "leave out --mnk for all of them")

@@ -125,7 +125,7 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
             cells[column] = [Status.LEFT_OUT.value, None, None, 0]
     wanted = {catalogue[c]: c for c in legal if c not in cells}
     for evaluation in evaluator.evaluate([(problem, config) for config in wanted]):
-        cells[wanted[evaluation.config]] = _cell(evaluation)
+        cells[wanted[evaluation.template]] = _cell(evaluation)
     report = evaluator.baseline_report(problem)
     if not report.timings:
         raise report.none_timed(problem)

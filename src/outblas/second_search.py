@@ -100,7 +100,7 @@ def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
         if e.status is Status.PASSED and e.timing and e.speedup:
             launch = launch_of(e.config)
             if launch not in best or e.speedup.ratio > best[launch][0]:
-                best[launch] = (e.speedup.ratio, e.config)
+                best[launch] = (e.speedup.ratio, e.template)
     return {launch: config for launch, (_, config) in best.items()}
 
 

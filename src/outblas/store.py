@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from outblas.config import KernelConfig, config_name
+from outblas.config import Candidate, config_name
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
@@ -131,7 +131,7 @@ class Store:
             )
 
     def add_counters(
-        self, run_id: str, counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]], about: dict[str, Any]
+        self, run_id: str, counters: Mapping[tuple[Problem, Any], Mapping[str, float]], about: dict[str, Any]
     ) -> None:
         """Record counters of pairs that the run has evaluated, in one transaction; what it read before, it reads on.
 
@@ -171,13 +171,13 @@ class Store:
             found = self._db.execute("SELECT DISTINCT problem, config FROM evaluations WHERE run = ?", (run_id,))
             return set(found.fetchall())
 
-    def recorded(self, run_id: str, problem: Problem, profiled: bool = True) -> dict[KernelConfig, Evaluation]:
+    def recorded(self, run_id: str, problem: Problem, profiled: bool = True) -> dict[Candidate, Evaluation]:
         """What a run has recorded for one problem; of a pair recorded twice, the first.
 
         Args:
             profiled: with the counters of :meth:`add_counters`; without, evaluations are as the search saw them.
         """
-        found: dict[KernelConfig, Evaluation] = {}
+        found: dict[Candidate, Evaluation] = {}
         counters = self._profiled(run_id, problem) if profiled else {}
         for evaluation in self._read("WHERE run = ? AND problem = ?", (run_id, problem.key), counters):
             found.setdefault(evaluation.config, evaluation)

@@ -83,7 +83,10 @@ def tune(
         together = at_once or PROBLEMS_AT_ONCE
         for start in range(0, len(problems), together):
             # Without what was profiled since: a resumed agent must see what it saw.
-            known = {p: store.recorded(run_id, p, profiled=False) for p in problems[start:][:together]}
+            known = {
+                p: {e.template: e for e in store.recorded(run_id, p, profiled=False).values()}
+                for p in problems[start:][:together]
+            }
             group = [_Search(p, offered[p], known[p], allowed[p]) for p in known]
             evaluator.expect([search.problem for search in group])
             stopped = _search(group, agent, evaluator, store, run_id, score, per_round, stop)
@@ -166,7 +169,7 @@ def _search(
         try:
             for evaluation in evaluations:
                 store.append(run_id, evaluation)
-                answers[evaluation.problem, evaluation.config] = evaluation
+                answers[evaluation.problem, evaluation.template] = evaluation
                 score.add(evaluation)
                 if stopped := stop():
                     break

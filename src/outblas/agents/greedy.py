@@ -64,7 +64,7 @@ def _descent(history: Sequence[Evaluation]) -> list[Evaluation]:
 
 def _best(evaluations: Sequence[Evaluation]) -> KernelConfig | None:
     passed = [e for e in evaluations if e.status is Status.PASSED]
-    return max(passed, key=reward).config if passed else None
+    return max(passed, key=reward).template if passed else None
 
 
 def _commonest(knobs: NDArray[np.int32], rng: random.Random) -> int:

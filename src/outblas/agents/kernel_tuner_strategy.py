@@ -77,7 +77,7 @@ class KernelTunerStrategy(Agent):
 
         names = varying(candidates)
         config_of = {point(config, names): config for config in candidates}
-        known = {point(e.config, names): cost for e, cost in _costs(history)}
+        known = {point(e.template, names): cost for e, cost in _costs(history)}
         runner = _Runner(config_of, known, n)
         space = _searchspace(candidates, names, runner)
         chosen = dict(self.options, max_fevals=len(candidates))

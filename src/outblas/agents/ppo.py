@@ -78,8 +78,8 @@ class Ppo(Agent):
         proven = [e for e in seen if e.timing is not None]
         scores = self._load().scores(
             self._view(problem, group),
-            [place[e.config] for e in seen],
-            [place[e.config] for e in proven],
+            [place[e.template] for e in seen],
+            [place[e.template] for e in proven],
             [math.log(e.timing.median_us) for e in proven if e.timing is not None],
         )
         return unexplored([group[i] for i in np.argsort(-scores, kind="stable")], history)

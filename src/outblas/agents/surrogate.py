@@ -82,8 +82,8 @@ class _Search:
         place = {config: i for i, config in enumerate(group)}
         seen = [e for e in history if e.config in place]
         passed = [e for e in seen if e.status is Status.PASSED]
-        failed = [place[e.config] for e in seen if e.status is not Status.PASSED]
-        proven, times = [place[e.config] for e in passed], _times(passed)
+        failed = [place[e.template] for e in seen if e.status is not Status.PASSED]
+        proven, times = [place[e.template] for e in passed], _times(passed)
         # The guess is up to a constant, which may be larger than the belief's prior has it: as the proven ones say.
         level = float(np.mean(np.array(times) - view.guess[proven])) if proven else 0.0
         self._guess, self._knobs = view.guess + level, view.knobs

@@ -47,7 +47,7 @@ class Tpe(Agent):
         left = left[len(chosen) :]
         if len(left) <= n - len(chosen):
             return chosen + left
-        space = _space([*candidates, *(e.config for e in history)])
+        space = _space([*candidates, *(e.template for e in history)])
         study = _study(optuna, space, history, rng.getrandbits(32)) if len(chosen) < n else None
         points = [_point(config) for config in left]
         while study is not None and len(chosen) < n:

@@ -1,0 +1,157 @@
+"""Who answers for free kernels where there is no GPU: what was recorded on one, and what the compiler says.
+
+With a GPU :class:`outblas.evaluate.LiveEvaluator` does. All keep the contract of outblas.evaluator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outblas.config import Candidate
+from outblas.evaluation import Evaluation, Status, Verdict
+from outblas.free.kernel import FreeKernel
+from outblas.free.recorded import Recorded, load
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+
+if TYPE_CHECKING:
+    from outblas.free.build import Built
+
+#: Detail of a kernel that compiles and passes gate 1 where nothing can run it.
+NOT_RUN = "compiled; not run"
+
+
+class FreeEvaluator(Protocol):
+    """Whoever answers for free kernels."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is compiled for, and that figures are of."""
+
+    @property
+    def source(self) -> str:
+        """Where the answers come from: ``cuda:0``, ``compile:h200``, ``recorded:<file>``."""
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]:
+        """One evaluation per pair, in any order; a bad candidate is a failing status."""
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""
+
+
+class CompileOnly:
+    """Compiles and looks at the machine code, and runs nothing: a kernel that passes is LEFT_OUT, :data:`NOT_RUN`."""
+
+    def __init__(self, gpu: Gpu = H200) -> None:
+        self._gpu = gpu
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._gpu
+
+    @property
+    def source(self) -> str:
+        return f"compile:{self._gpu.name}"
+
+    def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
+        """None: free kernels are written, not offered."""
+        return ()
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        return None
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        """One evaluation per pair, in order.
+
+        Raises:
+            ToolchainMissing: a compiler or CUTLASS is not installed.
+        """
+        from outblas.free.gate import examine
+
+        for problem, kernel in pairs:
+            done = examine(problem, _free(kernel), self._gpu)
+            yield done if isinstance(done, Evaluation) else compiled(problem, _free(kernel), done)
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        return {}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return ""
+
+    def close(self) -> None:
+        return None
+
+
+class RecordedFree:
+    """Answers what a GPU has answered before (outblas.free.recorded), and the rest as :class:`CompileOnly` does.
+
+    Raises:
+        RecordError: the file is missing, damaged or of another version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._recorded: Recorded = load(self._path)
+        self._other = CompileOnly(self._recorded.gpu)
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._recorded.gpu
+
+    @property
+    def source(self) -> str:
+        return f"recorded:{self._path.name}"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What the file's head says of the run that it was recorded in."""
+        return dict(self._recorded.provenance)
+
+    def candidates(self, problem: Problem) -> Sequence[FreeKernel]:
+        """Kernels recorded on the problem, in the file's order."""
+        return [e.config for e in self._recorded.of(problem) if isinstance(e.config, FreeKernel)]
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        return None
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        """One evaluation per pair, in order: the recorded one (of a pair recorded twice, the last), else compiled.
+
+        Raises:
+            ToolchainMissing: one was not recorded, and the compiler is not installed.
+        """
+        for problem, kernel in pairs:
+            found = self._recorded.find(problem, _free(kernel))
+            if found is not None:
+                yield found
+            else:
+                yield from self._other.evaluate([(problem, kernel)])
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        """As measured with the last evaluation that was recorded on the problem; empty where there is none."""
+        timed = [e for e in self._recorded.of(problem) if e.baselines_us]
+        return dict(timed[-1].baselines_us) if timed else {}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return ""
+
+    def close(self) -> None:
+        return None
+
+
+def compiled(problem: Problem, kernel: FreeKernel, built: Built) -> Evaluation:
+    """The answer on a kernel that compiles, and that nobody has run."""
+    verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
+    return Evaluation(
+        problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log
+    )
+
+
+def _free(candidate: Candidate) -> FreeKernel:
+    from outblas.errors import UsageError
+
+    if not isinstance(candidate, FreeKernel):
+        raise UsageError(f"a {candidate.family}", "a free kernel", "ask a replay or a live evaluator")
+    return candidate

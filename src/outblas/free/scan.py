@@ -1,0 +1,149 @@
+"""CUDA C++ text in pieces: comments, literals, directives and tokens; nothing is understood beyond that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_RAW = re.compile(r'(?:u8|[uUL])?R"([^()\\\s]{0,16})\(')
+#: Maximal munch, longest first.
+_OPERATORS = (
+    "<<<", ">>>", "<<=", ">>=", "<=>", "->*", "...", "::", "->", "++", "--", "<<", ">>", "<=", ">=", "==", "!=", "&&",
+    "||", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", ".*",
+)  # fmt: skip
+_TOKEN = re.compile(
+    r"(?:\.?\d(?:[eEpP][+-]|['\w.])*)|[A-Za-z_$\u0080-\U0010ffff][\w$]*|" + "|".join(map(re.escape, _OPERATORS)) + r"|."
+)
+_SPACE = re.compile(r"\s+")
+
+
+class Piece(NamedTuple):
+    """``kind``: ``comment``, ``literal``, ``space``, ``line`` (an end of line) or ``code``; the text as written."""
+
+    kind: str
+    text: str
+
+
+def pieces(text: str) -> Iterator[Piece]:
+    """Split a text; joined, the pieces are the text. An unclosed comment or literal runs to the end of what it may."""
+    at, end = 0, len(text)
+    while at < end:
+        kind, stop = _piece(text, at)
+        yield Piece(kind, text[at:stop])
+        at = stop
+
+
+def comments(text: str) -> list[str]:
+    """The block comments, without their marks."""
+    return [p.text[2:-2] for p in pieces(text) if p.kind == "comment" and p.text.startswith("/*")]
+
+
+def without_comments(text: str) -> str:
+    """The text with every comment a space, lines spliced; literals as they are."""
+    return "".join(" " if p.kind == "comment" else p.text for p in pieces(spliced(text)))
+
+
+def spliced(text: str) -> str:
+    r"""Lines that end in ``\`` joined with the next, as the preprocessor sees them (raw literals hold none of ours)."""
+    return re.sub(r"\\[ \t]*\r?\n", "", text.replace("\r\n", "\n"))
+
+
+def canonical(text: str) -> str:
+    """One spelling for all texts that differ in comments and white space only: tokens apart by one space, a directive
+    on a line of its own, in which runs of white space (which mean something after a macro's name) are one space."""
+    lines: list[str] = []
+    line: list[str] = []  # of the present line: tokens, or the pieces of a directive
+
+    def close() -> None:
+        if line and line[0] == "#":
+            lines.append(_SPACE.sub(" ", "".join(line)).replace("# ", "#", 1).strip())
+        elif line:
+            lines.append(" ".join(line))
+        line.clear()
+
+    for kind, part in pieces(spliced(text)):
+        directive = bool(line) and line[0] == "#"
+        if kind == "line":
+            close()
+        elif kind in ("comment", "space"):
+            if directive:
+                line.append(" ")
+        elif kind == "literal" or directive:
+            line.append(part)
+        else:
+            tokens = _TOKEN.findall(part)
+            line.extend(tokens)
+            if len(line) == len(tokens) and tokens and tokens[0] == "#":  # a directive begins here
+                line[:] = ["#", part.lstrip()[1:]]
+    close()
+    return _joined(lines)
+
+
+def _joined(lines: list[str]) -> str:
+    """Lines between directives are one: where code breaks its lines means nothing."""
+    out: list[str] = []
+    for line in lines:
+        if out and not line.startswith("#") and not out[-1].startswith("#"):
+            out[-1] += " " + line
+        else:
+            out.append(line)
+    return "\n".join(out)
+
+
+def _piece(text: str, at: int) -> tuple[str, int]:
+    two = text[at : at + 2]
+    if two == "/*":
+        stop = text.find("*/", at + 2)
+        return "comment", len(text) if stop < 0 else stop + 2
+    if two == "//":
+        stop = text.find("\n", at)
+        return "comment", len(text) if stop < 0 else stop
+    one = text[at]
+    if one == "\n":
+        return "line", at + 1
+    if one.isspace():
+        return "space", _run(text, at, lambda c: c.isspace() and c != "\n")
+    if raw := _RAW.match(text, at):
+        close = f"){raw[1]}\""
+        stop = text.find(close, raw.end())
+        return "literal", len(text) if stop < 0 else stop + len(close)
+    if one in "\"'":
+        return "literal", _literal_end(text, at)
+    return "code", _code_end(text, at)
+
+
+def _code_end(text: str, at: int) -> int:
+    stop = at
+    while stop < len(text):
+        c = text[stop]
+        if c.isspace() or c == '"' or text[stop : stop + 2] in ("/*", "//"):
+            break
+        if c == "'" and not (stop > at and text[stop - 1].isalnum() and _in_number(text, at, stop)):
+            break
+        if stop > at and not (text[stop - 1].isalnum() or text[stop - 1] == "_") and _RAW.match(text, stop):
+            break
+        stop += 1
+    return max(stop, at + 1)
+
+
+def _in_number(text: str, at: int, stop: int) -> bool:
+    """Whether a quote at ``stop`` separates digits (``1'000``) and does not open a character literal."""
+    begin = stop
+    while begin > at and (text[begin - 1].isalnum() or text[begin - 1] in "'._"):
+        begin -= 1
+    return text[begin : begin + 1].isdigit() and text[stop + 1 : stop + 2].isalnum()
+
+
+def _literal_end(text: str, at: int) -> int:
+    quote, stop = text[at], at + 1
+    while stop < len(text) and text[stop] not in (quote, "\n"):
+        stop += 2 if text[stop] == "\\" else 1
+    return min(stop + 1 if text[stop : stop + 1] == quote else stop, len(text))
+
+
+def _run(text: str, at: int, belongs: object) -> int:
+    stop = at
+    while stop < len(text) and belongs(text[stop]):  # type: ignore[operator]
+        stop += 1
+    return stop
