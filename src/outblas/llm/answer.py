@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
-from outblas.config import KernelConfig
+from outblas.config import KernelConfig, launch_of
 from outblas.errors import ConfigError, ContractError
 from outblas.llm.compact import read_config
 from outblas.problem import Problem
@@ -95,20 +95,18 @@ def _config(text: str, problem: Problem, gpu: Gpu) -> Answer:
     from outblas.space import why_illegal
 
     try:
-        config = read_config(_object(text))
+        config = read_config(json.loads(text))
         reason = why_illegal(problem, config, gpu)
     except ValueError as error:
         words = str(error) if isinstance(error, ConfigError) else f"the block is no JSON object: {error}"
         return Answer("illegal" if isinstance(error, ConfigError) else "malformed", CONFIG, words=words)
     except (ArithmeticError, RecursionError) as error:  # of knobs that make no sense, such as a depth of 0
         return Answer("illegal", CONFIG, words=f"knobs that make no kernel ({type(error).__name__})")
+    if reason is None and launch_of(config) != "plain":
+        reason = "pdl and early are for callers to allow; here kernels are compared as plain launches"
     if reason is not None:
         return Answer("illegal", CONFIG, words=f"not legal for {problem.key}: {reason}")
     return Answer("candidate", CONFIG, config)
-
-
-def _object(text: str) -> Any:
-    return json.loads(text)
 
 
 def _short(text: str) -> str:

@@ -31,7 +31,11 @@ class ServerError(OutblasError, RuntimeError):
 
 
 class Unanswered(OutblasError, RuntimeError):
-    """One question that the server would not answer; others may be."""
+    """One question that had no answer after all attempts; later it may have one."""
+
+
+class Rejected(OutblasError, RuntimeError):
+    """One question that the server refuses for what it is, such as its length; others may be answered."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Client:
 
         Raises:
             BudgetSpent: before a request that could pass the budget.
-            Unanswered: refused for what it is, or no answer after all attempts.
+            Unanswered: no answer after all attempts. Rejected: refused for what it is.
             ServerError: the server refuses everybody (key, address, name of the model).
         """
         reply = None
@@ -147,8 +151,8 @@ class Client:
                                   "a key, an address and a model that it knows",
                                   "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
             if after is None:
-                raise Unanswered(f"the server refused a question ({reply.outcome}: {reply.text})",
-                                 "a question that it takes", "see the transcript")  # fmt: skip
+                raise Rejected(f"the server refused a question ({reply.outcome}: {reply.text})",
+                               "a question that it takes", "see the transcript")  # fmt: skip
             if attempt + 1 < self._patience.attempts:
                 await self._sleep(max(after, self._backoff(attempt)))
         assert reply is not None

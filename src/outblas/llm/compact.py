@@ -11,7 +11,9 @@ from outblas.config import FAMILIES, WORDS, KernelConfig, config_from_json, conf
 from outblas.errors import ConfigError
 
 #: Values of a knob that a prompt lists, at most.
-_LISTED = 12
+_LISTED = 40
+#: Knobs that are launch options, for callers to allow.
+LAUNCH_OPTIONS = ("pdl", "early", "even", "warm_k")
 
 
 def read_config(data: Any) -> KernelConfig:
@@ -35,7 +37,7 @@ def write_config(config: KernelConfig) -> dict[str, Any]:
 
 
 def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
-    """Every family with its knobs, their usual values and defaults, a line per knob."""
+    """Every family with its knobs, their usual values and defaults, a line per knob; without launch options."""
     return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
 
 
@@ -55,6 +57,8 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
     yield f"family {family}: {about}"
     for field in fields(cls):
         kind = str(field.type)
+        if offered is None and field.name in LAUNCH_OPTIONS:
+            continue
         if offered is not None:
             values: Sequence[Any] = sorted({getattr(c, field.name) for c in offered})
         else:
@@ -65,7 +69,7 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
 
 
 def _thinned(values: Sequence[Any]) -> list[Any]:
-    """At most a dozen of them, evenly, the first and the last included."""
+    """At most so many of them, evenly, the first and the last included."""
     if len(values) <= _LISTED:
         return list(values)
     return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]
@@ -77,7 +81,14 @@ def _json(value: Any) -> str:
 
 @cache
 def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
-    """(family, knob) -> values in the pool and beside it."""
+    """(family, knob) -> its values in the pool, in the catalogue and beside it."""
     from outblas.knobs import all_knobs
+    from outblas.space import catalogue
 
-    return {(family, knob.name): knob.values for knob in all_knobs().knobs for family in knob.families}
+    configs = (*catalogue("pool"), *catalogue())
+    found = {}
+    for knob in all_knobs().knobs[1:]:
+        for family in knob.families:
+            values = {getattr(c, knob.name) for c in configs if c.family == family}
+            found[family, knob.name] = tuple(sorted(values)) or knob.values
+    return found
