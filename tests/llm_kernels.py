@@ -1,4 +1,4 @@
-"""Free kernels for the tests of language models: texts, answers that hold them, and a recording of their evaluations."""
+"""Free kernels for the tests of language models: texts, answers that hold them, and recordings."""
 
 from __future__ import annotations
 

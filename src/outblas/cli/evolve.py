@@ -82,7 +82,9 @@ def evolve(
     server = Server(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
     path = run or Path("runs") / _folder(problems, models[0].name, str(place))
     with watching(f"evolving {len(problems)} problems on {place} with {model}, budget {budget}") as watch:
-        reason, files = run_evolve(problems, models, server, place, limits, settings, path, common.command_line(), watch)
+        reason, files = run_evolve(
+            problems, models, server, place, limits, settings, path, common.command_line(), watch
+        )
     out.print(
         f"ended: {reason}\nbest kernels: {files.best}\ntranscript:   {files.transcript}\nreport:       {files.report}\n"
         f"everything:   {files.store}", markup=False,

@@ -1,7 +1,7 @@
 """What was proven so far, as islands of kernels by speed: whom the next question shows, faster and slower.
 
-An archive is a pure function of what was inserted, in order: draws come from a generator made of the seed and the number
-of the draw alone. So one that is read back from the record draws what the one before would have drawn.
+An archive is a pure function of what was inserted, in order: draws come from a generator made of the seed and the
+number of the draw alone. So one that is read back from the record draws what the one before would have drawn.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 from outblas.errors import OutblasError, UsageError
 
@@ -121,7 +122,7 @@ def parse_budget(text: str) -> Budget:
     Raises:
         UsageError: anything else, a limit of nothing, or one given twice.
     """
-    found = Budget()
+    found: dict[str, Any] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d+)?)\s*([kKmM]?)\s*(requests?|tokens?|usd|s|seconds?)\s*", part, re.I)
         if match is None or not float(match[1]):
@@ -130,11 +131,11 @@ def parse_budget(text: str) -> Budget:
         unit = match[3].lower()
         name = _UNITS[unit if unit in _UNITS else unit.rstrip("s")]
         value = float(match[1]) * _FACTORS[match[2].lower()]
-        if getattr(found, name) is not None:
+        if name in found:
             raise UsageError(f"--budget names {name} twice", "each limit once", "leave one out")
         if name in ("requests", "tokens"):
             if value != int(value):
                 raise UsageError(f"--budget {part.strip()!r}", f"a whole number of {name}", "round it")
             value = int(value)
-        found = replace(found, **{name: value})
-    return found
+        found[name] = value
+    return Budget(**found)

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
-from outblas.config import FAMILIES, WORDS, KernelConfig, config_from_json, config_to_json
+from outblas.config import FAMILIES, WORDS, KernelConfig, config_to_json, template_from_json
 from outblas.errors import ConfigError
 
 #: Values of a knob that a prompt lists, at most.
@@ -27,7 +27,7 @@ def read_config(data: Any) -> KernelConfig:
         raise ConfigError(f"a config that is {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
     cls = FAMILIES.get(str(data.get("family")))
     defaults = {} if cls is None else {f.name: f.default for f in fields(cls) if f.default is not MISSING}
-    return config_from_json({**defaults, **data})
+    return template_from_json({**defaults, **data})
 
 
 def write_config(config: KernelConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from outblas.config import config_name, config_to_json
 from outblas.evaluation import Evaluation
@@ -102,9 +103,10 @@ class Evolution:
         """
         self._ended = asyncio.Condition()  # told when a question under way has ended
         self._judge = Judge(self._evaluator, self._record, self._evaluations.values())
+        ask = self._evaluator.baselines
         try:
             for key, problem in self._problems.items():
-                self._baselines[key] = dict(await self._judge.call(lambda p=problem: self._evaluator.baselines(p)))
+                self._baselines[key] = dict(await self._judge.call(partial(ask, problem)))
             await asyncio.gather(*(self._work() for _ in range(self._settings.parallel)))
             if self._error is not None:
                 raise self._error

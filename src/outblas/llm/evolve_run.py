@@ -155,9 +155,7 @@ def _sole_driver(files: EvolveFiles) -> Iterator[None]:
         yield
 
 
-def _identity(
-    problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings
-) -> dict[str, Any]:
+def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings) -> dict[str, Any]:
     """What makes two runs the same run; the budget, the address and how many ask at once may change."""
     kept = {k: v for k, v in asdict(settings).items() if k != "parallel"}
     return json.loads(json.dumps({

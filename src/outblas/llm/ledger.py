@@ -1,8 +1,9 @@
 """The run's own record beside its evaluations: questions, attempts, answers' outcomes, the archive. Append-only.
 
 The tables lie in the run's store (:mod:`outblas.store`), written by the driver alone. Every write is a transaction of
-its own with ``synchronous=FULL``: what a method has returned from survives a kill and a power cut. A question is written
-before it is sent and its answer before it is read, so that a run that was killed asks nothing twice that was answered.
+its own with ``synchronous=FULL``: what a method has returned from survives a kill and a power cut. A question is
+written before it is sent and its answer before it is read, so that a run that was killed asks nothing twice that was
+answered.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ CREATE TABLE IF NOT EXISTS replies (
     at TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS outcomes (
-    id INTEGER PRIMARY KEY, question INTEGER NOT NULL UNIQUE, kind TEXT NOT NULL, answer TEXT NOT NULL, name TEXT NOT NULL, us REAL, ratio REAL,
-    gain REAL NOT NULL, words TEXT NOT NULL, at TEXT NOT NULL
+    id INTEGER PRIMARY KEY, question INTEGER NOT NULL UNIQUE, kind TEXT NOT NULL, answer TEXT NOT NULL,
+    name TEXT NOT NULL, us REAL, ratio REAL, gain REAL NOT NULL, words TEXT NOT NULL, at TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS archive (
     id INTEGER PRIMARY KEY, problem TEXT NOT NULL, island INTEGER NOT NULL, name TEXT NOT NULL, candidate TEXT NOT NULL,
@@ -151,8 +152,8 @@ class Ledger:
     def questions(self) -> list[Question]:
         """All of them, in the order in which they were asked."""
         return [
-            Question(*row[:7], tuple(json.loads(row[7])), tuple(json.loads(row[8])), row[9])
-            for row in self._rows("SELECT * FROM questions ORDER BY id")
+            Question(*known, tuple(json.loads(parents)), tuple(json.loads(messages)), at)
+            for *known, parents, messages, at in self._rows("SELECT * FROM questions ORDER BY id")
         ]
 
     def answer(self, question: int) -> Reply | None:
@@ -184,8 +185,8 @@ class Ledger:
         """The archive's, in the order of their insertion."""
         columns = "problem, island, name, candidate, score, us, question, origin"
         return [
-            Entry(*row[:3], json.loads(row[3]), *row[4:])
-            for row in self._rows(f"SELECT {columns} FROM archive ORDER BY id")
+            Entry(problem, island, name, json.loads(candidate), *figures)
+            for problem, island, name, candidate, *figures in self._rows(f"SELECT {columns} FROM archive ORDER BY id")
         ]
 
     def spent(self) -> Cost:

@@ -75,8 +75,8 @@ def words_of(evaluation: Evaluation, gpu: Gpu) -> str:
     if evaluation.timing is not None and evaluation.speedup is not None:
         s, floor = evaluation.speedup, floor_us(evaluation.problem, gpu)
         lines.append(
-            f"time: {evaluation.timing.median_us:.2f} us, {s.ratio:.3f}x of {s.baseline} ({s.low:.3f} to {s.high:.3f}); "
-            f"the floor is {floor:.2f} us"
+            f"time: {evaluation.timing.median_us:.2f} us, {s.ratio:.3f}x of {s.baseline} "
+            f"({s.low:.3f} to {s.high:.3f}); the floor is {floor:.2f} us"
         )
     if below_floor(evaluation, gpu):
         lines.append("that is faster than the hardware can multiply these matrices: the work is not all done")

@@ -107,10 +107,10 @@ def describe_problem(problem: Problem) -> str:
 
 def describe_gpu(gpu: Gpu) -> str:
     return (
-        f"{gpu.name.upper()}, compute capability {gpu.arch / 10:g}, {gpu.sms} SMs, {gpu.smem_optin} bytes of shared memory "
-        f"for a CTA at most, {gpu.l2_bytes / 1e6:g} MB of L2.\n"
-        f"Sustained: {gpu.tflops:g} TFLOP/s dense half precision, {gpu.hbm_tbs:g} TB/s of memory, {gpu.l2_tbs:g} TB/s of "
-        f"L2; a launch takes {gpu.launch_us:g} us at least."
+        f"{gpu.name.upper()}, compute capability {gpu.arch / 10:.1f}, {gpu.sms} SMs, {gpu.smem_optin} bytes of shared "
+        f"memory for a CTA at most, {gpu.l2_bytes / 1e6:g} MB of L2.\n"
+        f"Sustained: {gpu.tflops:g} TFLOP/s dense half precision, {gpu.hbm_tbs:g} TB/s of memory, {gpu.l2_tbs:g} TB/s "
+        f"of L2; a launch takes {gpu.launch_us:g} us at least."
     )
 
 
