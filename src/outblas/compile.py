@@ -244,11 +244,17 @@ def _or_error(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Co
         return error
 
 
-def _compile(source: Source, arch: str) -> Cubin:
+def compile_any(source: Source, arch: str = "sm_90a") -> Cubin:
+    """:func:`compile_source` afresh, whatever ptxas warns of: for kernels that are written, not chosen."""
+    _check_arch(arch)
+    return _compile(source, arch, fatal_warnings=False)
+
+
+def _compile(source: Source, arch: str, fatal_warnings: bool = True) -> Cubin:
     nvrtc_version()
     start = time.perf_counter()
     image, log = _nvrtc_compile(source, _options(source, arch))
-    if fatal := sorted(set(_FATAL.findall(log))):
+    if fatal_warnings and (fatal := sorted(set(_FATAL.findall(log)))):
         raise CompileError(
             f"ptxas warns of {', '.join(fatal)} for {source.entry}: {_line_with(log, fatal[0])}",
             "code without serialised wgmma or ignored setmaxnreg",

@@ -80,14 +80,14 @@ class CubinCache:
         except OSError as error:
             self.degrade(f"cannot be read: {error}")
             return None
-        return _decode(data, key)
+        return decode(data, key)
 
     def put(self, key: str, cubin: Cubin) -> None:
         """Keep ``cubin``; other processes see the whole file or none."""
         if self.trouble:
             return
         try:
-            _publish(self.path(key), _encode(cubin, key))
+            _publish(self.path(key), encode(cubin, key))
         except OSError as error:
             self.degrade(f"cannot be written: {error}")
 
@@ -127,8 +127,8 @@ def default_directory() -> Path:
     return Path(base, "outblas")
 
 
-def _encode(cubin: Cubin, key: str) -> bytes:
-    """magic, SHA-256 of the rest, JSON line, image."""
+def encode(cubin: Cubin, key: str) -> bytes:
+    """A cubin as a file: magic, SHA-256 of the rest, JSON line, image."""
     record = asdict(cubin)
     image = record.pop("image")
     record["key"] = key
@@ -136,7 +136,8 @@ def _encode(cubin: Cubin, key: str) -> bytes:
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes, key: str) -> Cubin | None:
+def decode(data: bytes, key: str) -> Cubin | None:
+    """Inverse of :func:`encode`; None: damaged, or another key's."""
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != hashlib.sha256(body).digest():

@@ -118,6 +118,11 @@ def kernels_sha() -> str:
     return hashlib.sha256(json.dumps(_kernel_headers()).encode()).hexdigest()
 
 
+def kernel_headers() -> tuple[tuple[str, str], ...]:
+    """(name as included, text) of every kernel file of the package."""
+    return _kernel_headers()
+
+
 @functools.cache
 def _kernel_headers() -> tuple[tuple[str, str], ...]:
     root = resources.files("outblas") / "kernels"

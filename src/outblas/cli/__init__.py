@@ -13,6 +13,7 @@ from outblas.cli.common import OutblasGroup, out
 from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
+from outblas.cli.evolve import evolve
 from outblas.cli.export import export
 from outblas.cli.listing import listing
 from outblas.cli.profile import profile
@@ -55,6 +56,7 @@ app.command("bench")(bench)
 app.command("record")(record)
 app.command("capture")(capture)
 app.command("tune")(tune)
+app.command("evolve")(evolve)
 app.command("train")(train)
 app.command("sweep")(sweep)
 app.command("train-llm")(train_llm)

@@ -144,9 +144,7 @@ class RecordedFree:
 def compiled(problem: Problem, kernel: FreeKernel, built: Built) -> Evaluation:
     """The answer on a kernel that compiles, and that nobody has run."""
     verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
-    return Evaluation(
-        problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log
-    )
+    return Evaluation(problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log)
 
 
 def _free(candidate: Candidate) -> FreeKernel:

@@ -105,7 +105,7 @@ def _piece(text: str, at: int) -> tuple[str, int]:
     if one.isspace():
         return "space", _run(text, at, lambda c: c.isspace() and c != "\n")
     if raw := _RAW.match(text, at):
-        close = f"){raw[1]}\""
+        close = f'){raw[1]}"'
         stop = text.find(close, raw.end())
         return "literal", len(text) if stop < 0 else stop + len(close)
     if one in "\"'":

@@ -1,0 +1,67 @@
+"""What the library of a host-form kernel may ask of others, by name.
+
+An allow-list of the run-time calls that enqueue work, of C, C++ and its exceptions. It is not airtight, for code can be
+found without a name; the jail and the rules of the proof are the second line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_CUDART = frozenset(
+    "cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaFuncGetAttributes "
+    "cudaFuncSetCacheConfig cudaMemsetAsync cudaGetLastError cudaPeekAtLastError cudaGetErrorString cudaGetErrorName "
+    "cudaGetDevice cudaDeviceGetAttribute cudaGetDeviceProperties cudaGetDeviceProperties_v2 cudaGetSymbolAddress "
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags "
+    "cudaOccupancyMaxActiveClusters cudaOccupancyMaxPotentialClusterSize cudaRuntimeGetVersion "
+    "__cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction "
+    "__cudaRegisterVar __cudaPushCallConfiguration __cudaPopCallConfiguration __cudaInitModule __cudaGetKernel "
+    "__cudaLaunchKernel cuTensorMapEncodeTiled cuTensorMapEncodeIm2col".split()
+)
+_LIBC = frozenset(
+    "malloc free calloc realloc aligned_alloc posix_memalign memcpy memmove memset memcmp memchr strlen strcmp strncmp "
+    "strcpy strncpy strcat strchr strrchr strstr strtol strtoul strtoll strtoull strtod snprintf vsnprintf sprintf "
+    "printf vprintf puts putchar fputs fputc fwrite fprintf vfprintf fflush stdout stderr abort __stack_chk_fail "
+    "__assert_fail __printf_chk __fprintf_chk __snprintf_chk __sprintf_chk __vsnprintf_chk __memcpy_chk __memset_chk "
+    "__memmove_chk __strcpy_chk __strcat_chk __errno_location qsort bsearch abs labs "
+    "ceil ceilf floor floorf sqrt sqrtf pow powf exp expf exp2 exp2f log logf log2 log2f fmod fmodf round roundf "
+    "rint rintf ldexp ldexpf frexp frexpf fmax fmaxf fmin fminf trunc truncf tanh tanhf "
+    "pthread_mutex_lock pthread_mutex_unlock pthread_once __gmon_start__ __tls_get_addr _ITM_deregisterTMCloneTable "
+    "_ITM_registerTMCloneTable __dso_handle __gxx_personality_v0 _Unwind_Resume".split()
+)
+#: Mangled names of C++: operators new and delete, exceptions, containers and streams of text in memory and to stdout.
+_CPP = re.compile(
+    r"_Zna[jm]|_Znw[jm]|_Zd[al]Pv|__cxa_|_ZTI|_ZTV|_ZTS|_ZNSt|_ZNKSt|_ZSt|_ZNSo|_ZNSi|_ZNKSs|_ZNSs|_ZNSa|_Zls|_ZGV"
+)
+#: Of those not: threads, futures, files, the system's random numbers, how a program ends.
+_CPP_NOT = re.compile(
+    r"thread|future|async|filesystem|filebuf|fstream|random_device|quick_exit|__cxa_atexit_exit|condition_variable"
+    r"|basic_file|locale.*facet.*messages|chrono.*clock.*sleep|this_thread|_ZSt9terminate_handler"
+)
+#: A library that offers such a name would stand in for the real one where a loader lets it.
+_STANDS_IN = re.compile(
+    r"(?:cu|cuda|cublas|nv|nvrtc)[A-Z]\w*|cu(?:blas|dnn)\w*|__cuda\w*|pthread_\w+|dl\w+|clock_gettime|gettimeofday"
+)
+_ENTRIES = ("outblas_launch", "outblas_workspace")
+
+
+def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
+    """Why a library with these dynamic symbols is not loaded; None: it may be."""
+    strange = sorted({name for name in (each.split("@")[0] for each in asked) if not allowed(name)})
+    if strange:
+        return f"it calls {', '.join(strange[:5])}, which a launch has no need of"
+    offered = list(offered)
+    if "outblas_launch" not in offered:
+        return 'no extern "C" function outblas_launch'
+    stands_in = sorted(name for name in offered if name not in _ENTRIES and _STANDS_IN.fullmatch(name))
+    if stands_in:
+        return f"it offers {', '.join(stands_in[:5])} in place of the real one"
+    return None
+
+
+def allowed(name: str) -> bool:
+    """Whether a library may ask for a function or variable of this name."""
+    if name in _CUDART or name in _LIBC:
+        return True
+    return bool(_CPP.match(name)) and not _CPP_NOT.search(name)

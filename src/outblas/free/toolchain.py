@@ -1,0 +1,87 @@
+"""Where CUDA's headers and nvcc are: of the wheels, else of CUDA_HOME."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from outblas.errors import ToolchainMissing
+
+_DO = "pip install 'outblas[free]', or set CUDA_HOME"
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA compiler: the program, its release as text, and the folder with libcudart and the library's name."""
+
+    path: Path
+    version: str
+    library_folder: Path
+    cudart: str
+
+
+@functools.cache
+def include_folders() -> tuple[Path, ...]:
+    """Folders of CUDA's own headers, for NVRTC and nvcc.
+
+    Raises:
+        ToolchainMissing: no cuda_fp16.h in the wheels, in CUDA_HOME or in /usr/local/cuda.
+    """
+    for root in _roots():
+        include = root / "include"
+        if (include / "cuda_fp16.h").is_file():
+            also = [folder for folder in (include / "cccl", *_sibling_headers(root)) if folder.is_dir()]
+            return (include, *also)
+    raise ToolchainMissing(
+        "CUDA's headers (cuda_fp16.h) not found", "the wheels nvidia-cuda-runtime, -cccl and -crt", _DO
+    )
+
+
+@functools.cache
+def find_nvcc() -> Nvcc:
+    """nvcc of the wheels, else of CUDA_HOME, /usr/local/cuda or PATH.
+
+    Raises:
+        ToolchainMissing: there is none that starts, no libcudart beside it, or no C++ compiler for its host code.
+    """
+    if shutil.which("g++") is None and shutil.which("c++") is None:
+        raise ToolchainMissing("no C++ compiler", "g++ on PATH", "install g++: nvcc compiles host code with it")
+    for root in _roots():
+        program = root / "bin" / "nvcc"
+        if not os.access(program, os.X_OK):
+            continue
+        for folder in (root / "lib", root / "lib64", root / "targets" / "x86_64-linux" / "lib"):
+            names = sorted((each.name for each in folder.glob("libcudart.so.*")), key=len)
+            if names:
+                return Nvcc(program, _version(program), folder, names[0])
+    raise ToolchainMissing("nvcc or libcudart not found", "the wheels nvidia-cuda-nvcc and nvidia-cuda-runtime", _DO)
+
+
+def _roots() -> list[Path]:
+    wheels = [found for folder in sys.path for found in sorted(Path(folder or ".", "nvidia").glob("cu[0-9]*"))]
+    wheels += [
+        found for folder in sys.path for found in [Path(folder or ".", "nvidia", "cuda_runtime")] if found.is_dir()
+    ]
+    named = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    on_path = shutil.which("nvcc")
+    return [*wheels, *named, Path("/usr/local/cuda"), *([Path(on_path).resolve().parent.parent] if on_path else [])]
+
+
+def _sibling_headers(root: Path) -> list[Path]:
+    """Wheels of CUDA 12 have a folder each."""
+    return [root.parent / name / "include" for name in ("cuda_cccl", "cuda_crt")] if root.name == "cuda_runtime" else []
+
+
+def _version(program: Path) -> str:
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainMissing(f"{program} does not start ({error})", "an nvcc that runs here", _DO) from error
+    if done.returncode:
+        raise ToolchainMissing(f"{program} fails ({done.returncode})", "an nvcc that runs here", _DO)
+    return done.stdout.strip().splitlines()[-1]
