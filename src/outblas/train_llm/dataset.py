@@ -20,10 +20,10 @@ _Known = tuple[Problem, Candidate]
 
 
 def asked(prompt: Text, chat: bool) -> Text:
-    """A prompt for a model with a chat template (``chat``): messages; or without: text."""
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}] if chat else prompt
-    return prompt if chat else "\n\n".join(message["content"] for message in prompt)
+    """A prompt for a model with a chat template (``chat``): messages; or without: text, to which an answer is joined."""
+    if chat:
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return (prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)) + "\n"
 
 
 def answered(text: str, chat: bool) -> Text:

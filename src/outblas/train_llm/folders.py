@@ -1,12 +1,12 @@
 """The run folder: stages, checkpoints, and folders that are published whole or not at all.
 
-    RUN/base                        random:tiny only: the model that training began with
-    RUN/store.sqlite                every evaluation, of all stages
-    RUN/<stage>/settings.json       what the stage was begun with
-    RUN/<stage>/checkpoint-<step>   to resume from
-    RUN/<stage>/log.jsonl           a line a logged step
-    RUN/<stage>/answers.jsonl       a line an answer: what was written, what became of it
-    RUN/<stage>/final               the trained model (or LoRA adapter) and its tokenizer
+RUN/base                        random:tiny only: the model that training began with
+RUN/store.sqlite                every evaluation, of all stages
+RUN/<stage>/settings.json       what the stage was begun with
+RUN/<stage>/checkpoint-<step>   to resume from
+RUN/<stage>/log.jsonl           a line a logged step
+RUN/<stage>/answers.jsonl       a line an answer: what was written, what became of it
+RUN/<stage>/final               the trained model (or LoRA adapter) and its tokenizer
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ from typing import Any
 
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.train_llm.folders import FINAL, STAGES
-from outblas.train_llm.language import Language
 from outblas.train_llm.settings import TrainSettings
-from outblas.train_llm.tiny import RANDOM_TINY, make_tiny
+from outblas.train_llm.tiny import RANDOM_TINY
 
 _NEEDED = ("trl", "peft", "accelerate", "datasets", "transformers", "torch")
 _INSTALL = "pip install 'outblas[gpu,train-llm]'"
@@ -49,7 +48,7 @@ def begun_from(run: Path, stage: str, model: str) -> str:
     return model
 
 
-def load(run: Path, settings: TrainSettings, language: Language, bf16: bool) -> Loaded:
+def load(run: Path, settings: TrainSettings, bf16: bool) -> Loaded:
     """Model and tokenizer of a stage.
 
     Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
@@ -63,7 +62,7 @@ def load(run: Path, settings: TrainSettings, language: Language, bf16: bool) -> 
 
     source = begun_from(run, settings.stage, settings.model)
     if source == RANDOM_TINY:
-        source = str(make_tiny(run / "base", language, settings.seed))
+        source = str(run / "base")  # made by the first process
     adapter = Path(source) / _ADAPTER
     trained = adapter.is_file()
     base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]) if trained else source

@@ -77,7 +77,9 @@ class RewardFunctions:
     def _part(self, name: str) -> RewardFunction:
         def part(*, completions: list[Any], **_: Any) -> list[float | None]:
             if len(completions) != len(self._own):
-                raise RuntimeError(f"{len(completions)} answers where {len(self._own)} were judged: trl's order changed")
+                raise RuntimeError(
+                    f"{len(completions)} answers where {len(self._own)} were judged: trl's order changed"
+                )
             return [None if r.judged.parts is None else float(getattr(r.judged.parts, name)) for r in self._own]
 
         part.__name__ = name

@@ -113,7 +113,9 @@ def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> N
     path = folder / "settings.json"
     wanted = replace(settings).to_json()
     if begun and not resume:
-        raise UsageError(f"{folder} holds a training", "a new folder, or --resume", "add --resume or choose another run")
+        raise UsageError(
+            f"{folder} holds a training", "a new folder, or --resume", "add --resume or choose another run"
+        )
     if path.exists() and resume:
         was = json.loads(path.read_text(encoding="utf-8"))
         odd = sorted(key for key in {*was, *wanted} - set(_FREE) if was.get(key) != wanted.get(key))

@@ -15,7 +15,7 @@ from typing import Any
 
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.train_llm.dataset import prompt_rows, taught_rows
-from outblas.train_llm.evaluators import evaluator_of
+from outblas.train_llm.evaluators import COMPILE, evaluator_of
 from outblas.train_llm.folders import FINAL, keep_lines, last_checkpoint, publish_folder, trained_steps
 from outblas.train_llm.judge import Judge
 from outblas.train_llm.language import Language
@@ -23,7 +23,7 @@ from outblas.train_llm.logs import set_callbacks
 from outblas.train_llm.models import Loaded, check_installed, load
 from outblas.train_llm.reward_functions import RewardFunctions
 from outblas.train_llm.settings import TrainSettings, claim
-from outblas.train_llm.tiny import RANDOM_TINY
+from outblas.train_llm.tiny import RANDOM_TINY, make_tiny
 
 Say = Callable[[str], None]
 #: Rows of a step of the supervised stage, over all processes.
@@ -65,13 +65,17 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
         for name in ("log.jsonl", "answers.jsonl"):
             keep_lines(stage / name, done)
+        if settings.model == RANDOM_TINY:
+            make_tiny(run / "base", language, settings.seed)
     state.wait_for_everyone()
     checkpoint = last_checkpoint(stage)
     done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
     if done >= settings.steps and (stage / FINAL).is_dir():
         say(f"{settings.stage}: {done} of {settings.steps} steps were taken before")
         return Trained(stage / FINAL, done, 0)
-    loaded = load(run, settings, language, _bf16(settings))
+    if settings.stage == "speed" and settings.device == COMPILE:
+        say("note: --device compile times nothing, so that the stage pays for no speed")
+    loaded = load(run, settings, _bf16(settings))
     go_on = str(checkpoint) if checkpoint is not None else None
     if settings.stage == "supervised":
         trainer, best = _supervised(stage, settings, loaded, language, say), None
@@ -187,6 +191,7 @@ def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
         "report_to": [name for name in ("tensorboard", "wandb") if getattr(settings, name)] or "none",
         "disable_tqdm": not sys.stderr.isatty(),
         "dataloader_pin_memory": False,
+        "ddp_find_unused_parameters": False,
         "ddp_timeout": int(max(1800.0, 4 * settings.batch_seconds)),  # the others wait while the first one evaluates
     }
 
