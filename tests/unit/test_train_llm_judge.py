@@ -1,4 +1,4 @@
-"""The judge: each kernel evaluated once per run, within a time limit; answers that are no candidates; what is stored."""
+"""The judge: each kernel evaluated once per run, in time; answers that are no candidates; what is stored."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 from outblas.config import config_name
 from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
-from outblas.free.evaluators import CompileOnly
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.store import Store
 from outblas.train_llm.cuda_answers import CudaAnswers
 from outblas.train_llm.dataset import asked, prompt_rows, said, taught_rows
-from outblas.train_llm.evaluators import CompileAll, evaluator_of
+from outblas.train_llm.evaluators import evaluator_of
 from outblas.train_llm.folders import keep_lines, last_checkpoint, publish_folder
 from outblas.train_llm.judge import Judge
 from outblas.train_llm.knob_words import KnobWords
@@ -144,17 +143,14 @@ def test_only_what_passed_counts_as_the_best() -> None:
 
 def test_compile_answers_illegal_compiled_and_broken() -> None:
     text = (
-        '/* outblas-launch {"form": "device", "entry": "gemm", "acc": "fp32", "grid": [1, 1, 1], "block": [32, 1, 1]} */\n'
-        '#include <cuda_fp16.h>\nextern "C" __global__ void gemm(const half* A, const half* B, half* C, int M, int N, '
-        "int K, void* w) { C[0] = A[0] BROKEN }"
+        '/* outblas-launch {"form": "device", "entry": "gemm", "acc": "fp32", "grid": [1, 1, 1], '
+        '"block": [32, 1, 1]} */\n#include <cuda_fp16.h>\nextern "C" __global__ void gemm(const half* A, '
+        "const half* B, half* C, int M, int N, int K, void* w) { C[0] = A[0] BROKEN }"
     )
     good, odd = KnobWords().read(PROBLEM, SLOW), KnobWords().read(PROBLEM, ILLEGAL)
-    found = {
-        config_name(e.config): e
-        for e in CompileAll(CompileOnly(H200), jobs=1).evaluate(
-            [(PROBLEM, good), (PROBLEM, odd), (PROBLEM, FreeKernel.parse(text))]
-        )
-    }
+    pairs = [(PROBLEM, good), (PROBLEM, odd), (PROBLEM, FreeKernel.parse(text))]
+    with evaluator_of("compile") as evaluator:
+        found = {config_name(e.config): e for e in evaluator.evaluate(pairs)}
     assert found[name_of(SLOW)].status is Status.LEFT_OUT and found[name_of(SLOW)].counters["registers"] > 0
     assert found[name_of(ILLEGAL)].status is Status.ILLEGAL
     assert found[FreeKernel.parse(text).name].status is Status.COMPILE_ERROR
@@ -162,6 +158,8 @@ def test_compile_answers_illegal_compiled_and_broken() -> None:
 
 def test_a_device_that_is_none() -> None:
     with pytest.raises(UsageError, match="--device"), evaluator_of("tpu"):
+        pass
+    with pytest.raises(UsageError, match="--proof"), evaluator_of("compile", "none"):
         pass
 
 

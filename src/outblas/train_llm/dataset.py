@@ -20,7 +20,7 @@ _Known = tuple[Problem, Candidate]
 
 
 def asked(prompt: Text, chat: bool) -> Text:
-    """A prompt for a model with a chat template (``chat``): messages; or without: text, to which an answer is joined."""
+    """A prompt for a model with a chat template (``chat``): messages; or without: text that an answer is joined to."""
     if chat:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return (prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
@@ -63,8 +63,8 @@ class Judge:
     """
 
     def __init__(
-        self, evaluator: Judging, language: Language, timed: bool, store: Store | None = None, run_id: str = "train-llm",
-        batch_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic,
+        self, evaluator: Judging, language: Language, timed: bool, store: Store | None = None,
+        run_id: str = "train-llm", batch_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._evaluator, self._language, self._timed = evaluator, language, timed
         self._store, self._run_id = store, run_id
@@ -94,7 +94,7 @@ class Judge:
         if not pairs:
             return
         until = self._clock() + self._batch_seconds
-        with closing(iter(_generator(self._evaluator.evaluate(pairs)))) as answers:
+        with closing(_generator(self._evaluator.evaluate(pairs))) as answers:
             for evaluation in answers:
                 self.evaluated += 1
                 yield evaluation
@@ -130,7 +130,7 @@ def _key(problem: Problem, candidate: Candidate) -> _Key:
     return problem.key, config_name(candidate)
 
 
-def _generator(evaluations: Iterable[Evaluation]) -> Iterator[Evaluation]:
+def _generator(evaluations: Iterable[Evaluation]) -> Generator[Evaluation, None, None]:
     """A generator over them, which can be closed early whatever they come in."""
     source = iter(evaluations)
     try:

@@ -64,7 +64,9 @@ class KnobWords:
         said, places = answer.split(), self.words()
         if len(said) != len(places) or any(word not in place for word, place in zip(said, places, strict=False)):
             return Refused(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
-        values = {knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)}
+        values: dict[str, Any] = {
+            knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
+        }
         return Sm90WgmmaConfig(**{"bm": 64, "bn": 64, **values})
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:

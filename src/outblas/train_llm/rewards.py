@@ -106,9 +106,9 @@ def advantages(
 ) -> list[float | None]:
     """(reward - mean) / std within each group of consecutive answers, clipped.
 
-    GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, eq. 10 there divides by the group's std), with two
-    guards: a std below ``least_std`` counts as that, so that noise of the timing in a group of equals is not blown up to
-    full size, and one outlier does not get more than ``clip``.
+    GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2), with two guards: a std below
+    ``least_std`` counts as that, so that noise of the timing in a group of equals is not blown up to full size, and one
+    outlier does not get more than ``clip``.
 
     Args:
         rewards: None for an answer that nobody judged (out of time): it gets None and counts in no mean.

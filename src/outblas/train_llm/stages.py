@@ -47,8 +47,8 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     point, it is gone on with from its last checkpoint by ``resume``, and its kernels are not evaluated again.
 
     Raises:
-        ToolchainMissing: a package is not installed. UsageError: the folder is another training's, or settings that make
-            no sense together. DeviceError: the evaluator has no GPU, or lost it. RecordError: the disk.
+        ToolchainMissing: a package is not installed. UsageError: the folder is another training's, or settings that
+            make no sense together. DeviceError: the evaluator has no GPU, or lost it. RecordError: the disk.
     """
     check_installed()
     _check_loggers(settings)
