@@ -157,7 +157,7 @@ class Client:
                 await self._sleep(max(after, self._backoff(attempt)))
         assert reply is not None
         raise Unanswered(f"no answer after {self._patience.attempts} attempts (the last one: {reply.outcome})",
-                         "a server that answers", "see whether it runs, then repeat the command: it resumes")  # fmt: skip
+                         "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
 
     async def close(self) -> None:
         await self._open.close()
@@ -232,6 +232,15 @@ class Client:
         return Reply("answered", text, finish, took, self._clock() - begin)
 
 
+def check_server(base_url: str | None = None) -> None:
+    """Whether a server could be asked at all.
+
+    Raises:
+        UsageError: neither an address nor a key is set. ToolchainMissing: the package ``openai`` is not installed.
+    """
+    _connect(base_url, 1.0)
+
+
 def _connect(base_url: str | None, silence_s: float) -> Any:
     try:
         import openai
@@ -243,7 +252,7 @@ def _connect(base_url: str | None, silence_s: float) -> Any:
     key = os.environ.get("OPENAI_API_KEY")
     if not key and address is None:
         raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
-                         "set OPENAI_API_KEY, or OPENAI_BASE_URL (--base-url), e.g. http://localhost:8000/v1")  # fmt: skip
+                         "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s)
 
