@@ -105,7 +105,8 @@ def connect() -> Ask:
         ToolchainMissing: the package ``openai`` is not installed.
     """
     from outblas.llm.budget import Account, Budget, parse_budget
-    from outblas.llm.client import Client, Model, check_server
+    from outblas.llm.client import Client, check_server
+    from outblas.llm.models import Model
 
     name = os.environ.get("OUTBLAS_LLM_MODEL", "")
     if not name:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outblas.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.llm.budget import Account, Cost, Message, Price, at_most
+from outblas.llm.budget import Account, Cost, Message, at_most
 from outblas.llm.limits import RateLimiter
+from outblas.llm.models import Model
 
 #: Statuses that say: later, perhaps.
 RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
@@ -36,15 +37,6 @@ class Unanswered(OutblasError, RuntimeError):
 
 class Rejected(OutblasError, RuntimeError):
     """One question that the server refuses for what it is, such as its length; others may be answered."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model as the server names it, its share of the questions, and its price."""
-
-    name: str
-    weight: float = 1.0
-    price: Price = Price()
 
 
 @dataclass(frozen=True)
