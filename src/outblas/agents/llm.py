@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ class LanguageModel(Agent):
         chosen: dict[KernelConfig, None] = {}
         free = dict.fromkeys(left)
         for config in wanted[:n]:
-            nearest = config if config in free else min(free, key=lambda c, to=config: knob_distance(c, to))
+            nearest = config if config in free else min(free, key=partial(knob_distance, config))
             chosen[nearest] = None
             del free[nearest]
         return [*chosen, *self._ranked(problem, list(free))][:n]

@@ -184,7 +184,7 @@ class Client:
         import openai
 
         def failed(outcome: str, text: object, took: Cost) -> Reply:
-            return Reply(outcome, " ".join(str(text).split())[:2000], "", took, self._clock() - begin)
+            return Reply(outcome, _whole(" ".join(str(text).split())[:2000]), "", took, self._clock() - begin)
 
         options: dict[str, Any] = {self._limit_name: self._max_tokens, **self._extra}
         if self._temperature is not None:
@@ -221,7 +221,12 @@ class Client:
         if usage is not None and usage.prompt_tokens is not None:
             prompt, answer = int(usage.prompt_tokens), int(usage.completion_tokens or 0)
             took = Cost(1, prompt, answer, model.price.usd(prompt, answer))
-        return Reply("answered", text, finish, took, self._clock() - begin)
+        return Reply("answered", _whole(text), finish, took, self._clock() - begin)
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may hold and no file can."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def check_server(base_url: str | None = None) -> None:
