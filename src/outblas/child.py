@@ -62,7 +62,9 @@ def _live(connection: Connection, target: Callable[..., None], args: tuple[Any, 
 
 
 def _follow(parent: int) -> None:
-    """End with the driver, even when it was killed and this process is stuck in a call."""
+    """End with the driver, even when it was killed and this process is stuck in a call. No signal is handled on this
+    thread, which a jail entered later may not hold."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

@@ -81,6 +81,9 @@ def diagnose() -> list[Check]:
         _native_path,
         _nvdisasm,
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
+        _nvcc,
+        _cutlass,
+        _jail,
         *(functools.partial(_extra, extra) for extra in _EXTRAS),
     ]
     return [_safely(look) for look in looks]
@@ -226,6 +229,39 @@ def _nvdisasm() -> Check:
         return Check("nvdisasm", True, str(find_nvdisasm()))
     except OutblasError as error:
         return Check("nvdisasm", None, error.wrong, f"{error.do} (only cross-checks need it)")
+
+
+def _nvcc() -> Check:
+    from outblas.free.toolchain import find_nvcc, include_folders
+
+    try:
+        include_folders()
+        found = find_nvcc()
+    except OutblasError as error:
+        return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
+    return Check("nvcc", True, f"{found.path}, {found.version}")
+
+
+def _cutlass() -> Check:
+    from outblas.free.cutlass import locate
+
+    try:
+        include, version = locate()
+    except OutblasError as error:
+        return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
+    return Check("cutlass", True, f"{version} in {include}")
+
+
+def _jail() -> Check:
+    """What would hold a free kernel's worker on this machine."""
+    from outblas.free.jail import report
+
+    lines = report()
+    missing = [line for line in lines if not line.on and line.words.startswith(("no ", "needs"))]
+    found = "; ".join(f"{line.part}: {line.words}" for line in lines if line.on)
+    absent = "; ".join(f"{line.part}: {line.words}" for line in lines if not line.on)
+    do = "" if not missing else "run free kernels in a container: " + "; ".join(line.words for line in missing)
+    return Check("jail", None if missing else True, f"{found}. Not covered: {absent}", do)
 
 
 def _wheel(name: str, package: str, need: bool) -> Check:

@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from outblas.compile_ahead import CompileAhead
-from outblas.config import KernelConfig
+from outblas.config import Candidate, KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
+from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
@@ -18,6 +19,7 @@ from outblas.source import kernel_kind
 from outblas.worker import Baselines, Item, Options
 
 if TYPE_CHECKING:
+    from outblas.free.live import FreeOptions
     from outblas.verify import Level
 
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives"]
@@ -26,7 +28,8 @@ _FACTORY = "outblas.worker:make_handler"
 
 
 class LiveEvaluator:
-    """Evaluates on a real GPU, through one sandboxed worker (the contract of outblas.evaluator).
+    """Evaluates on a real GPU, through one sandboxed worker (the contract of outblas.evaluator). Free kernels have
+    workers of their own, jailed and thrown away after each batch (outblas.free.live).
 
     Args:
         options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
@@ -34,16 +37,19 @@ class LiveEvaluator:
         offered: a problem's candidates; None: what :func:`outblas.space.candidates` offers.
         compile_ahead: fill the compile cache on all cores before the worker, which has one, is asked; False where
             somebody else does.
+        free: how free kernels are kept apart; None: as is usual.
     """
 
     def __init__(
         self, gpu_index: int = 0, options: Options | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
         factory: str = _FACTORY, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
-        compile_ahead: bool = True,
+        compile_ahead: bool = True, free: FreeOptions | None = None,
     ) -> None:  # fmt: skip
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
-        self.sandbox = Sandbox(factory, (self.options,), step_timeout_s + 2 * timed)
+        self._step_s = step_timeout_s + 2 * timed
+        self.sandbox = Sandbox(factory, (self.options,), self._step_s)
+        self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._trusted: set[tuple[Any, ...]] = set()
@@ -84,13 +90,27 @@ class LiveEvaluator:
             return self._offered(problem)
         return candidates(problem, self.gpu)
 
-    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         """One evaluation per pair, as they finish; pairs of one problem that follow each other are timed together.
 
         Raises:
             DeviceError: the worker cannot start, or fails by itself. ToolchainMissing: a wheel is missing.
         """
-        listed = list(pairs)
+        for free, several in groupby(pairs, key=lambda pair: isinstance(pair[1], FreeKernel)):
+            listed: list[Any] = list(several)
+            yield from self._evaluate_free(listed) if free else self._evaluate_templates(listed)
+
+    def _evaluate_free(self, listed: Sequence[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
+        from outblas.free.live import FreeLive
+
+        live = FreeLive(self.options, self._step_s, self._free)
+        for problem, group in groupby(listed, key=lambda pair: pair[0]):
+            for evaluation, baselines in live.evaluate(problem, [kernel for _, kernel in group]):
+                if baselines is not None:
+                    self._baselines[problem] = baselines
+                yield evaluation
+
+    def _evaluate_templates(self, listed: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
         self.expect(dict.fromkeys(p for p, _ in listed))
         if self._ahead is not None:
             for _ in self._ahead.compile(listed):

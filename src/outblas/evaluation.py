@@ -99,8 +99,8 @@ class Evaluation:
     """One candidate tried on one problem; ``timing`` and ``speedup`` exist only when PASSED.
 
     Attributes:
-        log: what the compiler or the gate had to say, for whoever writes the next free kernel; its last
-            :data:`LOG_BYTES` at most. Empty for template candidates.
+        log: what the compiler or the gate had to say, for whoever writes the next free kernel;
+            :data:`LOG_BYTES` of it at most. Empty for template candidates.
     """
 
     problem: Problem
@@ -167,6 +167,11 @@ class Evaluation:
 
 
 def _clipped(text: str) -> str:
-    """The end of a long log, where a compiler sums up what it says: at most :data:`LOG_BYTES` in UTF-8."""
+    """Both ends of a long log, more of its beginning, where the first error is: :data:`LOG_BYTES` in UTF-8 at most."""
     data = text.encode(errors="replace")
-    return text if len(data) <= LOG_BYTES else data[-LOG_BYTES:].decode(errors="ignore")
+    if len(data) <= LOG_BYTES:
+        return text
+    gap = "\n[...]\n"
+    tail = LOG_BYTES // 4
+    head = LOG_BYTES - tail - len(gap)
+    return data[:head].decode(errors="ignore") + gap + data[-tail:].decode(errors="ignore")

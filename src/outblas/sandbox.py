@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,6 +29,8 @@ from outblas.evaluation import Status
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
+#: Seconds between two looks at a worker's memory; bytes of one message, and letters of its words, with a codec.
+_WATCH_S, _MESSAGE_BYTES, _WORDS = 1.0, 16 << 20, 400
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Faulted(Exception):
 class Emit:
     """The worker's voice."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection  # or whatever else has ``send``
 
     def begin(self, index: int | None) -> None:
         """Item ``index`` is being worked on from now on (None: no single one)."""
@@ -62,15 +66,21 @@ class Sandbox:
     Args:
         factory: ``module:function`` that makes the handler in the worker. args: its arguments, picklable.
         step_timeout_s: seconds without a word after which the worker counts as hung.
+        codec: module whose ``encode(value)`` makes JSON of an answer in the worker and whose ``decode(data)`` reads it
+            here, for a worker that is not trusted: nothing of it is unpickled. None: answers are pickled.
+        memory_bytes: of host memory that the worker may fill; watched every second. None: not watched.
+        batch_timeout_s: seconds for a whole batch, however much the worker talks. None: no limit.
 
     Use as a context manager, or call :meth:`close`.
     """
 
     def __init__(
         self, factory: str, args: tuple[Any, ...] = (), step_timeout_s: float = STEP_TIMEOUT_S,
-        start_timeout_s: float = START_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S, codec: str | None = None, memory_bytes: int | None = None,
+        batch_timeout_s: float | None = None,
     ) -> None:  # fmt: skip
-        self._factory, self._args = factory, args
+        self._factory, self._args, self._codec = factory, args, codec
+        self._memory, self._batch_s = memory_bytes, batch_timeout_s
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
         self._child: Child | None = None
         #: Workers lost so far.
@@ -134,13 +144,18 @@ class Sandbox:
         child = self._ready()
         connection = child.connection
         current: int | None = None
+        end = None if self._batch_s is None else time.monotonic() + self._batch_s
         try:
             connection.send(batch)
             while True:
-                if not connection.poll(self._step_s):
+                if (loss := self._silent(child, end)) is not None:
                     self._end(kill=True)
-                    return current, Lost(Status.HANG, f"no answer within {self._step_s:g} s")
-                kind, *rest = connection.recv()
+                    return current, loss
+                try:
+                    kind, *rest = receive(connection, self._codec, left)
+                except Unreadable as error:
+                    self._end(kill=True)
+                    return current, Lost(Status.EXITED, f"the worker sent what cannot be read ({error})")
                 if kind == "begin":
                     current = rest[0]
                 elif kind == "done":
@@ -162,6 +177,22 @@ class Sandbox:
         except (EOFError, OSError):
             return current, self._obituary(child)
 
+    def _silent(self, child: Child, end: float | None) -> Lost | None:
+        """Wait for the worker's next word; why it is given up if that does not come."""
+        deadline = time.monotonic() + self._step_s
+        while True:
+            now = time.monotonic()
+            if end is not None and now > end:
+                return Lost(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
+            wait = deadline - now if end is None else min(deadline, end) - now
+            if child.connection.poll(max(0.0, wait if self._memory is None else min(wait, _WATCH_S))):
+                return None
+            used = resident_bytes(child.pid)
+            if self._memory is not None and used > self._memory:
+                return Lost(Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}")
+            if time.monotonic() >= deadline:
+                return Lost(Status.HANG, f"no answer within {self._step_s:g} s")
+
     def _obituary(self, child: Child) -> Lost:
         """What ended the worker, after its pipe broke."""
         code = child.exit_code()
@@ -176,14 +207,16 @@ class Sandbox:
             self._end(kill=True)
         if self._child is not None:
             return self._child
-        child = self._child = Child(_work, (self._factory, self._args))
+        child = self._child = Child(_work, (self._factory, self._args, self._codec))
         reason = f"it did not start within {self._start_s:g} s"
         try:
             if child.connection.poll(self._start_s):
-                kind, *rest = child.connection.recv()
+                kind, *rest = receive(child.connection, self._codec, ())
                 if kind == "ready":
                     return child
                 reason = str(rest[0])
+        except Unreadable as error:
+            reason = str(error)
         except (EOFError, OSError):
             reason = f"it ended with exit code {child.exit_code()}"
         self._end(kill=True, count=False)
@@ -204,27 +237,80 @@ def made(factory: str, args: tuple[Any, ...]) -> Any:
     return getattr(importlib.import_module(module), name)(*args)
 
 
-def _work(connection: Connection, factory: str, args: tuple[Any, ...]) -> None:
+def resident_bytes(pid: int | None) -> int:
+    """Host memory that a process has filled; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Unreadable(Exception):
+    """What a worker sent is no message."""
+
+
+def receive(connection: Connection, codec: str | None, left: Collection[int]) -> Sequence[Any]:
+    """The worker's next message: its kind and what belongs to it.
+
+    Args:
+        left: indices that may be named.
+
+    Raises:
+        Unreadable: with a codec, where it is no message of that form. EOFError, OSError: the pipe broke.
+    """
+    if codec is None:
+        return connection.recv()  # type: ignore[no-any-return]
+    data = connection.recv_bytes(_MESSAGE_BYTES)  # one that is longer closes the pipe: OSError
+    try:
+        kind, *rest = json.loads(data)
+        if kind in ("ready", "end") and not rest:
+            return (kind,)
+        if kind in ("fault", "error") and len(rest) == 1:
+            return kind, str(rest[0])[:_WORDS]
+        if kind == "begin" and (rest == [None] or rest[0] in left):
+            return kind, rest[0]
+        if kind == "done" and type(rest[0]) is int and rest[0] in left and len(rest) == 2:
+            return kind, rest[0], importlib.import_module(codec).decode(rest[1])
+    except Exception as error:  # whatever a stranger's message does to a reader is the message's fault
+        raise Unreadable(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
+    raise Unreadable("no message")
+
+
+class _Plain:
+    """A connection whose messages are JSON."""
+
+    def __init__(self, connection: Connection, codec: str) -> None:
+        self._connection, self._codec = connection, importlib.import_module(codec)
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "done":
+            message = (*message[:2], self._codec.encode(message[2]))
+        self._connection.send_bytes(json.dumps(message).encode())
+
+
+def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: str | None = None) -> None:
     """The worker's life."""
+    voice: Any = connection if codec is None else _Plain(connection, codec)
     try:
         handler: Callable[[list[Any], Emit], None] = made(factory, args)
     except Exception as error:
-        connection.send(("error", f"{type(error).__name__}: {error}"))
+        voice.send(("error", f"{type(error).__name__}: {error}"))
         return
-    connection.send(("ready",))
+    voice.send(("ready",))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            handler(batch, Emit(connection))
+            handler(batch, Emit(voice))
         except Faulted as fault:
             with contextlib.suppress(OSError):
-                connection.send(("fault", str(fault)))
+                voice.send(("fault", str(fault)))
             os._exit(1)  # the CUDA context is lost: its destructors would only fail
         except Exception as error:
             with contextlib.suppress(OSError):  # the driver may be gone
-                connection.send(("error", f"{type(error).__name__}: {error}"))
+                voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        connection.send(("end",))
+        voice.send(("end",))

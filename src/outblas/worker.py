@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.baselines import NAMES, RIVALS, Bindable
-from outblas.config import KernelConfig, config_name, launch_of
+from outblas.config import Candidate, KernelConfig, config_name, launch_of
 from outblas.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.problem import Problem
@@ -22,6 +22,7 @@ from outblas.sandbox import Emit, Faulted
 from outblas.stats import MIN_ROUNDS
 
 if TYPE_CHECKING:
+    from outblas.free.build import Built
     from outblas.rounds import Prune
     from outblas.timing import Bench, GraphEntry
     from outblas.verify import CellProver, Level
@@ -36,12 +37,14 @@ class Item(NamedTuple):
     Attributes:
         config: None: the problem's baselines only. nvmmh: nvMatmulHeuristics' config.
         proved: another worker has proved this kernel in full; it is proved on the timed operands all the same.
+        built: a free kernel's machine code, which a jailed worker cannot make by itself.
     """
 
     problem: Problem
-    config: KernelConfig | None
+    config: Candidate | None
     nvmmh: KernelConfig | None = None
     proved: bool = False
+    built: Built | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class Handler:
                 emit.done(index, (None, desk.measure_baselines(self._options)))
                 continue
             emit.begin(index)
-            tried = self._try(desk, item.config, item.proved, emit, index)
+            tried = self._try(desk, item, item.config, emit, index)
             if isinstance(tried, Evaluation):
                 emit.done(index, (tried, None))
                 continue
@@ -170,18 +173,17 @@ class Handler:
             self._desk = _Desk(problem, self._options, self._baselines)
         return self._desk
 
-    def _try(self, desk: _Desk, config: KernelConfig, proved: bool, emit: Emit, index: int) -> Evaluation | _Candidate:
+    def _try(self, desk: _Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | _Candidate:
         """Everything up to a captured graph; a failure is an Evaluation."""
-        from outblas.space import why_illegal
 
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
             return Evaluation(desk.problem, config, status, detail, verdict or Verdict(status, (), detail))
 
-        reason = why_illegal(desk.problem, config, self._options.gpu)
+        reason = self._why_illegal(desk.problem, config)
         if reason is not None:
             return failed(Status.ILLEGAL, reason)
         try:
-            kernel, counters = self._kernel(desk.problem, config)
+            kernel, counters = self._kernel_of(item)
         except CompileError as error:
             return failed(Status.COMPILE_ERROR, str(error))
         except _Static as static:
@@ -189,7 +191,7 @@ class Handler:
         except DeviceError as error:  # the driver cannot load it
             return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
         try:
-            proved = proved or config_name(config) in self._options.proved
+            proved = item.proved or config_name(config) in self._options.proved
             verdict = self._prove(desk, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
@@ -199,7 +201,17 @@ class Handler:
         except Exception as error:  # whatever a candidate raises is its own failure
             return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
 
-    def _kernel(self, problem: Problem, config: KernelConfig) -> tuple[Any, dict[str, float]]:
+    def _why_illegal(self, problem: Problem, config: Any) -> str | None:
+        from outblas.space import why_illegal
+
+        return why_illegal(problem, config, self._options.gpu)
+
+    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+        """A loaded kernel and its counters."""
+        assert item.config is not None
+        return self._kernel(item.problem, item.config)
+
+    def _kernel(self, problem: Problem, config: Any) -> tuple[Any, dict[str, float]]:
         """A loaded kernel and its counters; gate 1 is in here."""
         from outblas.compile import compile_source
         from outblas.launch import load
@@ -217,9 +229,7 @@ class Handler:
             self._kernels[key] = (load(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
 
-    def _prove(
-        self, desk: _Desk, kernel: Bindable, config: KernelConfig, proved: bool, emit: Emit, index: int
-    ) -> Verdict:
+    def _prove(self, desk: _Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         from outblas.source import kernel_kind
         from outblas.verify import prove
 
@@ -259,7 +269,7 @@ class Handler:
             baselines = desk.report(timings)
             rivals = [name for name in RIVALS if name in timings]
             for index, candidate in waiting:
-                after = desk.prover.graph(candidate.graph.executable) if options.recheck else candidate.verdict
+                after = self._again(desk, candidate, timings[str(index)], baselines)
                 if after.status is not Status.PASSED:
                     detail = f"after timing: {after.detail}"
                     value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
@@ -268,7 +278,7 @@ class Handler:
                         desk.problem,
                         candidate.config,
                         Status.PASSED,
-                        "",
+                        after.detail,
                         candidate.verdict,
                         timings[str(index)],
                         {name: t.median_us for name, t in baselines.timings.items()},
@@ -284,12 +294,16 @@ class Handler:
             for graph in graphs.values():
                 graph.free()
 
+    def _again(self, desk: _Desk, candidate: _Candidate, timing: Timing, baselines: Baselines) -> Verdict:
+        """The proof after timing, on a replay of the timed graph."""
+        return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
+
 
 @dataclass
 class _Candidate:
     """Proved and captured, waiting to be timed."""
 
-    config: KernelConfig
+    config: Candidate
     graph: GraphEntry
     verdict: Verdict
     counters: dict[str, float]
@@ -318,6 +332,12 @@ class _Desk:
                 self.graphs[name] = self.bench.capture(entry)
             except (OutblasError, RuntimeError) as error:
                 self._left_out[name] = _one_line(_or_fault(error))
+
+    def renew_prover(self) -> None:
+        """Prove on what the operands hold now."""
+        from outblas.verify import CellProver
+
+        self.prover = CellProver(self.bench.data, self.bench.torch_stream)
 
     def measure_baselines(self, options: Options) -> Baselines:
         return self.report(self.measure(self.graphs, options))

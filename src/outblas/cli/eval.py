@@ -27,9 +27,17 @@ def evaluate(
     base_dir: Annotated[Path, typer.Option(help="Directory for the JSON result.")] = Path("./results"),
     gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
     target_qps: QpsOption = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A free kernel (docs/free_kernels.md) to try; without a GPU it is compiled only."),
+    ] = None,
 ) -> None:
     """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
+    if file is not None:
+        common.check_mode(mode, target_qps, ("offline",))
+        _free(problem, file, base_dir, gpu_device_id)
+        return
     common.check_mode(mode, target_qps, ("offline", "server"))
     common.not_negative("--warmup-seconds", warmup_seconds)
     common.positive("--benchmark-seconds", benchmark_seconds)
@@ -40,6 +48,25 @@ def evaluate(
     with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
         result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)
     show(problem, result)
+
+
+def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int) -> None:
+    """One free kernel; exit 2 unless it passed, or compiled where nothing can run it."""
+    from outblas.device import gpu_count
+    from outblas.evaluation import Status
+    from outblas.free.eval_file import eval_file
+    from outblas.free.jail import report
+
+    live = gpu_count() > 0
+    if live:
+        for line in report():
+            common.err.print(f"jail: {line.part}: {line.words}", markup=False)
+        require_gpus((gpu_index,))
+    with common.err.status(f"{problem.key}: compiling{', proving, timing' if live else ''} ..."):
+        result = eval_file(problem, file, gpu_index if live else None, base_dir)
+    show(problem, result)
+    if result["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
+        raise typer.Exit(common.EXIT_ERROR)
 
 
 def show(problem: Problem, result: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.errors import UsageError
-from outblas.llm.budget import Price, parse_budget
+from outblas.llm.budget import parse_budget
+from outblas.llm.models import parse_models
 from outblas.problem import Problem
 
 
@@ -86,39 +87,12 @@ def evolve(
             problems, models, server, place, limits, settings, path, common.command_line(), watch
         )
     out.print(
-        f"ended: {reason}\nbest kernels: {files.best}\ntranscript:   {files.transcript}\nreport:       {files.report}\n"
-        f"everything:   {files.store}", markup=False,
-    )  # fmt: skip
-
-
-def parse_models(text: str, prices: list[str]) -> list:  # type: ignore[type-arg]
-    """Models of ``NAME[=WEIGHT],...`` with their prices, of ``IN,OUT`` or ``NAME=IN,OUT``.
-
-    Raises:
-        UsageError: a name that is empty or given twice, a weight or price that is no number, a price of no model.
-    """
-    from outblas.llm.client import Model
-
-    by_name: dict[str, Price] = {}
-    for one in prices:
-        name, _, figures = one.rpartition("=")
-        match = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", figures.strip())
-        if match is None:
-            raise UsageError(f"--price {one!r}", "IN,OUT or NAME=IN,OUT in USD per million tokens", "e.g. 0.5,1.5")
-        by_name[name] = Price(float(match[1]), float(match[2]))
-    models = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(.+?)(?:=(\d+(?:\.\d+)?))?\s*", part)
-        if match is None:
-            raise UsageError(f"--model {text!r}", "names separated by commas", "leave out the empty one")
-        weight = common.positive("weight of a model", float(match[2] or 1))
-        models.append(Model(match[1], weight, by_name.get(match[1], by_name.get("", Price()))))
-    names = [m.name for m in models]
-    if len(set(names)) != len(names):
-        raise UsageError(f"--model {text!r} names a model twice", "every model once", "use NAME=WEIGHT")
-    if odd := sorted(set(by_name) - {"", *names}):
-        raise UsageError(f"--price of {odd[0]!r}", f"a price of {' or '.join(names)}", "correct the name")
-    return models
+        f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
+        markup=False,
+    )
+    out.print(
+        f"transcript:   {files.transcript}\nreport:       {files.report}\neverything:   {files.store}", markup=False
+    )
 
 
 def _kinds(text: str) -> tuple[str, ...]:

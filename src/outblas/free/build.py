@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outblas.compile import DEFAULT_CACHE, nvrtc_version
 from outblas.cubin import FORMAT, Cubin, CubinCache, decode
@@ -125,6 +126,12 @@ class _Job:
     def includes(self) -> list[Path]:
         return [*([self.cutlass[0]] if self.cutlass else []), *include_folders()]
 
+    def words(self, said: str) -> str:
+        """What the compiler said, without where this machine keeps its headers."""
+        for path in sorted(map(str, self.includes()), key=len, reverse=True):
+            said = said.replace(f"{path}/", "")
+        return said
+
     def confined(self, job: dict[str, object], folder: Path, readable: Iterable[Path]) -> tuple[int, str]:
         limits = replace(self.limits, memory_bytes=memory_limit(self.limits.memory_bytes))
         return run(job, folder, [str(path) for path in readable], limits)
@@ -146,11 +153,11 @@ class _Device(_Job):
         with Folder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
-                raise _told(json.loads((folder / "error").read_text()))
+                raise _told(json.loads(self.words((folder / "error").read_text())))
             cubin = decode((folder / "cubin").read_bytes(), key) if (folder / "cubin").is_file() else None
         if cubin is None:
             raise _died("NVRTC", code, said)
-        return replace(cubin, from_cache=False)
+        return replace(cubin, from_cache=False, log=self.words(cubin.log))
 
 
 class _Host(_Job):
@@ -174,7 +181,7 @@ class _Host(_Job):
             ]  # fmt: skip
             readable = [*self.includes(), nvcc.path.parent.parent, nvcc.path.resolve().parent.parent]
             code, said = self.confined({"program": program}, folder, readable)
-            said = said.replace(f"{folder}/", "")
+            said = self.words(said.replace(f"{folder}/", ""))
             if code != 0 or not library.is_file():
                 raise _refused(said) if code > 0 else _died("nvcc", code, said)
             image = library.read_bytes()
@@ -216,11 +223,11 @@ def _built(kernel: FreeKernel, cubin: Cubin) -> Built:
     return Built(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
-def _told(error: dict[str, object]) -> CompileError | ToolchainMissing:
-    parts = [str(part) for part in error["parts"]]  # type: ignore[attr-defined]
+def _told(error: dict[str, Any]) -> CompileError | ToolchainMissing:
+    wrong, expected, do = (str(part) for part in error["parts"])
     if error["kind"] == "ToolchainMissing":
-        return ToolchainMissing(*parts)
-    return CompileError(*parts, str(error["log"]))
+        return ToolchainMissing(wrong, expected, do)
+    return CompileError(wrong, expected, do, str(error["log"]))
 
 
 def _refused(said: str) -> CompileError:

@@ -6,6 +6,7 @@ program to become (nvcc), or a source for NVRTC, which is a library.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -129,10 +130,8 @@ def _nvrtc(job: dict[str, Any], folder: Path) -> None:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """The child and all that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     child.wait()
 
 

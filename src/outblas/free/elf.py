@@ -45,7 +45,8 @@ def sections(image: bytes, at: int = 0) -> list[Section]:
 
 def dynamic_symbols(image: bytes) -> tuple[list[str], list[str]]:
     """(asked of other libraries, offered to them) by a shared object. Raises CompileError."""
-    asked, offered = [], []
+    asked: list[str] = []
+    offered: list[str] = []
     found = sections(image)
     for section in found:
         if section.kind != _DYNSYM or section.link >= len(found):

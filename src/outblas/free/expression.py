@@ -103,7 +103,9 @@ def _check(node: ast.AST, text: str) -> None:
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not)):
         children = [node.operand]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        least, most = _FUNCTIONS.get(node.func.id, (0, -1))
+        if node.func.id not in _FUNCTIONS:
+            raise _bad(text, f"the function {node.func.id!r}")
+        least, most = _FUNCTIONS[node.func.id]
         if not least <= len(node.args) <= most:
             raise _bad(text, f"{node.func.id} of {len(node.args)} arguments")
         children = list(node.args)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outblas.cubin import CubinCache
 from outblas.compile import DEFAULT_CACHE
+from outblas.cubin import CubinCache
 from outblas.errors import CompileError, ContractError
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.free.build import Built, build

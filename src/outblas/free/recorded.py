@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from outblas.errors import OutblasError, RecordError
 from outblas.evaluation import Evaluation
@@ -83,7 +83,7 @@ class Recorder:
                 found = load(self._path)
                 if found.gpu != gpu:
                     raise _refused(self._path, f"was recorded on {found.gpu.name}")
-                self._file = self._path.open("r+b")
+                self._file: IO[bytes] = self._path.open("r+b")
                 self._cut()
             else:
                 self._file = self._path.open("wb")

@@ -9,27 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_CUDART = frozenset(
-    "cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaFuncGetAttributes "
-    "cudaFuncSetCacheConfig cudaMemsetAsync cudaGetLastError cudaPeekAtLastError cudaGetErrorString cudaGetErrorName "
-    "cudaGetDevice cudaDeviceGetAttribute cudaGetDeviceProperties cudaGetDeviceProperties_v2 cudaGetSymbolAddress "
-    "cudaOccupancyMaxActiveBlocksPerMultiprocessor cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags "
-    "cudaOccupancyMaxActiveClusters cudaOccupancyMaxPotentialClusterSize cudaRuntimeGetVersion "
-    "__cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction "
-    "__cudaRegisterVar __cudaPushCallConfiguration __cudaPopCallConfiguration __cudaInitModule __cudaGetKernel "
-    "__cudaLaunchKernel cuTensorMapEncodeTiled cuTensorMapEncodeIm2col".split()
-)
-_LIBC = frozenset(
-    "malloc free calloc realloc aligned_alloc posix_memalign memcpy memmove memset memcmp memchr strlen strcmp strncmp "
-    "strcpy strncpy strcat strchr strrchr strstr strtol strtoul strtoll strtoull strtod snprintf vsnprintf sprintf "
-    "printf vprintf puts putchar fputs fputc fwrite fprintf vfprintf fflush stdout stderr abort __stack_chk_fail "
-    "__assert_fail __printf_chk __fprintf_chk __snprintf_chk __sprintf_chk __vsnprintf_chk __memcpy_chk __memset_chk "
-    "__memmove_chk __strcpy_chk __strcat_chk __errno_location qsort bsearch abs labs "
-    "ceil ceilf floor floorf sqrt sqrtf pow powf exp expf exp2 exp2f log logf log2 log2f fmod fmodf round roundf "
-    "rint rintf ldexp ldexpf frexp frexpf fmax fmaxf fmin fminf trunc truncf tanh tanhf "
-    "pthread_mutex_lock pthread_mutex_unlock pthread_once __gmon_start__ __tls_get_addr _ITM_deregisterTMCloneTable "
-    "_ITM_registerTMCloneTable __dso_handle __gxx_personality_v0 _Unwind_Resume".split()
-)
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CUDART = _names("""
+    cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaFuncGetAttributes
+    cudaFuncSetCacheConfig cudaMemsetAsync cudaGetLastError cudaPeekAtLastError cudaGetErrorString
+    cudaGetErrorName cudaGetDevice cudaDeviceGetAttribute cudaGetDeviceProperties cudaGetDeviceProperties_v2
+    cudaGetSymbolAddress cudaOccupancyMaxActiveBlocksPerMultiprocessor
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cudaOccupancyMaxActiveClusters
+    cudaOccupancyMaxPotentialClusterSize cudaRuntimeGetVersion __cudaRegisterFatBinary
+    __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction __cudaRegisterVar
+    __cudaPushCallConfiguration __cudaPopCallConfiguration __cudaInitModule __cudaGetKernel __cudaLaunchKernel
+    cuTensorMapEncodeTiled cuTensorMapEncodeIm2col
+""")
+_LIBC = _names("""
+    malloc free calloc realloc aligned_alloc posix_memalign memcpy memmove memset memcmp memchr strlen strcmp
+    strncmp strcpy strncpy strcat strchr strrchr strstr strtol strtoul strtoll strtoull strtod snprintf
+    vsnprintf sprintf printf vprintf puts putchar fputs fputc fwrite fprintf vfprintf fflush stdout stderr abort
+    __stack_chk_fail __assert_fail __printf_chk __fprintf_chk __snprintf_chk __sprintf_chk __vsnprintf_chk
+    __memcpy_chk __memset_chk __memmove_chk __strcpy_chk __strcat_chk __errno_location qsort bsearch abs labs
+    ceil ceilf floor floorf sqrt sqrtf pow powf exp expf exp2 exp2f log logf log2 log2f fmod fmodf round roundf
+    rint rintf ldexp ldexpf frexp frexpf fmax fmaxf fmin fminf trunc truncf tanh tanhf pthread_mutex_lock
+    pthread_mutex_unlock pthread_once __gmon_start__ __tls_get_addr _ITM_deregisterTMCloneTable
+    _ITM_registerTMCloneTable __dso_handle __gxx_personality_v0 _Unwind_Resume
+""")
 #: Mangled names of C++: operators new and delete, exceptions, containers and streams of text in memory and to stdout.
 _CPP = re.compile(
     r"_Zna[jm]|_Znw[jm]|_Zd[al]Pv|__cxa_|_ZTI|_ZTV|_ZTS|_ZNSt|_ZNKSt|_ZSt|_ZNSo|_ZNSi|_ZNKSs|_ZNSs|_ZNSa|_Zls|_ZGV"

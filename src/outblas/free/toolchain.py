@@ -35,7 +35,9 @@ def include_folders() -> tuple[Path, ...]:
     for root in _roots():
         include = root / "include"
         if (include / "cuda_fp16.h").is_file():
-            also = [folder for folder in (include / "cccl", *_sibling_headers(root)) if folder.is_dir()]
+            also = [
+                folder for folder in (include / "cccl", *_sibling_headers(root), include / "crt") if folder.is_dir()
+            ]
             return (include, *also)
     raise ToolchainMissing(
         "CUDA's headers (cuda_fp16.h) not found", "the wheels nvidia-cuda-runtime, -cccl and -crt", _DO

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outblas.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.llm.budget import Account, Cost, Message, Price, at_most
+from outblas.llm.budget import Account, Cost, Message, at_most
 from outblas.llm.limits import RateLimiter
+from outblas.llm.models import Model
 
 #: Statuses that say: later, perhaps.
 RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
@@ -36,15 +37,6 @@ class Unanswered(OutblasError, RuntimeError):
 
 class Rejected(OutblasError, RuntimeError):
     """One question that the server refuses for what it is, such as its length; others may be answered."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model as the server names it, its share of the questions, and its price."""
-
-    name: str
-    weight: float = 1.0
-    price: Price = Price()
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,7 @@ class Client:
                 await self._sleep(max(after, self._backoff(attempt)))
         assert reply is not None
         raise Unanswered(f"no answer after {self._patience.attempts} attempts (the last one: {reply.outcome})",
-                         "a server that answers", "see whether it runs, then repeat the command: it resumes")  # fmt: skip
+                         "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
 
     async def close(self) -> None:
         await self._open.close()
@@ -192,7 +184,7 @@ class Client:
         import openai
 
         def failed(outcome: str, text: object, took: Cost) -> Reply:
-            return Reply(outcome, " ".join(str(text).split())[:2000], "", took, self._clock() - begin)
+            return Reply(outcome, _whole(" ".join(str(text).split())[:2000]), "", took, self._clock() - begin)
 
         options: dict[str, Any] = {self._limit_name: self._max_tokens, **self._extra}
         if self._temperature is not None:
@@ -229,7 +221,21 @@ class Client:
         if usage is not None and usage.prompt_tokens is not None:
             prompt, answer = int(usage.prompt_tokens), int(usage.completion_tokens or 0)
             took = Cost(1, prompt, answer, model.price.usd(prompt, answer))
-        return Reply("answered", text, finish, took, self._clock() - begin)
+        return Reply("answered", _whole(text), finish, took, self._clock() - begin)
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may hold and no file can."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def check_server(base_url: str | None = None) -> None:
+    """Whether a server could be asked at all.
+
+    Raises:
+        UsageError: neither an address nor a key is set. ToolchainMissing: the package ``openai`` is not installed.
+    """
+    _connect(base_url, 1.0)
 
 
 def _connect(base_url: str | None, silence_s: float) -> Any:
@@ -243,7 +249,7 @@ def _connect(base_url: str | None, silence_s: float) -> Any:
     key = os.environ.get("OPENAI_API_KEY")
     if not key and address is None:
         raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
-                         "set OPENAI_API_KEY, or OPENAI_BASE_URL (--base-url), e.g. http://localhost:8000/v1")  # fmt: skip
+                         "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s)
 

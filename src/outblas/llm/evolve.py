@@ -20,9 +20,10 @@ from outblas.llm.answer import CODE, CONFIG, read_answer
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.author import Chain, chains_of
 from outblas.llm.budget import BudgetSpent, Cost
-from outblas.llm.client import Client, Model, Rejected, Reply, ServerError, Unanswered
+from outblas.llm.client import Client, Rejected, Reply, ServerError, Unanswered
 from outblas.llm.judge import Judge
 from outblas.llm.ledger import Ledger, Outcome, Question
+from outblas.llm.models import Model
 from outblas.llm.outcome import counters_text, kind_of, score_of, words_of
 from outblas.llm.prompt import first_prompt, follow_up
 from outblas.llm.schedule import gap, next_problem

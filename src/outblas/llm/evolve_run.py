@@ -19,10 +19,11 @@ from outblas.files import write_atomic
 from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.llm.budget import Account, Budget
-from outblas.llm.client import Client, Model, Patience
+from outblas.llm.client import Client, Patience
 from outblas.llm.evolve import Evolution, Settings
 from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
+from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
 from outblas.problem import Problem
 from outblas.provenance import collect

@@ -10,10 +10,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from outblas.config import KernelConfig
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
-from outblas.llm.compact import describe
+from outblas.llm.compact import describe, describe_offered
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, regime
 
@@ -70,6 +71,25 @@ def first_prompt(
         asked=asked(kinds),
     )
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
+
+
+def choice_prompt(
+    problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], tried: Sequence[str], n: int
+) -> list[Message]:
+    """Asks for ``n`` of the configs that are offered; ``tried``: a line on each that is worth showing."""
+    text = _fill(
+        "choose",
+        problem=describe_problem(problem),
+        hardware=describe_gpu(gpu),
+        floor_us=f"{floor_us(problem, gpu):.2f}",
+        regime=regime(problem, gpu).partition("_")[0] + "-bound",
+        count=len(offered),
+        families=describe_offered(offered),
+        notes="".join(_note(name) for name in notes_of(problem, gpu)),
+        tried="\n".join(tried) or "Nothing.",
+        n=n,
+    )
+    return [{"role": "user", "content": text}]
 
 
 def follow_up(

@@ -92,7 +92,8 @@ def _overall(run: EvolveRun) -> str:
         ("usd", f"{spent.usd:.4f} USD" if spent.usd else "no price", "spent"),
     ]  # fmt: skip
     items = "".join(
-        f"<li class='card {name}' data-figure='{name}'><strong>{escape(value)}</strong><span>{escape(label)}</span></li>"
+        f"<li class='card {name}' data-figure='{name}'>"
+        f"<strong>{escape(value)}</strong><span>{escape(label)}</span></li>"
         for name, value, label in cards
     )
     kinds = [(kind, count, KINDS[kind]) for kind, count in run.kinds()]
@@ -173,7 +174,7 @@ def _best(run: EvolveRun, key: str, name: str) -> list[str]:
 
 def _method() -> str:
     points = [
-        "Speed-up: median over interleaved rounds of time of the fastest baseline / time of the kernel, of the problem. "
+        "Speed-up: median over interleaved rounds of time of the fastest baseline / time of the kernel, same problem. "
         "At least: the lower end of its 95% interval, by which the archive ranks.",
         "Gain: log of how much the best speed-up of a problem rose by an answer, from 1 on, summed up.",
         "A time below the floor is no kernel's: such a candidate is rejected.",

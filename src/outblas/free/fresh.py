@@ -1,0 +1,146 @@
+"""After timing: is the time that of computing? On operands that change in place, by two clocks, against the floor.
+
+A kernel that keeps answers is as fast as a copy on operands that it has seen, and only on those. So the timed graph is
+launched again with new values in the same places: its first launch must be about as fast as its second, every set of
+operands must be right, and the host's clock must agree with the GPU's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from outblas.driver import check, driver
+from outblas.evaluation import Status, Timing, Verdict
+from outblas.operands import Operands
+from outblas.oracle import Oracle
+from outblas.rejected import Rejected
+from outblas.verify import wrong_text
+
+if TYPE_CHECKING:
+    from outblas.roofline import Gpu
+    from outblas.timing import Bench, GraphEntry
+
+#: Times that operands are changed; launches of the graph by the host's clock.
+TRIALS, LAUNCHES = 7, 20
+#: How much longer new operands may take than known ones: what was just written lies in L2 as dirty lines.
+_SLOWER, _SLOWER_US = 1.4, 5.0
+#: How much the host's clock may show over the GPU's: gaps between graphs of some 300 us.
+_CLOCKS, _CLOCKS_US = 1.5, 30.0
+#: The floor is measured, too: a time below this share of it is not believed.
+BELIEVED = 0.95
+
+
+def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> Verdict:
+    """PASSED, or why the time is not believed. Leaves other values in the operands of ``bench``.
+
+    Args:
+        timing: what was measured of this graph.
+    """
+    try:
+        first, second = _new_and_known(bench, graph, seed)
+        if first > _SLOWER * second + _SLOWER_US:
+            raise Rejected(
+                Status.RULE_BROKEN,
+                f"{first:.1f} us on operands not seen before, {second:.1f} us on known ones: it keeps answers",
+            )
+        _both_clocks(bench, graph, timing)
+        ratio = _every_set(bench, graph)
+    except Rejected as failure:
+        return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
+    return Verdict(Status.PASSED, ("fresh",), "", ratio)
+
+
+def too_fast(timing: Timing, baselines_us: Mapping[str, float], floor: float) -> str:
+    """Why a time is below what the machine can do; empty if it is not. Where a baseline is below the floor, the floor
+    is wrong by that much."""
+    known = min([floor, *baselines_us.values()])
+    limit = BELIEVED * known
+    if timing.median_us >= limit:
+        return ""
+    return f"faster than the floor: {timing.median_us:.3f} us, the machine needs {known:.3f} us: suspected cheat"
+
+
+def floor_of(bench: Bench, gpu: Gpu) -> float:
+    """The floor of the bench's problem, microseconds."""
+    from outblas.roofline import floor_us
+
+    return floor_us(bench.problem, gpu)
+
+
+def _new_and_known(bench: Bench, graph: GraphEntry, seed: int) -> tuple[float, float]:
+    """Median microseconds of the graph's first launch on new operands, and of its second."""
+    firsts, seconds = [], []
+    for trial in range(TRIALS):
+        _renew(bench.data, seed + trial)
+        first, second = _launch_timed(bench, graph, 2)
+        firsts.append(first)
+        seconds.append(second)
+    return statistics.median(firsts), statistics.median(seconds)
+
+
+def _renew(data: Operands, seed: int) -> None:
+    """New values in the same places, of a scale that differs from time to time."""
+    import torch
+
+    data.fill_normal(1000 + seed)
+    generator = torch.Generator(data[0][0].device).manual_seed(seed)
+    for index in range(data.sets):
+        for tensor in data[index][:2]:
+            tensor.mul_(1.0 if torch.rand(1, generator=generator, device=tensor.device).item() < 0.5 else 0.5)
+
+
+def _launch_timed(bench: Bench, graph: GraphEntry, count: int) -> list[float]:
+    """Microseconds of launches one behind the other, by events on a stream that is busy when they are queued."""
+    import torch
+
+    cu = driver()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    with torch.cuda.stream(bench.torch_stream):
+        torch.cuda.synchronize(bench.gpu_index)
+        torch.cuda._sleep(2_000_000)
+        events[0].record()
+        for event in events[1:]:
+            check("cuGraphLaunch", cu.cuGraphLaunch(graph.executable, bench.stream))
+            event.record()
+    bench.synchronize()
+    return [1000.0 * a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True)]
+
+
+def _both_clocks(bench: Bench, graph: GraphEntry, timing: Timing) -> None:
+    """Some launches by the host's clock, which the GPU's events know nothing of."""
+    cu = driver()
+    bench.synchronize()
+    best = float("inf")
+    for _ in range(3):  # the host may have been held up
+        begin = perf_counter()
+        for _ in range(LAUNCHES):
+            check("cuGraphLaunch", cu.cuGraphLaunch(graph.executable, bench.stream))
+        bench.synchronize()
+        best = min(best, 1e6 * (perf_counter() - begin) / LAUNCHES)
+    claimed = timing.median_us * timing.repeats
+    if best > _CLOCKS * claimed + _CLOCKS_US:
+        raise Rejected(Status.RULE_BROKEN, f"the host sees {best:.1f} us where the events say {claimed:.1f} us")
+
+
+def _every_set(bench: Bench, graph: GraphEntry) -> float:
+    """|error| / bound at most, over all sets of operands, after one launch over poisoned outputs."""
+    for index in range(bench.sets):
+        bench.data.poison(index)
+    _launch_timed(bench, graph, 1)
+    worst = 0.0
+    for index in sorted({0, bench.sets // 2, bench.sets - 1}):
+        if index >= graph.repeats:
+            continue
+        a, b, c = bench.data[index]
+        ratio = float(Oracle(bench.problem, a, b).worst(c))
+        if not ratio <= 1.0:
+            raise Rejected(Status.WRONG, f"{wrong_text(ratio)} in set {index}", _finite(ratio))
+        worst = max(worst, ratio)
+    return worst
+
+
+def _finite(ratio: Any) -> float | None:
+    return float(ratio) if ratio == ratio and abs(ratio) != float("inf") else None

@@ -1,0 +1,139 @@
+"""The jailed worker of free kernels: the handler of outblas.worker, with a proof and checks of their own.
+
+It compiles nothing, for its jail starts no program: kernels come built. It lives for one batch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outblas.baselines import Bindable
+from outblas.evaluation import Status, Timing, Verdict
+from outblas.free import conduct, fresh
+from outblas.free.jail import Jail
+from outblas.free.kernel import FreeKernel
+from outblas.free.launch import load
+from outblas.free.shapes import representatives
+from outblas.roofline import floor_us
+from outblas.sandbox import Emit
+from outblas.worker import Baselines, Handler, Item, Options, _Candidate, _Desk
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a worker is shut in.
+
+    Attributes:
+        folder: its own. cudart: path of the CUDA run-time library of host-form kernels; None: none is expected.
+        jailed: False in tests only.
+    """
+
+    folder: str
+    cudart: str | None = None
+    jailed: bool = True
+
+
+def make_handler(options: Options, cell: Cell) -> FreeHandler:
+    """The worker's handler (see outblas.sandbox), shut in; nothing of a candidate has been loaded yet."""
+    jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
+    if cell.jailed:
+        _no_words()
+        jail.environment()
+        jail.files()
+    handler = FreeHandler(options, cell)
+    handler.warm()
+    if cell.jailed:
+        jail.calls()
+    return handler
+
+
+class FreeHandler(Handler):
+    """Answers batches of items whose configs are free kernels, built."""
+
+    def __init__(self, options: Options, cell: Cell) -> None:
+        super().__init__(options)
+        self._cell = cell
+        self._before: dict[str, dict[str, object]] = {}
+
+    def warm(self) -> None:
+        """CUDA, torch and cuBLAS as far as they come up by themselves: later calls need no more of the system."""
+        import torch
+
+        from outblas.verify import _reference_blas
+
+        gpu = self._options.gpu_index
+        torch.cuda.set_device(gpu)
+        x = torch.ones((16, 16), dtype=torch.float16, device=f"cuda:{gpu}")
+        torch.mm(x, x)
+        torch.cuda.synchronize(gpu)
+        _reference_blas(gpu)
+
+    def _why_illegal(self, problem: Any, config: Any) -> str | None:
+        if not isinstance(config, FreeKernel):
+            return "a worker of free kernels takes no others"
+        return config.launch.why_not(problem, self._options.gpu)
+
+    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+        assert item.built is not None
+        name = item.built.kernel.name
+        self._before[name] = conduct.snapshot() if item.built.kernel.launch.form == "host" else {}
+        kernel = load(item.built, self._cell.folder, self._cell.cudart, self._options.gpu)
+        return kernel, item.built.counters()
+
+    def _prove(self, desk: _Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+        """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""
+        from outblas.verify import prove
+
+        worst, gates = 0.0, tuple[str, ...]()
+        if self._options.level == "full" and not proved:
+            for small in representatives(desk.problem, config.launch, self._options.gpu):
+                emit.begin(index)  # a sign of life: each proof has the time limit to itself
+                verdict = self._guarded(kernel, prove(kernel, small, None, "full", self._options.gpu_index))
+                if verdict.status is not Status.PASSED:
+                    return replace(verdict, detail=f"on {small.mnk}: {verdict.detail}")
+                worst, gates = max(worst, verdict.max_err_ratio or 0.0), verdict.gates
+            emit.begin(index)
+        cell = self._guarded(kernel, desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0))))
+        if cell.status is not Status.PASSED:
+            return cell
+        return Verdict(Status.PASSED, max(gates, cell.gates, key=len), "", max(worst, cell.max_err_ratio or 0.0))
+
+    def _guarded(self, kernel: Any, verdict: Verdict) -> Verdict:
+        """A verdict, unless the workspace's guards or the process say otherwise."""
+        if verdict.status is not Status.PASSED:
+            return verdict
+        if kernel.broken_workspace():
+            return Verdict(Status.MEMORY_VIOLATION, ("static",), "the canary around the workspace was overwritten")
+        kernel.forget()
+        offence = conduct.offence(self._before[kernel.name]) if self._before.get(kernel.name) else ""
+        return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
+
+    def _again(self, desk: _Desk, candidate: _Candidate, timing: Timing, baselines: Baselines) -> Verdict:
+        """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
+        after = super()._again(desk, candidate, timing, baselines)
+        if after.status is not Status.PASSED:
+            return after
+        seed = self._options.seed + 1
+        new = fresh.check_fresh(desk.bench, candidate.graph, timing, seed)
+        desk.renew_prover()
+        if new.status is not Status.PASSED:
+            return new
+        before = self._before.get(candidate.config.name, {}) if isinstance(candidate.config, FreeKernel) else {}
+        if before and (offence := conduct.offence(before)):
+            return Verdict(Status.RULE_BROKEN, (), offence)
+        known = {name: t.median_us for name, t in baselines.timings.items()}
+        floor = floor_us(desk.problem, self._options.gpu)
+        if suspicion := fresh.too_fast(timing, known, floor):
+            return Verdict(Status.RULE_BROKEN, (), suspicion)
+        below = timing.median_us < floor
+        return replace(new, detail=f"within error of the floor of {floor:.3f} us" if below else "")
+
+
+def _no_words() -> None:
+    """What candidates print goes nowhere: terminals obey what is written to them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1, 2):
+        os.dup2(null, handle)
+    os.close(null)
