@@ -126,6 +126,9 @@ def test_killed_in_between_and_resumed_it_is_the_same_training(whole: Path, tmp_
     assert resumed.steps == STEPS and 0 < resumed.taken < STEPS
     assert [row["step"] for row in lines(log)] == list(range(1, STEPS + 1))
     assert answers(tmp_path) == answers(whole)
+    with Store(tmp_path / "store.sqlite") as store:
+        (run,) = store.runs()
+        assert run.evaluations == len(store.done(run.run_id))  # nothing was evaluated again
     assert go(tmp_path, resume=True).taken == 0
 
 

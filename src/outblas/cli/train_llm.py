@@ -73,7 +73,12 @@ def train_llm(
         if first:
             out.print(text, markup=False)
 
-    trained = train(run, settings, chosen, resume, say)
+    try:
+        trained = train(run, settings, chosen, resume, say)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
+    if trained.best is not None:
+        say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
     say(f"log: {run / stage / 'log.jsonl'}")
     if stage != "supervised":

@@ -84,7 +84,7 @@ class Judge:
         wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, Refused)}
         self._recall({p for p, _ in wanted.values()})
         missing = [pair for key, pair in wanted.items() if key not in self._known]
-        for evaluation in self._within_time(sorted(missing, key=lambda pair: pair[0].key)):
+        for evaluation in self._within_time(sorted(missing, key=lambda pair: (pair[0].key, pair[1].family))):
             self._known[_key(evaluation.problem, evaluation.config)] = evaluation
             if self._store is not None:
                 self._store.append(self._run_id, evaluation)

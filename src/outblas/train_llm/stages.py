@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import ToolchainMissing, UsageError
+from outblas.llm.places import parse_place
 from outblas.train_llm.dataset import prompt_rows, taught_rows
 from outblas.train_llm.evaluators import COMPILE, evaluator_of
 from outblas.train_llm.folders import FINAL, keep_lines, last_checkpoint, publish_folder, trained_steps
@@ -52,6 +53,8 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     """
     check_installed()
     _check_loggers(settings)
+    if settings.stage != "supervised":
+        parse_place(settings.device)  # before a large model is loaded
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
     from accelerate.state import PartialState
 
