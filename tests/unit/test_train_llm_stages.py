@@ -17,11 +17,13 @@ import pytest
 
 from outblas.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation
+from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 from outblas.store import Store
 from outblas.train_llm import models, stages
 from outblas.train_llm.knob_words import KnobWords
 from outblas.train_llm.models import begun_from
+from outblas.train_llm.rewards import Refused
 from outblas.train_llm.settings import TrainSettings
 from outblas.train_llm.stages import train
 from outblas.train_llm.tiny import RANDOM_TINY
@@ -31,6 +33,30 @@ for package in ("torch", "trl", "peft", "datasets", "cuda.bindings"):
 
 PROBLEM = Problem(512, 512, 512)
 STEPS = 5
+#: A free kernel with a hole; it compiles if that is filled with a multiple of 16.
+TEMPLATE = """/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 16)", "ceil(M, 16)", 1], "block": [16, 16, 1]} */
+#include <cuda_fp16.h>
+static_assert(%d %% 16 == 0, "whole tiles");
+extern "C" __global__ void gemm(const half* A, const half* B, half* C, int M, int N, int K, void*) {
+    int m = blockIdx.y * 16 + threadIdx.y, n = blockIdx.x * 16 + threadIdx.x;
+    if (m >= M || n >= N) return;
+    float sum = 0.0f;
+    for (int k = 0; k < K; ++k) sum += __half2float(A[m * K + k]) * __half2float(B[n * K + k]);
+    C[m * N + n] = __float2half(sum);
+}
+"""
+
+
+class Holes(KnobWords):
+    """Sentences of one word that fill the hole of a free kernel."""
+
+    def __init__(self) -> None:
+        super().__init__({"bm": (16, 24, 32, 40)})
+
+    def read(self, problem: Problem, answer: str) -> Any:
+        config = super().read(problem, answer)
+        return config if isinstance(config, Refused) else FreeKernel.parse(TEMPLATE % config.bm)
 
 
 def settings(**other: Any) -> TrainSettings:
@@ -80,6 +106,17 @@ def test_a_random_model_gets_rewards_of_which_some_differ(whole: Path) -> None:
         assert {"loss", "kl", "answer_tokens_mean"} <= set(row)
     outcomes = {row["outcome"] for row in lines(whole / "correctness" / "answers.jsonl")}
     assert {"illegal", "left_out"} <= outcomes
+
+
+def test_free_kernels_are_compiled_and_paid_for_it(tmp_path: Path) -> None:
+    train(tmp_path, settings(steps=2), Holes(), say=lambda text: None)
+    rows = lines(tmp_path / "correctness" / "answers.jsonl")
+    assert all(row["kernel"].startswith("free_") for row in rows)
+    paid = {row["answer"]: (row["outcome"], row["parts"]["compiled"]) for row in rows}
+    assert len(paid) > 1
+    for text, found in paid.items():
+        compiles = int(text.partition("=")[2]) % 16 == 0
+        assert found == (("left_out", 0.0) if compiles else ("compile_error", -0.25))
 
 
 def test_a_kernel_is_evaluated_once_in_a_run(whole: Path) -> None:
