@@ -15,8 +15,8 @@ from typing import Any
 from outblas import __version__
 from outblas.config import config_from_json, config_name, config_to_json
 from outblas.errors import RecordError, UsageError
-from outblas.files import write_atomic
 from outblas.evaluation import Evaluation
+from outblas.files import write_atomic
 from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
