@@ -110,3 +110,74 @@ def prover(device):
             emit.done(index, verdict)
 
     return handler
+
+
+def encode(value):
+    return value
+
+
+def decode(data):
+    if not isinstance(data, (int, str)):
+        raise ValueError("no answer")
+    return data
+
+
+class _Unpickled:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return open, (self._path, "w")
+
+
+def jailed(folder):
+    """A doubler behind bars; words misbehave, or send what is no answer over the worker's own pipe."""
+    import pickle
+
+    from outblas.free.jail import Jail
+
+    jail = Jail(folder)
+    jail.environment()
+    jail.files()
+    double = doubler()
+    jail.calls()
+
+    def handler(items, emit):
+        pipe = emit._connection._connection
+        for index, item in items:
+            if item == "fill":
+                emit.begin(index)
+                kept = []
+                while True:
+                    kept.append(bytearray(os.urandom(1) * (16 << 20)))
+                    time.sleep(0.05)
+            elif item == "chatter":
+                while True:
+                    emit.begin(index)
+                    time.sleep(0.05)
+            elif item == "fork bomb":
+                emit.begin(index)
+                try:
+                    os.fork()
+                    emit.done(index, "forked")
+                except PermissionError:
+                    emit.done(index, "refused")
+            elif item in ("pickle", "no json", "other index", "not asked", "long"):
+                emit.begin(index)
+                if item == "pickle":
+                    pipe.send_bytes(pickle.dumps(_Unpickled(os.path.join(folder, "unpickled"))))
+                elif item == "no json":
+                    pipe.send_bytes(b"\x80\x04.")
+                elif item == "other index":
+                    pipe.send_bytes(b'["done", 77, 1]')
+                elif item == "not asked":
+                    pipe.send_bytes(b'["done", 0, {"a": 1}]')
+                else:
+                    pipe.send_bytes(b" " * (17 << 20))
+                time.sleep(30)
+            else:
+                double([(index, item)], emit)
+
+    return handler

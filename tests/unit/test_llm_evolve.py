@@ -27,12 +27,12 @@ from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget, Price
 from outblas.llm.client import Patience, ServerError
 from outblas.llm.evolve import Settings
-from outblas.llm.evolve_run import EvolveFiles, Server, run_evolve
+from outblas.llm.evolve_run import EvolveFiles, Server, run_evolve, write_recording
 from outblas.llm.ledger import Ledger
 from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place, parse_place
 from outblas.problem import Problem
-from outblas.roofline import floor_us
+from outblas.roofline import H200, floor_us
 from outblas.store import Store
 
 pytest.importorskip("openai")
@@ -140,7 +140,9 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
     assert best["candidate"] == config_name(Sm80MmaConfig(64, 64))
     assert json.loads((files.best / best["file"]).read_text())["bm"] == 64
     transcript = [json.loads(line) for line in files.transcript.read_text().splitlines()]
-    assert [t["outcome"]["kind"] for t in transcript] == [kind for kind, _ in outcomes(tmp_path / "run")]
+    *done, unsent = transcript  # the budget ended before the last follow-up was sent
+    assert unsent["attempts"] == [] and unsent["outcome"] is None
+    assert [t["outcome"]["kind"] for t in done] == [kind for kind, _ in outcomes(tmp_path / "run")]
     assert [a["text"] for t in transcript for a in t["attempts"] if a["outcome"] == "answered"] == [
         s.text for s in says if s.status == 200 and not s.drop and not s.stall_s
     ]
@@ -321,6 +323,17 @@ def test_two_drivers_of_one_run_are_refused(recording: Path, tmp_path: Path) -> 
             evolve(server, recording, tmp_path / "run", 1, turns=1)
         server.released.set()
         thread.join()
+
+
+def test_what_a_gpu_measured_is_a_recording_for_other_runs(tmp_path: Path) -> None:
+    config = Sm80MmaConfig(64, 64)
+    told = [passed(kernel(1), 3.0), passed(config, 3.1), failed(kernel(2), Status.HANG, "why")]  # type: ignore[arg-type]
+    for _ in range(2):  # a run that was resumed writes it again
+        write_recording(tmp_path / "recorded.jsonl", told, H200, {"gpu": "NVIDIA H200"})
+    with open_place(parse_place(str(tmp_path / "recorded.jsonl"))) as evaluator:
+        asked = [(PROBLEM, kernel(1)), (PROBLEM, config), (PROBLEM, kernel(2))]
+        assert list(evaluator.evaluate(asked)) == told and evaluator.baselines(PROBLEM) == {"lt_auto": 4.0}
+    assert [p.name for p in tmp_path.iterdir()] == ["recorded.jsonl"]
 
 
 def test_knobs_are_compiled_where_nothing_was_recorded(tmp_path: Path) -> None:

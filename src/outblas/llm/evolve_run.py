@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -15,9 +15,11 @@ from typing import Any
 from outblas import __version__
 from outblas.config import config_from_json, config_name, config_to_json
 from outblas.errors import RecordError, UsageError
+from outblas.evaluation import Evaluation
 from outblas.files import write_atomic
 from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
+from outblas.free.recorded import Recorder
 from outblas.llm.budget import Account, Budget
 from outblas.llm.client import Client, Patience
 from outblas.llm.evolve import Evolution, Settings
@@ -27,6 +29,7 @@ from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
 from outblas.problem import Problem
 from outblas.provenance import collect
+from outblas.roofline import Gpu
 from outblas.store import Store
 
 FORMAT, KIND = 1, "evolve"
@@ -63,6 +66,11 @@ class EvolveFiles:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
+
+    @property
+    def recording(self) -> Path:
+        """Of a run on a GPU: what it measured, for ``--device`` of another."""
+        return self.path / "recorded.jsonl"
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ def run_evolve(
             with Ledger(files.store) as ledger:
                 reason = _evolve(problems, models, server, evaluator, budget, settings, store, path.name, ledger,
                                  watching)  # fmt: skip
-                _finish(files, ledger, about, evaluator, place, command, reason)
+                told = store.evaluations(path.name)
+                _finish(files, ledger, told, about, evaluator, place, command, reason)
     from outblas.report import write_report
 
     write_report(path, files.report)
@@ -208,8 +217,8 @@ def is_evolution(path: Path) -> bool:
 
 
 def _finish(
-    files: EvolveFiles, ledger: Ledger, about: Mapping[str, Any], evaluator: FreeEvaluator, place: Place, command: str,
-    reason: str,
+    files: EvolveFiles, ledger: Ledger, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
+    evaluator: FreeEvaluator, place: Place, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
     best = _best(ledger)
@@ -224,10 +233,26 @@ def _finish(
     spent = ledger.spent()
     provenance = collect(command, place.gpu_index)
     recorded = getattr(evaluator, "provenance", None)
+    if place.gpu_index is not None:
+        write_recording(files.recording, evaluations, evaluator.gpu, provenance)
     write_atomic(files.run, _text({
         **about, "finished": _now(), "ended": reason, "source": evaluator.source, "gpu": evaluator.gpu.name,
         "spent": asdict(spent), "best": best, "provenance": provenance, "recording": recorded or None,
     }))  # fmt: skip
+
+
+def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
+    """Evaluations as a recording (:mod:`outblas.free.recorded`), published whole.
+
+    Raises:
+        RecordError: the disk refuses it; what was there is kept.
+    """
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.unlink(missing_ok=True)
+    with Recorder(scratch, gpu, provenance) as recorder:
+        for evaluation in evaluations:
+            recorder.append(evaluation)
+    scratch.replace(path)
 
 
 def _best(ledger: Ledger) -> dict[str, dict[str, Any]]:

@@ -151,14 +151,13 @@ class Ledger:
 
     def questions(self) -> list[Question]:
         """All of them, in the order in which they were asked."""
-        return [
-            Question(*known, tuple(json.loads(parents)), tuple(json.loads(messages)), at)
-            for *known, parents, messages, at in self._rows("SELECT * FROM questions ORDER BY id")
-        ]
-
-    def answer(self, question: int) -> Reply | None:
-        """The answer to a question, if one was received."""
-        return next((r for q, r in self.replies() if q == question and r.answered), None)
+        found = []
+        for number, chain, turn, problem, island, model, purpose, *texts, at in self._rows(
+            "SELECT id, chain, turn, problem, island, model, purpose, parents, messages, at FROM questions ORDER BY id"
+        ):
+            parents, messages = (tuple(json.loads(text)) for text in texts)
+            found.append(Question(number, chain, turn, problem, island, model, purpose, parents, messages, at))
+        return found
 
     def replies(self) -> Iterator[tuple[int, Reply]]:
         """(question, reply) of every attempt, in order; one that was lost with a killed process is ``lost``, at the

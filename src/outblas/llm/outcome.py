@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from outblas.evaluation import Evaluation, Status
+from outblas.free.fresh import too_fast
 from outblas.roofline import Gpu, floor_us
 
 #: Kinds of outcome -> what they mean; the order is that of reports.
@@ -52,8 +53,10 @@ def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
 
 
 def below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:
-    """Whether it claims to be faster than the hardware allows (:mod:`outblas.roofline`)."""
-    return evaluation.timing is not None and evaluation.timing.median_us < floor_us(evaluation.problem, gpu)
+    """Whether it claims to be faster than the hardware allows, by the rule of who times free kernels: that holds for
+    recorded ones and for kernels of our families, too."""
+    timing = evaluation.timing
+    return timing is not None and bool(too_fast(timing, evaluation.baselines_us, floor_us(evaluation.problem, gpu)))
 
 
 def score_of(evaluation: Evaluation) -> float | None:

@@ -15,6 +15,7 @@ from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
 from outblas.llm.compact import describe, describe_offered
+from outblas.llm.outcome import clipped
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, regime
 
@@ -39,6 +40,8 @@ _FEW_ROWS, _LONG_K = 64, 8
 #: A tile of C, for the share of the last wave that is empty.
 _TILE = 128
 _EMPTY_WAVE = 0.25
+#: Characters of a parent that a prompt has room for.
+_PARENT_CHARS = 40_000
 
 
 def first_prompt(
@@ -170,7 +173,7 @@ def _parents(parents: Sequence[Entry], counters: Mapping[str, str]) -> str:
 
 def _parent(title: str, entry: Entry, counters: str) -> str:
     code = entry.candidate.get("family") == "free"
-    text = entry.candidate["text"] if code else json.dumps(entry.candidate)
+    text = clipped(entry.candidate["text"], _PARENT_CHARS) if code else json.dumps(entry.candidate)
     speed = f"{entry.us:.2f} us, {math.exp(entry.score):.3f}x of the fastest baseline at least"
     return _fill(
         "parent",
