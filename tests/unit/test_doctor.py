@@ -32,6 +32,7 @@ NAMES = {
     "nvidia-matmul-heuristics",
     "extra [rl]",
     "extra [llm]",
+    "extra [train-llm]",
 }
 
 
