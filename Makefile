@@ -61,7 +61,7 @@ $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
 
 $(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl,kernel-tuner,examples,ray]' nvidia-matmul-heuristics; else \
+	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl,kernel-tuner,examples,ray,llm,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
-		$(PIP) --editable '.[dev]'; fi
+		$(PIP) --editable '.[dev,llm]'; fi
 	@touch $@ $(VENV)/.base

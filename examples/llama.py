@@ -7,7 +7,7 @@ What OutBLAS needs is one line, ``outblas.enable()`` in :func:`main`. The rest i
 it, of torch's own operators: one product of Q, K and V and one of gate and up (the library has these shapes), fused
 norms, flash attention of grouped heads over the filled part of a static cache, rotations in place. It computes what
 transformers' LlamaForCausalLM does, whose configuration and weights it takes. With ``--fused`` the two sums of a layer
-are computed by the kernels of the products before them, :func:`add_fused`.
+and SiLU(gate) * up are computed by the kernels of the products before them, :func:`add_fused` and :func:`gate_fused`.
 
 Kernels of a layer, eager: 4 products, and 2 norms, 3 of the rotation, 1 copy into the cache, 1 or 2 of attention, 2 of
 SiLU(gate) * up and 2 sums. With the shapes of Llama 3 8B in half precision a layer reads 436 MB of weights; the other
@@ -20,7 +20,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -80,15 +80,55 @@ def add_warm(x: Any, projection: nn.Linear, y: Any) -> Any:
     return add_fused(x, projection, y)
 
 
+def gate(layer: Layer, x: Any) -> Any:
+    """SiLU(gate) * up of an MLP: a product, and two kernels that read it."""
+    gates, ups = layer.gate_up_proj(x).chunk(2, dim=-1)
+    return F.silu(gates) * ups
+
+
+def gate_fused(layer: Layer, x: Any) -> Any:
+    """The same by one kernel, which rounds once, for numbers of tokens of which :func:`gate_warm` has found one."""
+    if x.numel() // x.shape[-1] not in layer.gated:
+        return gate(layer, x)
+    return outblas.gated_linear(x, layer.interleaved)
+
+
+def gate_warm(layer: Layer, x: Any) -> Any:
+    """:func:`gate_fused`, whose kernel is compiled and loaded before, where OutBLAS has one. It takes a second copy of
+    the weights, gate and up by turns, made when a layer is first seen: the first stays as torch's operators want it."""
+    if layer.interleaved is None:
+        layer.interleaved = outblas.interleave_gate_up(*layer.gate_up_proj.weight.chunk(2))
+    if outblas.warm(x, layer.interleaved, gated=True):
+        layer.gated.add(x.numel() // x.shape[-1])
+    return gate_fused(layer, x)
+
+
+class Ways(NamedTuple):
+    """How a layer computes what follows its products."""
+
+    add: Callable[[Any, nn.Linear, Any], Any]
+    gate: Callable[[Layer, Any], Any]
+
+
+APART, FUSED, WARM = Ways(add, gate), Ways(add_fused, gate_fused), Ways(add_warm, gate_warm)
+
+
 class Layer(nn.Module):
-    """Attention and MLP, each behind its norm and added to what it was given, by ``add``."""
+    """Attention and MLP, each behind its norm and added to what it was given, by ``add``; the MLP gated by ``gate``.
+
+    ``interleaved`` and ``gated`` are :func:`gate_warm`'s: the copy of the weights (None: not made), and numbers of
+    tokens that one kernel serves.
+    """
 
     def __init__(self, config: LlamaConfig, device: Any, dtype: Any) -> None:
         super().__init__()
         linear = partial(skip_init, nn.Linear, bias=False, device=device, dtype=dtype)
         norm = partial(nn.RMSNorm, config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
         self.queries, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.size, self.add = config.head_dim, add
+        self.size = config.head_dim
+        self.add, self.gate = APART
+        self.interleaved: Any = None
+        self.gated: set[int] = set()
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.qkv_proj = linear(config.hidden_size, (self.queries + 2 * self.groups) * self.size)
         self.o_proj = linear(self.queries * self.size, config.hidden_size)
@@ -98,8 +138,7 @@ class Layer(nn.Module):
     def forward(self, x: Any, kv: Any, cosines: Any, sines: Any, begin: int) -> Any:
         """x (batch, tokens, hidden), of tokens that begin at a position; their keys and values go into kv."""
         x = self.add(x, self.o_proj, self.attention(self.input_layernorm(x), kv, cosines, sines, begin))
-        gate, up = self.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, dim=-1)
-        return self.add(x, self.down_proj, F.silu(gate) * up)
+        return self.add(x, self.down_proj, self.gate(self, self.post_attention_layernorm(x)))
 
     def attention(self, x: Any, kv: Any, cosines: Any, sines: Any, begin: int) -> Any:
         batch, tokens, _ = x.shape
@@ -165,10 +204,10 @@ class Decoder(nn.Module):
             self.register_buffer(name, table, persistent=False)
         self.eval().requires_grad_(False)
 
-    def add_by(self, function: Callable[[Any, nn.Linear, Any], Any]) -> None:
-        """From now on layers add their products by :func:`add`, :func:`add_fused` or another of its arguments."""
+    def follow_by(self, ways: Ways) -> None:
+        """From now on layers compute what follows their products so: ``APART``, ``FUSED`` or others."""
         for layer in self.layers:
-            layer.add = function
+            layer.add, layer.gate = ways
 
     @torch.no_grad()
     def forward(self, ids: Any, cache: Cache, last: int = 1, parts: Sequence[Callable[..., Any]] = PARTS) -> Any:
@@ -241,7 +280,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a toy model for machines without a GPU")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--no-outblas", action="store_true")
-    which.add_argument("--fused", action="store_true", help="sums in their products' kernels, where there are any")
+    which.add_argument("--fused", action="store_true", help="sums and gates in their products' kernels")
     options = parser.parse_args(arguments)
 
     if not options.no_outblas:
@@ -252,9 +291,9 @@ def main(arguments: list[str] | None = None) -> None:
     config = llama3_8b(options.layers, **({**small, "vocab_size": 256} if options.tiny else {}))
     model = random_model(config, device)
     prompt = torch.randint(config.vocab_size, (options.batch, options.prompt), device=device)
-    model.add_by(add_warm if options.fused else add)
+    model.follow_by(WARM if options.fused else APART)
     generate(model, prompt, 2)  # loads kernels
-    model.add_by(add_fused if options.fused else add)
+    model.follow_by(FUSED if options.fused else APART)
     begin = perf_counter()
     tokens = generate(model, prompt, options.new_tokens).tolist()
     seconds = perf_counter() - begin

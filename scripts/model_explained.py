@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from llama import add
-from model_runs import VARIANTS, Step, Work, added
+from llama import Ways, add, gate
+from model_runs import VARIANTS, Step, Work, followed
 
 import outblas
 from outblas import affine
 
 
-def linear_shapes(model: Any, step: Step) -> dict[str, tuple[Any, Any, Any]]:
-    """``M_N_K`` -> (an input, the weight, what is added or None) of every distinct linear layer of a step."""
-    found: dict[str, tuple[Any, Any, Any]] = {}
+class Linear(NamedTuple):
+    """An input, the weight, and what follows: a matrix that is added, or a gate."""
 
-    def keep(x: Any, w: Any, residual: Any) -> None:
-        found.setdefault(f"{x.numel() // x.shape[-1]}_{w.shape[0]}_{w.shape[1]}", (x, w, residual))
+    x: Any
+    w: Any
+    residual: Any = None
+    gated: bool = False
+
+    def told(self) -> str:
+        """Whether what follows is fused, or why not; empty where nothing follows."""
+        if not self.gated and self.residual is None:
+            return ""
+        # A copy of the weights by turns has their shape and strides, of which alone this is asked.
+        reason = affine.why_not(self.x, self.w, residual=self.residual, gated=self.gated)
+        what = "gate" if self.gated else "sum"
+        return f"; the {what} is apart: {reason}" if reason else f"; the {what} is fused"
+
+
+def linear_shapes(model: Any, step: Step) -> dict[str, Linear]:
+    """``M_N_K`` -> every distinct linear layer of a step."""
+    found: dict[str, Linear] = {}
+
+    def keep(linear: Linear) -> None:
+        x, w = linear.x, linear.w
+        found.setdefault(f"{x.numel() // x.shape[-1]}_{w.shape[0]}_{w.shape[1]}", linear)
 
     def hook(layer: Any, inputs: tuple[Any, ...]) -> None:
-        keep(inputs[0], layer.weight, None)
+        keep(Linear(inputs[0], layer.weight))
 
     def noting(x: Any, projection: Any, y: Any) -> Any:
-        keep(y, projection.weight, x)  # before the hook
+        keep(Linear(y, projection.weight, residual=x))  # before the hook
         return add(x, projection, y)
+
+    def noting_gate(layer: Any, x: Any) -> Any:
+        keep(Linear(x, layer.gate_up_proj.weight, gated=True))
+        return gate(layer, x)
 
     hooks = [each.register_forward_pre_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
     try:
-        with added(model, noting):
+        with followed(model, Ways(noting, noting_gate)):
             Work(model, step, context=1).run()
     finally:
         for each in hooks:
@@ -39,18 +62,16 @@ def linear_shapes(model: Any, step: Step) -> dict[str, tuple[Any, Any, Any]]:
 
 def explained(model: Any, step: Step, variants: Sequence[str]) -> list[dict[str, str]]:
     """What :func:`outblas.explain` says of every distinct linear layer of a step, of each variant that is ours; and
-    whether what is added to it is fused, or why not."""
+    whether what follows it is fused, or why not."""
     rows = []
     with torch.no_grad():
-        for mnk, (x, w, residual) in linear_shapes(model, step).items():
+        for mnk, linear in linear_shapes(model, step).items():
             row = {"step": step.name, "mnk": mnk}
             for name in variants:
                 variant = VARIANTS[name]
                 if variant.ours:
                     promise = True if variant.weights else None
-                    row[name] = outblas.explain(x, w.t(), pdl=variant.pdl, weights=promise)
-                    if variant.fused and residual is not None:
-                        reason = affine.why_not(x, w, residual=residual)
-                        row[name] += f"; the sum is apart: {reason}" if reason else "; the sum is fused"
+                    row[name] = outblas.explain(linear.x, linear.w.t(), pdl=variant.pdl, weights=promise)
+                    row[name] += linear.told() if variant.fused else ""
             rows.append(row)
     return rows

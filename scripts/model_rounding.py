@@ -30,8 +30,8 @@ from outblas.oracle import UNIT
 RMS_FACTOR, MAX_FACTOR, GAIN = 1.25, 1.5, 2.0
 #: Roundings to half precision along one layer: two norms, QKV, rotation (2; its tables are the same numbers in the
 #: reference), attention's weights and result, O, gate and up, SiLU, their product, down, two sums. Behind the layers: a
-#: norm and the head. Where ours adds in the kernels of O and down, it has two fewer a layer; 2 is of torch's, and 1
-#: bounds ours from above only.
+#: norm and the head. Where ours adds in the kernels of O and down, it has two fewer a layer, and four where it gates
+#: in that of gate and up, too; 2 is of torch's, and 1 bounds ours from above only.
 ROUNDINGS_PER_LAYER, ROUNDINGS_BEHIND = 14, 2
 
 

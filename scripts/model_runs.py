@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from llama import PARTS, Cache, add_fused, add_warm
+from llama import FUSED, PARTS, WARM, Cache, Ways
 from torch._inductor import config as inductor_config
 
 import outblas
@@ -28,7 +28,7 @@ WARM_UPS = 3
 @dataclass(frozen=True)
 class Variant:
     """Who multiplies: torch alone, or OutBLAS where it is faster; what its kernels may do before a predecessor ends;
-    whether they add residuals, too."""
+    whether they compute what follows, too."""
 
     name: str
     ours: bool = True
@@ -88,7 +88,7 @@ def active(variant: Variant, model: Any) -> Iterator[None]:
             if not on:
                 raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
             nothing = contextlib.nullcontext()
-            with promised(model) if variant.weights else nothing, added(model, add_fused) if variant.fused else nothing:
+            with promised(model) if variant.weights else nothing, followed(model, FUSED) if variant.fused else nothing:
                 yield
     finally:
         for name, value in before.items():
@@ -113,22 +113,22 @@ def _promised_forward(layer: Any, x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def added(model: Any, function: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
-    """Every layer adds meanwhile by this function, see :meth:`llama.Decoder.add_by`."""
-    before = [layer.add for layer in model.layers]
-    model.add_by(function)
+def followed(model: Any, ways: Ways) -> Iterator[None]:
+    """Every layer computes meanwhile so what follows its products, see :meth:`llama.Decoder.follow_by`."""
+    before = [(layer.add, layer.gate) for layer in model.layers]
+    model.follow_by(ways)
     try:
         yield
     finally:
-        for layer, function in zip(model.layers, before, strict=True):
-            layer.add = function
+        for layer, old in zip(model.layers, before, strict=True):
+            layer.add, layer.gate = old
 
 
 def compile_fused(model: Any, shape: tuple[int, int]) -> None:
     """Fused kernels for tokens of a shape (batch, tokens) are compiled and loaded, those that can be had; what they are
     does not depend on what a cache holds. Under :func:`active`, whose environment chooses them."""
     ids = torch.zeros(shape, dtype=torch.int64, device=model.lm_head.weight.device)
-    with added(model, add_warm):
+    with followed(model, WARM):
         model(ids, Cache(model, *shape))
 
 
@@ -174,9 +174,10 @@ class Entry:
 
     ``products``: of one step, those that :func:`outblas.enable` saw, ``ours`` and ``torchs``, and those ``promised``;
     in a graph, those that it holds. Of a compiled step, those that were ``compiled`` as ours, in the layer whose code
-    all layers run and in the head; one whose kernel needs a workspace is torch's in a graph even so. Of sums that are
-    to be fused, those that were, ``fused``, and those that were not, ``unfused``: their products are of
-    :func:`outblas.linear`, and among the others only where it left them to torch's operator.
+    all layers run and in the head; one whose kernel needs a workspace is torch's in a graph even so. Of sums and
+    gates that are to be fused, those that were, ``fused``, and those that were not, ``unfused``: their products are of
+    :func:`outblas.linear` or :func:`outblas.gated_linear`, and among the others only where these left them to torch's
+    operator.
     """
 
     run: Callable[[], Any]
@@ -239,24 +240,27 @@ def _own(function: Any) -> Any:
 @contextlib.contextmanager
 def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
     """The products of a block, by whom they are computed, see :class:`Entry`; a promised one that torch computes is
-    seen by both."""
+    seen by both; what follows one is a sum or a gate."""
     counts: dict[str, int] = {}
     if not variant.ours:
         yield counts
         return
-    before, launched, promises, sums = outblas.status()["torch"], _launched(), [0], [0]
+    before, launched, promises, follow = outblas.status()["torch"], _launched(), [0], [0]
 
     def hook(*_: Any) -> None:
         promises[0] += 1
 
-    def counting(*operands: Any) -> Any:
-        sums[0] += 1
-        return add_fused(*operands)
+    def counting(way: Callable[..., Any]) -> Callable[..., Any]:
+        def counted_way(*operands: Any) -> Any:
+            follow[0] += 1
+            return way(*operands)
+
+        return counted_way
 
     linear = [each for each in model.modules() if type(each) is torch.nn.Linear]
     hooks = [each.register_forward_hook(hook) for each in linear if variant.weights]
     try:
-        with added(model, counting) if variant.fused else contextlib.nullcontext():
+        with followed(model, Ways(*map(counting, FUSED))) if variant.fused else contextlib.nullcontext():
             yield counts
     finally:
         for each in hooks:
@@ -267,7 +271,7 @@ def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
         counts["promised"] = promises[0]
     if variant.fused:
         counts["fused"] = _launched() - launched
-        counts["unfused"] = sums[0] - counts["fused"]
+        counts["unfused"] = follow[0] - counts["fused"]
 
 
 def _launched() -> int:

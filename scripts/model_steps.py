@@ -2,7 +2,8 @@
 
     python scripts/model_steps.py [--layers 32] [--decode 1,8,64] [--prefill 512,4096]
         [--modes eager,graph,compiled,compiled_graph]
-        [--variants torch,outblas,outblas_fused,outblas_pdl,outblas_weights] [--out results/h200/model_steps.json]
+        [--variants torch,outblas,outblas_fused,outblas_pdl,outblas_weights] [--tune SECONDS]
+        [--out results/h200/model_steps.json]
 
 The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, no more kernels around the products
 than torch's own fused operators need. Compiled modes compile one layer, whose code all layers run, and the head.
@@ -13,11 +14,15 @@ Graphs are queued without waiting, so the host is in no figure of theirs; eager 
 so it is in these.
 
 Variants: *torch* alone; *outblas* by ``enable()``; *outblas_fused*, which adds residuals in the kernels of the products
-before them, too (:func:`llama.add_fused`; all are compiled and loaded before, and ``products`` tells how many sums were
-``fused``, and how many not, where the library leaves the product to cuBLASLt or torch); *outblas_pdl* with
+before them, and computes SiLU(gate) * up in that of gate and up, from a copy of these weights in another order, which
+it alone has (:func:`llama.add_fused`, :func:`llama.gate_fused`; all are compiled and loaded before, and ``products``
+tells how many sums and gates were ``fused``, and how many not, where there is no kernel); *outblas_pdl* with
 ``OUTBLAS_PDL=1``; *outblas_weights*, where every linear layer calls ``outblas.matmul(..., weights=True)``: the weights
 are written before any step is queued, so the promise holds. torch.compile takes no promise, and what it traces is not
 fused, so that compiled modes leave these two out. Greedy tokens and logits: see model_rounding.py.
+
+``--tune``: before any step is timed, the products of all of them are captured and tuned for so long (model_tune.py), to
+a user library beside ``--out``, which the variants of ours then use; the result says under ``tuned`` what it holds.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import model_explained  # noqa: E402
 import model_greedy  # noqa: E402
 import model_runs  # noqa: E402
+import model_tune  # noqa: E402
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 #: The bar of a mode and variant: geometric mean over steps.
@@ -157,6 +163,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=50)
     parser.add_argument("--greedy", type=numbers, default=[1, 8, 64], help="batches whose tokens are compared")
     parser.add_argument("--greedy-steps", type=at_least(1), default=64)
+    parser.add_argument("--tune", type=at_least(1), metavar="SECONDS", help="tune the model's products before")
     parser.add_argument("--out", type=Path, default=Path("results/h200/model_steps.json"))
     return parser.parse_args(arguments)
 
@@ -176,6 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = " ".join(["scripts/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
     result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
     result["provenance"] = {**collect(command), "transformers": metadata.version("transformers")}
+    if options.tune is not None:
+        folder = options.out.with_name(f"{options.out.stem}_tuned")
+        result["tuned"] = model_tune.tuned(model, steps, options.context, options.tune, folder)
+        print(model_tune.line(result["tuned"]), flush=True)
     result["steps"] = measure(model, steps, options.modes, options.variants, options.rounds, options.context)
     result["bars"] = bars(result["steps"])
     save(result, options.out)

@@ -39,7 +39,7 @@ from outblas.cubin import Cubin
 from outblas.errors import CompileError, OutblasError, UsageError
 from outblas.library import Library
 from outblas.problem import Problem
-from outblas.results import bench_files, read_result, write_result
+from outblas.results import KIND, read_meta, read_result, write_result
 from outblas.sass import _code_sections
 from outblas.shipped_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.source import Source, kernels_sha, make_source
@@ -167,7 +167,7 @@ def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) 
         library = Library.load(path)
         if library.provenance.get(HASH) != kernels:
             found[path] = library.provenance, partial(_save_library, path, library)
-    for path in (p for folder in sorted(results.glob("*/")) for p in bench_files(folder)):
+    for path in filter(is_result, sorted(results.glob("*/*.parquet"))):
         result = read_result(path)
         if result.provenance.get(HASH, kernels) != kernels:
             found[path] = result.provenance, partial(_save_result, path, result)
@@ -182,6 +182,20 @@ def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) 
     for provenance, save in found.values():
         save(stamped(provenance, record, kernels))
     return list(found)
+
+
+def is_result(path: Path) -> bool:
+    """Whether ``outblas bench`` wrote it; what scripts write beside, with metadata of their own, is none. Raises
+    RecordError for a file that cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if b"outblas" not in (pq.read_schema(path).metadata or {}):
+            return False
+    except (pa.ArrowException, OSError, ValueError):
+        pass  # said by read_meta
+    return bool(read_meta(path).get("kind") == KIND)
 
 
 def _save_library(path: Path, library: Library, provenance: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ the same state, each into a new store. ``--together``: both at the same time, ea
 a host with one GPU more; they share its processors, which slows the one with more workers if any.
 Seconds are wall time of `tune` itself, and apart from it those in which workers start (imports, CUDA contexts). The
 ratio is that of the former; with ray, whose workers compile for themselves, it is that of processes of one cluster.
+The result tells of every process what its seconds went on since it was made, and how often (``ledger``: of workers as
+outblas.worker and outblas.evaluate name it, of the driver as outblas.workers.pool does).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 
 from outblas.agents import make_agent
 from outblas.compile import compile_many
+from outblas.compile_ahead import BaselineKernels
 from outblas.evaluation import Status
 from outblas.files import write_atomic
 from outblas.roofline import H200
@@ -66,6 +69,7 @@ def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) ->
             "passed": sum(e.status is Status.PASSED for e in tried),
             "workers_lost": pool.lost,
             "geomean_pdl": library.geomean("pdl"),
+            "ledger": {process: account.to_json() for process, account in pool.accounts().items()},
             "provenance": pool.provenance(command),
         }
 
@@ -97,9 +101,11 @@ def _visible(count: int) -> list[str]:
 
 
 def fill(arguments: argparse.Namespace) -> None:
-    """Compile the candidates that an agent which learns nothing will propose."""
-    agent, sources = make_agent(arguments.agent, arguments.seed, H200), {}
-    for problem in sample(suite(arguments.suite), arguments.sample, arguments.seed):
+    """Compile the candidates that an agent which learns nothing will propose, and the baselines' kernels."""
+    problems = sample(suite(arguments.suite), arguments.sample, arguments.seed)
+    sources = dict.fromkeys(make_source(*pair) for pair in BaselineKernels(H200).of(problems))
+    agent = make_agent(arguments.agent, arguments.seed, H200)
+    for problem in problems:
         for config in agent.propose(problem, candidates(problem), [], arguments.budget):
             sources[make_source(problem, config)] = None
     for done, _ in enumerate(compile_many(list(sources), "sm_90a"), 1):
@@ -150,6 +156,9 @@ def main() -> None:
     for run in (one, several):
         seconds = f"{run['start_seconds']:.1f} s to start, {run['tune_seconds']:.1f} s to tune"
         print(f"GPUs {run['gpus']}: {seconds}, {run['passed']} of {run['measurements']} passed")
+        for process, account in run["ledger"].items():
+            spent = [f"{name} {seconds:.1f} s" for name, seconds in account["seconds"].items() if seconds >= 0.05]
+            print(f"  {process}: {', '.join([*spent, *(f'{n} {what}' for what, n in account['counts'].items())])}")
     print(f"{len(gpus)} GPUs are {ratio:.2f}x faster than one; {arguments.out}")
 
 

@@ -94,6 +94,9 @@ class FakeEvaluator:
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         return candidates(problem, self.gpu) if self._offered is None else self._offered(problem)
 
+    def candidates_of(self, problems: Sequence[Problem]) -> dict[Problem, Sequence[KernelConfig]]:
+        return {problem: self.candidates(problem) for problem in problems}
+
     def baselines(self, problem: Problem) -> dict[str, float]:
         return {name: t.median_us for name, t in self.baseline_report(problem).timings.items()}
 

@@ -1,4 +1,5 @@
-"""Fused kernels of the device of :mod:`served_fixture`: computed on the CPU, in fp32 with one rounding in the end."""
+"""Kernels to be fused; and fused ones of the device of :mod:`served_fixture`, computed on the CPU: in fp32, with one
+rounding in the end."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from outblas import affine, dispatch, fused
+from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.epilogue import Epilogue
 from outblas.fused_launch import Extra
 from outblas.problem import Problem
@@ -16,6 +18,28 @@ from outblas.verify_fused import activated
 from served_fixture import Served
 
 torch = pytest.importorskip("torch")
+
+P = Problem(1024, 1024, 4096)
+FEW = Problem(8, 4096, 4096)
+#: Every family, store and way to split K.
+KERNELS: dict[str, tuple[Problem, KernelConfig]] = {
+    "wgmma_tma": (P, Sm90WgmmaConfig(128, 128, stages=4, consumers=2, pdl=True)),
+    "wgmma_direct": (P, Sm90WgmmaConfig(64, 32, 128, store="direct")),
+    "wgmma_wide": (P, Sm90WgmmaConfig(128, 256, stages=3, consumers=2, cluster_n=2, persistent=True, raster="n")),
+    "wgmma_pingpong": (P, Sm90WgmmaConfig(64, 256, stages=4, consumers=2, schedule="pingpong", persistent=True)),
+    "wgmma_three": (P, Sm90WgmmaConfig(192, 128, stages=4, consumers=3)),
+    "wgmma_odd_blocks": (P, Sm90WgmmaConfig(64, 176, stages=4)),
+    "wgmma_cluster": (P, Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct")),
+    "wgmma_workspace": (P, Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct", split_kind="workspace")),
+    "mma": (P, Sm80MmaConfig(64, 64)),
+    "mma_split": (P, Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4)),
+    "mma_scalar": (P, Sm80MmaConfig(64, 64, wn=4, vec=1)),
+    "direct": (P, Sm80DirectConfig(64, 64, 2, 2, unroll=2)),
+    "direct_warps": (P, Sm80DirectConfig(32, 16, 1, 1, 8, 3, pdl=True, early=True)),
+    "gemv": (FEW, Sm80GemvConfig(8, 64, 1, 4, 2)),
+    "gemv_split": (FEW, Sm80GemvConfig(8, 64, 1, 8, 2, "shared", 8, pdl=True)),
+    "gemv_walk": (FEW, Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, l2="stream_b", kept_k=4096)),
+}
 
 
 class OnTheHost:
@@ -27,6 +51,8 @@ class OnTheHost:
 
     def _right(self, sums: Any, bias: Any, residual: Any) -> Any:
         z = sums if bias is None else sums + bias.float()
+        if self.epilogue.gated:
+            return activated(z[:, 0::2].float(), self.epilogue) * z[:, 1::2].float()
         y = activated(z.float(), self.epilogue)
         return y if residual is None else y + residual.float()
 

@@ -6,8 +6,9 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,14 @@ from helpers import synthetic_recording
 from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
-from outblas.evaluation import Evaluation
+from outblas.evaluation import Evaluation, Status, Timing
+from outblas.evaluator import Evaluator
 from outblas.problem import Problem
 from outblas.replay import ReplayEvaluator
-from outblas.roofline import Gpu
+from outblas.roofline import H200, Gpu
+from outblas.source import kernel_kind
+from outblas.space import candidates
+from outblas.workers.ledger import Account, Ledger
 
 Pair = tuple[Problem, KernelConfig]
 
@@ -87,6 +92,15 @@ class StuckOnce(Logged):
             time.sleep(3600)
 
 
+class KilledListing(Logged):
+    """Dies of SIGKILL the first time that candidates are asked for."""
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        if self.once():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().candidates(problem)
+
+
 class Slow(Logged):
     """Tells who it is, and takes its time."""
 
@@ -111,6 +125,50 @@ class OtherGpu(Logged):
     @property
     def gpu(self) -> Gpu:
         return dataclasses.replace(super().gpu, name="h100")
+
+
+class Accounting(Evaluator):
+    """Passes every candidate of the real space, and counts what a GPU's worker would do for it (outblas.worker)."""
+
+    gpu, source = H200, "cuda:0"
+
+    def __init__(self) -> None:
+        self.ledger = Ledger("waiting")
+        self._trusted: set[tuple[Any, ...]] = set()
+        self._had: set[Any] = set()
+
+    def candidates(self, problem: Problem) -> list[KernelConfig]:
+        return candidates(problem, self.gpu)
+
+    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+        self._trusted.update(kinds)
+
+    def evaluate(self, pairs: Iterable[Pair]) -> Iterator[Evaluation]:
+        listed = list(pairs)
+        self.ledger.count("desks")
+        self._once("algorithms chosen", listed[0][0])
+        for pair in listed:
+            kind = kernel_kind(*pair)
+            if self._once("kernels loaded", kind) and kind not in self._trusted:
+                self.ledger.count("kernels proved")
+            timing = Timing("offline", (2.0,) * 3, 2.0, 0.0)
+            yield Evaluation(*pair, Status.PASSED, timing=timing, baselines_us={"lt_auto": 2.0})
+            self.ledger.count("candidates")
+
+    def baselines(self, problem: Problem) -> dict[str, float]:
+        return {"lt_auto": 2.0}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return "first"
+
+    def accounts(self) -> dict[str, Account]:
+        return {"gpu": self.ledger.read()}
+
+    def _once(self, what: str, key: Any) -> bool:
+        new = key not in self._had
+        self._had.add(key)
+        self.ledger.count(what, int(new))
+        return new
 
 
 def unable(folder: str) -> Logged:

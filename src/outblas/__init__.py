@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outblas.affine import linear, warm
     from outblas.capturing import capture
     from outblas.dispatch import explain, matmul, mm, use_library
+    from outblas.gated import gated_linear, interleave_gate_up
     from outblas.switch import disable, enable, enabled, status, use
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ _LATER = {
     **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.switch"),
     "capture": "outblas.capturing",
     **dict.fromkeys(("linear", "warm"), "outblas.affine"),
+    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.gated"),
 }
 __all__ = [
     "OutblasError",
@@ -34,6 +36,8 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "gated_linear",
+    "interleave_gate_up",
     "linear",
     "matmul",
     "mm",

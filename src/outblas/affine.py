@@ -66,9 +66,9 @@ def linear(
             result = _product(x, w.t(), out)
         else:
             if out is not None:
-                _check_out(torch, x, w, bias, out)
+                check_out(torch, x, w, bias, out)
             if is_on(FUSED):
-                result = _fused(torch, x, w, Extra(bias), Epilogue(bias=True), out)
+                result = one_kernel(torch, x, w, Extra(bias), Epilogue(bias=True), out)
             if result is None and out is None:
                 result = _with_bias(torch, x, w, bias)
     if result is not None:
@@ -85,19 +85,20 @@ def warm(
     *,
     activation: Named | None = None,
     residual: torch.Tensor | None = None,
+    gated: bool = False,
 ) -> bool:
-    """Compile and load now what ``linear`` of such operands fuses, and run it once (the result is dropped); before a
-    graph is captured, or where the first calls must not be torch's.
+    """Compile and load now what ``linear`` of such operands fuses, or (``gated``) :func:`outblas.gated_linear`, and run
+    it once (the result is dropped); before a graph is captured, or where the first calls must not be torch's.
 
     Returns:
         Whether it is one kernel from now on; :func:`why_not` says why not.
 
     Raises:
-        UsageError, TensorError, DeviceError: as :func:`linear`.
+        UsageError, TensorError, DeviceError: as :func:`linear` and :func:`outblas.gated_linear`.
     """
     torch = dispatch.import_torch()
-    extra, epilogue = _epilogue(torch, x, w, bias, activation, residual)
-    return _fused(torch, x, w, extra, epilogue, None, wait=True) is not None
+    extra, epilogue = follows(torch, x, w, bias, activation, residual, gated)
+    return one_kernel(torch, x, w, extra, epilogue, None, wait=True) is not None
 
 
 def why_not(
@@ -107,48 +108,59 @@ def why_not(
     *,
     activation: Named | None = None,
     residual: torch.Tensor | None = None,
+    gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> str:
-    """In one line why ``linear`` of such operands is not one kernel, even when it is compiled; empty: it is one (a bias
-    alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as :func:`linear`."""
+    """In one line why ``linear`` of such operands, or (``gated``) ``gated_linear``, is not one kernel, even when it is
+    compiled; empty: it is one (a bias alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as
+    these."""
     torch = dispatch.import_torch()
-    extra, epilogue = _epilogue(torch, x, w, bias, activation, residual)
-    found = _matrices(torch, x, w, extra, out)
+    extra, epilogue = follows(torch, x, w, bias, activation, residual, gated)
+    found = _matrices(torch, x, w, extra, epilogue, out)
     return found if isinstance(found, str) else fused.why_not(found[0], found[1], found[2], epilogue, found[3])
 
 
 def _followed(torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any, out: Any) -> Any:
     """With an activation or a residual: in one kernel, or as torch's operations one after the other."""
-    extra, epilogue = _epilogue(torch, x, w, bias, activation, residual)
+    extra, epilogue = follows(torch, x, w, bias, activation, residual)
     if out is not None:
-        _check_like(torch, "out", out, x, w)
-        _check_out(torch, x, w, bias, out)
-    result = _fused(torch, x, w, extra, epilogue, out)
+        check_like(torch, "out", out, x, w)
+        check_out(torch, x, w, bias, out)
+    result = one_kernel(torch, x, w, extra, epilogue, out)
     if result is not None:
         return result
-    y = _activated(torch, linear(x, w, bias), epilogue.activation)
+    y = activated(torch, linear(x, w, bias), epilogue.activation)
     if residual is not None:
         return torch.add(y, residual) if out is None else torch.add(y, residual, out=out)
     return y if out is None else torch.mul(y, 1, out=out)
 
 
-def _epilogue(torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any) -> tuple[Extra, Epilogue]:
-    """What follows the product. Raises UsageError and TensorError."""
+def follows(
+    torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any, gated: bool = False
+) -> tuple[Extra, Epilogue]:
+    """What follows the product; of a gated one SiLU where no activation is named. Raises UsageError and TensorError."""
+    if gated:
+        if residual is not None:
+            raise UsageError("a residual with gated=True", "none", "add it to the result")
+        if isinstance(w, torch.Tensor) and (w.dim() != 2 or w.shape[0] % 2):
+            do = "interleave the two by outblas.interleave_gate_up"
+            raise TensorError(f"w has shape {tuple(w.shape)}", "(2H, K), rows of gate and up by turns", do)
+        activation = activation or "silu"
     if activation is not None and activation not in ACTIVATIONS[1:]:
         raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
     if residual is not None:
-        _check_like(torch, "residual", residual, x, w)
-    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None)
+        check_like(torch, "residual", residual, x, w)
+    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, gated)
 
 
-def _check_like(torch: Any, name: str, t: Any, x: Any, w: Any) -> None:
+def check_like(torch: Any, name: str, t: Any, x: Any, w: Any, gated: bool = False) -> None:
     """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say, and so
     are dtypes under autocast, where the result is of another than x."""
     if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
         return
     if not isinstance(t, torch.Tensor):
         raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
-    shape = (*x.shape[:-1], *w.shape[:-1])
+    shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
     same = t.dtype == x.dtype or _autocasts(torch, x.device.type)
     if tuple(t.shape) != shape or not same or t.device != x.device:
         raise TensorError(
@@ -162,7 +174,7 @@ def _autocasts(torch: Any, device_type: str) -> bool:
     return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
 
 
-def _activated(torch: Any, y: Any, activation: Activation) -> Any:
+def activated(torch: Any, y: Any, activation: Activation) -> Any:
     """torch's own activation."""
     if activation == "silu":
         return torch.nn.functional.silu(y)
@@ -171,9 +183,9 @@ def _activated(torch: Any, y: Any, activation: Activation) -> Any:
     return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
-def _fused(torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: Any, wait: bool = False) -> Any:
+def one_kernel(torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: Any, wait: bool = False) -> Any:
     """All in one kernel, None where torch is to compute it."""
-    found = _matrices(torch, x, w, extra, out)
+    found = _matrices(torch, x, w, extra, epilogue, out)
     if isinstance(found, str):
         return None
     a, b, matrices, c, shape = found
@@ -181,7 +193,9 @@ def _fused(torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: An
     return None if result is None else unfold(result, shape) if out is None else out
 
 
-def _matrices(torch: Any, x: Any, w: Any, extra: Extra, out: Any) -> tuple[Any, Any, Extra, Any, tuple[int, ...]] | str:
+def _matrices(
+    torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: Any
+) -> tuple[Any, Any, Extra, Any, tuple[int, ...]] | str:
     """(A, B, bias and residual, C or None, shape of the result) by views alone; or why torch must see the call."""
     given = [x, w, *(t for t in extra if t is not None)]
     if torch.compiler.is_compiling():
@@ -196,11 +210,19 @@ def _matrices(torch: Any, x: Any, w: Any, extra: Extra, out: Any) -> tuple[Any, 
             return reason
     if any(t.device != x.device for t in given):
         return "operands on different devices"
-    folded = fold(x, w.t(), out)
+    folded = fold(x, w.t(), None if epilogue.gated else out)
     residual = None if extra.residual is None else _rows(extra.residual)
     if folded is None or (extra.residual is not None and residual is None):
         return "rows that do not lie below each other"
-    return folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape
+    if not epilogue.gated:
+        return folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape
+    if out is not None and not out.is_contiguous():
+        return f"out has strides {tuple(out.stride())}"
+    if 0 in w.shape:
+        return "an extent is zero"
+    columns = epilogue.columns(w.shape[0])
+    c = None if out is None else out.view(-1, columns)
+    return folded.a, folded.b, extra, c, (*folded.shape[:-1], columns)
 
 
 def _rows(residual: Any) -> Any:
@@ -217,7 +239,7 @@ def _product(x: Any, w: Any, out: Any) -> Any:
     return dispatch.served(x, w, out, None) if result is None else result
 
 
-def _check_out(torch: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
+def check_out(torch: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
     """Raises TensorError as a product of ours would; not where torch is to see the call itself."""
     if torch.compiler.is_compiling():
         return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from outblas.config import KernelConfig
+from outblas.errors import ToolchainMissing
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 
@@ -45,3 +46,25 @@ class CompileAhead:
         if len(new) >= self._least:
             sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
             yield from compile_many(list(sources), architecture(self._gpu), self._jobs)
+
+
+class BaselineKernels:
+    """Kernels of our family that are timed as a baseline (nvMatmulHeuristics' choices), named for each problem once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._seen: set[Problem] = set()
+
+    def of(self, problems: Iterable[Problem]) -> list[tuple[Problem, KernelConfig]]:
+        """Those of problems that no call named before, all asked for in one subprocess; none without the package."""
+        from outblas.nvmmh import nvmmh_configs
+
+        new = [problem for problem in dict.fromkeys(problems) if problem not in self._seen]
+        self._seen.update(new)
+        if not new:
+            return []
+        try:
+            found = nvmmh_configs(new, self._gpu)
+        except ToolchainMissing:
+            return []
+        return [(problem, config) for problem, config in found.items() if config is not None]

@@ -7,10 +7,10 @@ A decision is a pure function of what is known of the operands: shapes, strides,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from outblas.config import KernelConfig, Launch, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Launch, Sm80GemvConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import ProblemError
 from outblas.library import Choice, Library, Row
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
@@ -84,6 +84,25 @@ def decide(
             return found
         kept = kept if kept.algorithm else found
     return kept
+
+
+def without_promises(fallback: Decision, row: Row | None, launch: Launch, gpu: Gpu | None) -> Decision:
+    """A kernel for a product that the library leaves to cuBLASLt, for who saves more by its epilogue than a few percent
+    of the product: the row's kernel for another launch option, less what ``launch`` does not allow (early loads,
+    programmatic dependent launch). What is left of its lead nobody has measured. ``fallback`` itself where the row has
+    none, or none that is legal without.
+    """
+    choice = None if row is None else row.plain or row.pdl or row.weights
+    problem = fallback.problem
+    if choice is None or problem is None or gpu is None:
+        return fallback
+    config = replace(choice.config, pdl=choice.config.pdl and launch != "plain", early=False)
+    if isinstance(config, Sm80GemvConfig):
+        config = replace(config, warm_k=0)  # which is of early loads
+    if why_illegal(problem, config, gpu) is not None:
+        return fallback
+    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'}" if row is not None else ""
+    return Decision(config, problem, f"with another launch option it was measured at {figures}")
 
 
 def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:

@@ -30,6 +30,7 @@ _GPU_EXTRA = "pip install 'outblas[gpu]'"
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
     "llm": ("openai",),
+    "train-llm": ("trl", "peft", "accelerate", "datasets"),
 }
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 

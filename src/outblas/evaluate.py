@@ -10,6 +10,7 @@ from outblas.compile_ahead import CompileAhead
 from outblas.config import Candidate, KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
+from outblas.evaluator import Evaluator
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 from outblas.representatives import representatives
@@ -17,6 +18,7 @@ from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
 from outblas.source import kernel_kind
 from outblas.worker import Baselines, Item, Options
+from outblas.workers.ledger import Account, Ledger
 
 if TYPE_CHECKING:
     from outblas.free.live import FreeOptions
@@ -27,7 +29,7 @@ __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives
 _FACTORY = "outblas.worker:make_handler"
 
 
-class LiveEvaluator:
+class LiveEvaluator(Evaluator):
     """Evaluates on a real GPU, through one sandboxed worker (the contract of outblas.evaluator). Free kernels have
     workers of their own, jailed and thrown away after each batch (outblas.free.live).
 
@@ -49,6 +51,8 @@ class LiveEvaluator:
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
         self._step_s = step_timeout_s + 2 * timed
         self.sandbox = Sandbox(factory, (self.options,), self._step_s)
+        #: Of this process; its worker has one of its own.
+        self.ledger = Ledger("waiting")
         self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
@@ -73,6 +77,12 @@ class LiveEvaluator:
     def close(self) -> None:
         """End the worker."""
         self.sandbox.close()
+
+    def accounts(self) -> dict[str, Account]:
+        """What the seconds went on: ``gpu``, the sandboxed process (outblas.worker names its phases), and ``host``,
+        this one: what it does for the batch in hand, or ``waiting``."""
+        lost = Account({}, {"workers lost": self.sandbox.lost})
+        return {"gpu": self.sandbox.account + lost, "host": self.ledger.read()}
 
     @property
     def gpu(self) -> Gpu:
@@ -113,8 +123,10 @@ class LiveEvaluator:
     def _evaluate_templates(self, listed: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
         self.expect(dict.fromkeys(p for p, _ in listed))
         if self._ahead is not None:
-            for _ in self._ahead.compile(listed):
-                pass
+            rivals = [(p, c) for p in dict.fromkeys(p for p, _ in listed) if (c := self._nvmmh.get(p)) is not None]
+            with self.ledger.phase("compile"):
+                for _ in self._ahead.compile([*listed, *rivals]):
+                    pass
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             nvmmh = self._nvmmh.get(problem)
             items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
@@ -158,10 +170,11 @@ class LiveEvaluator:
             return
         from outblas.nvmmh import nvmmh_configs
 
-        try:
-            self._nvmmh.update(nvmmh_configs(new, self.gpu))
-        except ToolchainMissing:
-            self._nvmmh.update(dict.fromkeys(new))
+        with self.ledger.phase("expect"):
+            try:
+                self._nvmmh.update(nvmmh_configs(new, self.gpu))
+            except ToolchainMissing:
+                self._nvmmh.update(dict.fromkeys(new))
 
 
 def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Level = "full") -> Evaluation:

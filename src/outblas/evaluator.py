@@ -25,6 +25,10 @@ class Evaluator(Protocol):
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         """Every config that may be proposed for a problem, in a fixed order."""
 
+    def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
+        """The :meth:`candidates` of several problems, which raises as that does; some list them side by side."""
+        return {problem: self.candidates(problem) for problem in problems}
+
     def expect(self, problems: Iterable[Problem]) -> None:
         """Problems that are to come; for evaluators that prepare several at once cheaply. Nothing depends on it."""
         return None

@@ -1,11 +1,14 @@
-"""Products with what follows them in one kernel: act(A B + bias) + residual, rounded once.
+"""Products with what follows them in one kernel: act(A B + bias) + residual, or act(gate) * up of neighbouring
+columns of A B + bias; rounded once.
 
 The kernel is the one that the library names for the product, compiled with the epilogue (:mod:`outblas.epilogue`).
 None of these ships: one is compiled when its product is first asked for, on a thread of its own, or by
 :func:`outblas.warm`; until it is there, and wherever there is none, callers get torch's operations instead, so that no
 call waits for a compiler. What the library measured is the product alone: whether the fused kernel wins is not known,
 so nothing here runs unless a caller asks for it (:func:`outblas.linear` with an activation or a residual, or
-``OUTBLAS_FUSED=1`` with a bias).
+``OUTBLAS_FUSED=1`` with a bias; :func:`outblas.gated_linear`). A gated product is ours also where the library leaves
+the product alone to cuBLASLt, if its row has a kernel for another launch option
+(:func:`outblas.decide.without_promises`).
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from outblas.behind import Behind
 from outblas.capture_workspace import CapturedWorkspace
 from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
-from outblas.decide import Decision
+from outblas.decide import Decision, without_promises
 from outblas.device_state import ARCHITECTURE, KEPT_CALLS
 from outblas.epilogue import Epilogue, why_not_fused
 from outblas.errors import CompileError, DeviceError, ToolchainMissing
-from outblas.fused_launch import Extra, FusedKernel, row_stride, why_unfit
+from outblas.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.geometry import workspace_bytes
 from outblas.problem import Problem
 from outblas.source import kernel_kind, make_source
@@ -145,13 +148,14 @@ def product(
     option: int | None = None,
     wait: bool = False,
 ) -> torch.Tensor | None:
-    """``act(a @ b + bias) + residual`` of matrices, (M, K) and (K, N), by a fused kernel on the current stream; None
-    where torch is to compute it: no kernel of the library, operands that it does not take, one not compiled yet.
+    """``act(a @ b + bias) + residual`` of matrices, (M, K) and (K, N), by a fused kernel on the current stream, or what
+    a gated epilogue makes of them, (M, N/2); None where torch is to compute it: no kernel of the library, operands that
+    it does not take, one not compiled yet.
 
     Plain tensors of one CUDA device, of which nobody wants a gradient (:func:`outblas.tensors.why_torchs`).
 
     Args:
-        extra: what ``epilogue`` takes. out: (M, N), contiguous; None: allocated. option: see
+        extra: what ``epilogue`` takes. out: of the result's shape, contiguous; None: allocated. option: see
             :func:`outblas.dispatch.served`. wait: for the compiler, where need be.
 
     Raises:
@@ -174,7 +178,8 @@ def product(
             space = device.take_workspace(stream, need, a.device, torch.cuda.is_current_stream_capturing)
             if space is None:
                 return None
-        c = torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device) if out is None else out
+        shape = (problem.m, epilogue.columns(problem.n))
+        c = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
         state.run(problem, config, epilogue, (a, b, c), extra, stream, space)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)  # written behind autograd's back
@@ -197,10 +202,16 @@ def _decide(a: Any, b: Any, extra: Extra, epilogue: Epilogue, out: Any, option: 
     if not epilogue.on or not extra.fits(epilogue):
         return nothing, f"nothing to fuse, or not the operands of {epilogue.name}"
     device = dispatch.device_state(a.device.index)
-    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch_of_option(option))
+    launch = launch_of_option(option)
+    plain_out = None if out is None or epilogue.gated else operand(out)
+    decision = device.decide(operand(a), operand(b), plain_out, launch)
+    if epilogue.gated and decision.config is None and decision.problem is not None:
+        decision = without_promises(decision, device.library.lookup(decision.problem), launch, device.gpu)
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)
+    if not reason and epilogue.gated and out is not None:
+        reason = why_no_gated_output(decision.problem, a, out)
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
 
 

@@ -12,7 +12,7 @@ from outblas.epilogue import Epilogue, alignment, why_not_fused
 from outblas.errors import ConfigError, TensorError
 from outblas.launch import Call, load
 from outblas.overlap import overlap
-from outblas.problem import ELEMENT_BYTES, Problem
+from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,16 @@ class Extra(NamedTuple):
     def fits(self, epilogue: Epilogue) -> bool:
         """Whether these are the operands that the epilogue takes, no more and no less."""
         return (self.bias is not None, self.residual is not None) == (epilogue.bias, epilogue.residual)
+
+
+def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) -> str:
+    """Why gated outputs of a product with ``a`` cannot be written to ``out``; empty: they can."""
+    shape = (problem.m, problem.n // 2)
+    if tuple(out.shape) != shape or out.dtype != a.dtype or out.device != a.device or not out.is_contiguous():
+        return (
+            f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, expected {shape} as the product's, contiguous"
+        )
+    return f"out is not aligned to {ROW_ALIGN_BYTES} bytes" if out.data_ptr() % ROW_ALIGN_BYTES else ""
 
 
 def why_unfit(
@@ -83,7 +93,8 @@ class FusedKernel:
         workspace: torch.Tensor | None = None,
     ) -> Call:
         """A call computing ``c = act(a @ b + bias) + residual`` of ``operands`` (a, b, c), which are as
-        :meth:`outblas.launch.LoadedKernel.bind` has them. It keeps bias and residual, until it is released.
+        :meth:`outblas.launch.LoadedKernel.bind` has them; of a gated epilogue c is (M, N/2). It keeps bias and
+        residual, until it is released.
 
         Raises:
             ConfigError: the config is not legal for the problem, or not with this epilogue.
@@ -92,7 +103,9 @@ class FusedKernel:
         """
         reason = why_not_fused(problem, self.config, self.epilogue)
         if reason is not None:
-            raise ConfigError(f"{self.name} on {problem.key}: {reason}", "sums in fp32", "use the kernel without it")
+            raise ConfigError(
+                f"{self.name} on {problem.key}: {reason}", "an epilogue that it has", "use the kernel without it"
+            )
         wrong = why_unfit(problem, self.config, extra, operands[0], operands[2])
         if not extra.fits(self.epilogue):
             given = "+".join(name for name, t in extra._asdict().items() if t is not None) or "none"
@@ -101,4 +114,5 @@ class FusedKernel:
             raise TensorError(wrong, f"what {self.name} takes", "pass just that, or leave the product to torch")
         addresses = [ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in extra]
         stride = ctypes.c_uint64(0 if extra.residual is None else row_stride(extra.residual))
-        return self._kernel.bind_with(problem, operands, (*addresses, stride), workspace, held=extra)
+        columns = self.epilogue.columns(problem.n)
+        return self._kernel.bind_with(problem, operands, (*addresses, stride), workspace, extra, columns)

@@ -218,10 +218,12 @@ class LoadedKernel:
         more: Sequence[Any],
         workspace: torch.Tensor | None = None,
         held: tuple[Any, ...] = (),
+        columns: int | None = None,
     ) -> Call:
         """:meth:`bind` of ``operands`` (a, b, c), for a kernel that takes ``more`` parameters (ctypes objects) behind
-        the others; ``held``: further operands, which are kept and released with these."""
-        check_operands(problem, *operands)
+        the others; ``held``: further operands, which are kept and released with these; ``columns``: of c, where these
+        are not N: the kernel then stores by c's address, and not by its TMA map, which is that of (M, N)."""
+        check_operands(problem, *operands, columns=columns)
         plan = self._plan(problem, operands[0].device.index or 0)
         self._check_alignment(*operands)
         params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
@@ -301,9 +303,12 @@ def load(cubin: Cubin, config: KernelConfig) -> LoadedKernel:
     return LoadedKernel(cubin, config)
 
 
-def check_operands(problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Raise :class:`TensorError` unless a, b, c are what ``bind`` documents."""
-    shapes = {"a": (problem.m, problem.k), "b": problem.b_shape, "c": (problem.m, problem.n)}
+def check_operands(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, columns: int | None = None
+) -> None:
+    """Raise :class:`TensorError` unless a, b, c are what ``bind`` documents; ``columns``: of c, None: N."""
+    output = (problem.m, problem.n if columns is None else columns)
+    shapes = {"a": (problem.m, problem.k), "b": problem.b_shape, "c": output}
     dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[problem.dtype]
     for (name, shape), tensor in zip(shapes.items(), (a, b, c), strict=True):
         if tuple(tensor.shape) != shape:

@@ -35,18 +35,27 @@ class Operands:
     """``sets`` independent (A, B, C) of one problem.
 
     Args:
-        device: torch device; guard_bytes: width of every guard.
+        device: torch device; guard_bytes: width of every guard; columns: of C, where these are not N.
 
     Raises:
         DeviceError: they do not fit in the device's memory.
     """
 
-    def __init__(self, problem: Problem, sets: int = 1, device: str = "cpu", guard_bytes: int = GUARD_BYTES) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        sets: int = 1,
+        device: str = "cpu",
+        guard_bytes: int = GUARD_BYTES,
+        columns: int | None = None,
+    ) -> None:
         import torch
 
         self.problem, self.sets = problem, sets
+        output = (problem.m, problem.n if columns is None else columns)
+        self._outputs = math.prod(output)
         self._guard = _round_up(max(guard_bytes // ELEMENT_BYTES, 1))
-        shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
+        shapes = ((problem.m, problem.k), problem.b_shape, output)
         self._starts: list[tuple[int, int, int]] = []
         end = self._guard
         for _ in range(sets):
@@ -111,14 +120,14 @@ class Operands:
     def tail_broken(self, index: int) -> Any:
         """0-dim bool tensor: whether the guard behind C was written."""
         c = self._starts[index][2]
-        begin = c + self.problem.m * self.problem.n
-        end = c + _round_up(self.problem.m * self.problem.n) + self._guard
+        begin = c + self._outputs
+        end = c + _round_up(self._outputs) + self._guard
         return (self._flat[begin:end] != CANARY).any()
 
     def broken_guard(self, index: int) -> str:
         """Name of a guard around the set that was written (``A``: in front of A, ..., ``end``), or nothing."""
         p = self.problem
-        sizes = (p.m * p.k, p.n * p.k, p.m * p.n)
+        sizes = (p.m * p.k, p.n * p.k, self._outputs)
         starts = self._starts[index]
         begins = (starts[0] - self._guard, *(s + n for s, n in zip(starts, sizes, strict=True)))
         ends = (*starts, starts[2] + _round_up(sizes[2]) + self._guard)

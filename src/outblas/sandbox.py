@@ -8,6 +8,7 @@ The handler is made in the worker by a module-level factory, so that everything 
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
+    handler.ledger            # optional: what it spends its seconds on (outblas.workers.ledger)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
+from outblas.workers.ledger import Account
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
@@ -83,6 +85,7 @@ class Sandbox:
         self._memory, self._batch_s = memory_bytes, batch_timeout_s
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
         self._child: Child | None = None
+        self._past, self._present = Account(), Account()
         #: Workers lost so far.
         self.lost = 0
 
@@ -96,6 +99,11 @@ class Sandbox:
     def pid(self) -> int | None:
         """Process id of the worker; None before the first batch and after a loss."""
         return self._child.pid if self._child is not None else None
+
+    @property
+    def account(self) -> Account:
+        """What the workers so far have spent their seconds on; of one that was lost, up to its last whole batch."""
+        return self._past + self._present
 
     def run(self, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Answers as (index, value) in the order they come; a value is :class:`Lost` if the item cost its worker.
@@ -171,6 +179,7 @@ class Sandbox:
                         f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
                     )
                 elif kind == "end":
+                    self._present = rest[0] if rest else Account()
                     if not left:
                         return None, None
                     return min(left), Lost(Status.EXITED, "the worker left it unanswered")
@@ -213,6 +222,7 @@ class Sandbox:
             if child.connection.poll(self._start_s):
                 kind, *rest = receive(child.connection, self._codec, ())
                 if kind == "ready":
+                    self._present = rest[0] if rest else Account()
                     return child
                 reason = str(rest[0])
         except Unreadable as error:
@@ -226,6 +236,7 @@ class Sandbox:
 
     def _end(self, kill: bool, count: bool = True) -> None:
         child, self._child = self._child, None
+        self._past, self._present = self.account, Account()
         if child is not None:
             child.end(kill)
             self.lost += kill and count
@@ -278,7 +289,7 @@ def receive(connection: Connection, codec: str | None, left: Collection[int]) ->
 
 
 class _Plain:
-    """A connection whose messages are JSON."""
+    """A connection whose messages are JSON; accounts stay behind."""
 
     def __init__(self, connection: Connection, codec: str) -> None:
         self._connection, self._codec = connection, importlib.import_module(codec)
@@ -286,6 +297,8 @@ class _Plain:
     def send(self, message: tuple[Any, ...]) -> None:
         if message[0] == "done":
             message = (*message[:2], self._codec.encode(message[2]))
+        elif message[0] in ("ready", "end"):
+            message = message[:1]
         self._connection.send_bytes(json.dumps(message).encode())
 
 
@@ -297,7 +310,8 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
     except Exception as error:
         voice.send(("error", f"{type(error).__name__}: {error}"))
         return
-    voice.send(("ready",))
+    ledger = getattr(handler, "ledger", None)
+    voice.send(("ready", ledger.read() if ledger else Account()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -313,4 +327,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             with contextlib.suppress(OSError):  # the driver may be gone
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        voice.send(("end",))
+        voice.send(("end", ledger.read() if ledger else Account()))

@@ -75,7 +75,7 @@ def tune(
     if len(set(problems)) != len(problems):
         raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
     store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
-    offered = {problem: list(evaluator.candidates(problem)) for problem in problems}
+    offered = {problem: list(configs) for problem, configs in evaluator.candidates_of(problems).items()}
     allowed = {problem: (budgets or {}).get(problem, budget) for problem in problems}
     score = _Score(sum(min(allowed[p], len(c)) for p, c in offered.items()), len(problems), progress)
     rows: list[Row] = []

@@ -1,4 +1,5 @@
-"""The proof of a kernel with an epilogue: act(A B + bias) + residual against fp64 of the whole expression.
+"""The proof of a kernel with an epilogue: act(A B + bias) + residual, or act(gate) * up of a gated one, against fp64 of
+the whole expression.
 
 Gates as in :mod:`outblas.verify`, the first that fails names the status:
 
@@ -15,7 +16,15 @@ largest slope of the activation (1; SiLU 1.1, GELU 1.13), u the unit roundoff of
     |err| <= u |y| + L (c sqrt(K) 2^-24 (|A| |B|) + 2^-23 |z|) + E |z| + 2^-23 |y| + s
 
 2^-23 |z| and 2^-23 |y| are the additions in fp32; E = 2^-20 is the evaluation of the activation (fast exponential and
-division, the normal tail to 1e-7), 0 without one. Source of the product's part: see :mod:`outblas.oracle`.
+division, the normal tail to 1e-7), 0 without one.
+
+Of a gated epilogue, g and u0 being neighbouring columns of z and y = act(g) u0: with S(x) for the error of a sum, the
+bracket behind L above, the gate's factor is off by D = L S(g) + E |g| and the other by S(u0), so that
+
+    |err| <= u |y| + (1 + u) (D (|u0| + S(u0)) + |act(g)| S(u0) + 2^-23 |y|) + s
+
+2^-23 |y| is the product in fp32, and 1 + u rounds what it is off by, which is not small beside y where the two factors
+are of different sizes. Source of the product's part: see :mod:`outblas.oracle`.
 """
 
 from __future__ import annotations
@@ -67,6 +76,8 @@ def expected(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue)
     z = product(problem, a, b)
     if extra.bias is not None:
         z = z + extra.bias.double()
+    if epilogue.gated:
+        return z, activated(z[:, 0::2], epilogue) * z[:, 1::2]
     y = activated(z, epilogue)
     return z, y if extra.residual is None else y + extra.residual.double()
 
@@ -77,6 +88,11 @@ def bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) 
     sums = ERROR_C * math.sqrt(problem.k) * 2.0**-24 * size + 2.0**-23 * z.abs()
     evaluation = 0.0 if epilogue.activation == "none" else EVALUATION
     slope = SLOPE[epilogue.activation]
+    if epilogue.gated:
+        gate, up = z[:, 0::2], z[:, 1::2]
+        off = slope * sums[:, 0::2] + evaluation * gate.abs()
+        off = off * (up.abs() + sums[:, 1::2]) + activated(gate, epilogue).abs() * sums[:, 1::2] + 2.0**-23 * y.abs()
+        return UNIT[problem.dtype] * y.abs() + (1 + UNIT[problem.dtype]) * off + FLOOR[problem.dtype]
     return (
         UNIT[problem.dtype] * y.abs() + slope * sums + evaluation * z.abs() + 2.0**-23 * y.abs() + FLOOR[problem.dtype]
     )
@@ -95,12 +111,14 @@ class Bench:
         import torch
 
         self.problem, self.epilogue, self.cuda = problem, entry.epilogue, device.startswith("cuda")
-        self.data = Operands(problem, 1, device)
+        self.data = Operands(problem, 1, device, columns=self.epilogue.columns(problem.n))
         self.data.fill_normal(1)
         dtype = torch_dtype(problem)
         bias = torch.randn(problem.n, device=device).to(dtype) if self.epilogue.bias else None
         wide = torch.randn(problem.m, problem.n + _APART, device=device).to(dtype)
         self.extra = Extra(bias, wide[:, : problem.n] if self.epilogue.residual else None)
+        # Of A: products of two sums are to stay inside of fp16.
+        self.size = 16.0 / math.sqrt(problem.k) if self.epilogue.gated else 1.0
         self.stream = 0
         if self.cuda:
             self._torch_stream = torch.cuda.Stream(device)
@@ -151,7 +169,8 @@ def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") 
     passed, ratio = ["static"], 0.0
     try:
         bench = Bench(entry, problem, device)
-        ratio = _within(bench, *normal(problem, 1, device))
+        a, b = normal(problem, 1, device)
+        ratio = _within(bench, a * bench.size, b)
         passed.append("memory")
         if entry.epilogue.activation == "none":
             _exact(bench, device)
@@ -187,7 +206,7 @@ def _exact(bench: Bench, device: str) -> None:
 def _inputs(bench: Bench, device: str) -> Iterator[tuple[Any, Any]]:
     """Sums of the size at which activations bend; large ones; rows of all scales. Bias and residual change, too."""
     p = bench.problem
-    for seed, size in ((2, 1.0), (3, 8.0 / math.sqrt(p.k)), (4, 1.0 / math.sqrt(p.k))):
+    for seed, size in ((2, bench.size), (3, 8.0 / math.sqrt(p.k)), (4, 1.0 / math.sqrt(p.k))):
         bench.fill(lambda t, s=size: t.normal_(std=max(s, 0.5)), lambda t: t.normal_(std=4.0))
         a, b = normal(p, seed, device)
         yield a * size, b
@@ -202,6 +221,7 @@ def _special(bench: Bench, device: str) -> None:
     p = bench.problem
     bench.fill(lambda t: t.normal_(), lambda t: t.normal_())
     a, b = normal(p, 5, device)
+    a *= bench.size
     first = bench.run(a, b)
     for pattern in (0x0000, 0x3C01):
         if not torch.equal(first.view(torch.int16), bench.run(a, b, pattern).view(torch.int16)):

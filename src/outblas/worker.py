@@ -1,17 +1,34 @@
 """What lives in the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
 
 A bad candidate becomes an Evaluation with its status; only a lost CUDA context ends the worker.
+
+Its seconds (outblas.workers.ledger) are of one of these phases, each with what it is done for counted beside it:
+
+=========  ==========================================================================================================
+start      what is slow the first time in a process: imports, CUDA's context, the first kernels of torch and cuBLAS
+idle       no batch in hand
+operands   a problem's operands, reference and bound: once per problem that follows another (``desks``)
+autotune   lt_auto's choice of an algorithm: once per problem and worker (``algorithms chosen``)
+baselines  graphs of the baselines, nvmmh's kernel compiled (unless it was before), loaded and proved: once per desk
+load       a kernel compiled (unless it was before), checked and loaded: once per kernel and worker (``kernels loaded``)
+prove      a kernel proved in full (``kernels proved``)
+cell       a candidate bound, and proved on the operands that are timed (``candidates``)
+capture    its graph
+time       rounds of a chunk and its baselines (``chunks``)
+recheck    a candidate proved again after timing
+batch      all else
+=========  ==========================================================================================================
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.baselines import NAMES, RIVALS, Bindable
+from outblas.baselines import LT_AUTO, NAMES, RIVALS, Bindable
 from outblas.config import Candidate, KernelConfig, config_name, launch_of
 from outblas.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
@@ -20,6 +37,7 @@ from outblas.representatives import representatives
 from outblas.roofline import H200, Gpu
 from outblas.sandbox import Emit, Faulted
 from outblas.stats import MIN_ROUNDS
+from outblas.workers.ledger import Ledger
 
 if TYPE_CHECKING:
     from outblas.free.build import Built
@@ -29,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Candidates timed in the same rounds, unless the options say otherwise.
 CHUNK = 12
+#: What a worker times before it is asked for anything.
+_WARM_UP = Problem(256, 256, 256)
 
 
 class Item(NamedTuple):
@@ -110,8 +130,10 @@ def architecture(gpu: Gpu) -> str:
 
 
 def make_handler(options: Options) -> Handler:
-    """The worker's handler (see outblas.sandbox)."""
-    return Handler(options)
+    """The worker's handler (see outblas.sandbox), warm; raises as :meth:`Handler.warm_up`."""
+    handler = Handler(options)
+    handler.warm_up()
+    return handler
 
 
 class Handler:
@@ -120,6 +142,7 @@ class Handler:
     def __init__(self, options: Options) -> None:
         from outblas.baselines import make_baselines
 
+        self.ledger = Ledger("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
         self._kernels: dict[tuple[Any, ...], Any] = {}
@@ -127,8 +150,27 @@ class Handler:
         self._desk: _Desk | None = None
 
     def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
-        for problem, group in groupby(items, key=lambda item: item[1].problem):
-            self._problem(problem, list(group), emit)
+        with self.ledger.phase("batch"):
+            for problem, group in groupby(items, key=lambda item: item[1].problem):
+                self._problem(problem, list(group), emit)
+
+    def warm_up(self) -> None:
+        """Time the baselines of a small problem, so that what a process does once is not done for the first candidate:
+        torch's import, CUDA's context, cuBLAS, seconds in all.
+
+        Raises:
+            ToolchainMissing: a wheel is missing. DeviceError, RuntimeError: the GPU cannot be used.
+        """
+        options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
+        with self.ledger.phase("start"):
+            if "nvmmh" in self._baselines:
+                self._baselines["nvmmh"].offer({_WARM_UP: None})
+            desk = _Desk(_WARM_UP, options, self._baselines, Ledger("start"))
+            try:
+                if desk.graphs:
+                    desk.measure_baselines(options)
+            finally:
+                desk.close()
 
     def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
         emit.begin(None)
@@ -170,7 +212,8 @@ class Handler:
                 self._desk = None
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({problem: nvmmh})
-            self._desk = _Desk(problem, self._options, self._baselines)
+            self.ledger.count("desks")
+            self._desk = _Desk(problem, self._options, self._baselines, self.ledger)
         return self._desk
 
     def _try(self, desk: _Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | _Candidate:
@@ -179,11 +222,13 @@ class Handler:
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
             return Evaluation(desk.problem, config, status, detail, verdict or Verdict(status, (), detail))
 
+        self.ledger.count("candidates")
         reason = self._why_illegal(desk.problem, config)
         if reason is not None:
             return failed(Status.ILLEGAL, reason)
         try:
-            kernel, counters = self._kernel_of(item)
+            with self.ledger.phase("load"):
+                kernel, counters = self._kernel_of(item)
         except CompileError as error:
             return failed(Status.COMPILE_ERROR, str(error))
         except _Static as static:
@@ -195,7 +240,8 @@ class Handler:
             verdict = self._prove(desk, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
-            return _Candidate(config, desk.bench.capture(kernel), verdict, counters)
+            with self.ledger.phase("capture"):
+                return _Candidate(config, desk.bench.capture(kernel), verdict, counters)
         except ToolchainMissing:
             raise
         except Exception as error:  # whatever a candidate raises is its own failure
@@ -220,6 +266,7 @@ class Handler:
 
         key = kernel_kind(problem, config)
         if key not in self._kernels:
+            self.ledger.count("kernels loaded")
             source = make_source(problem, config)
             cubin = compile_source(source, architecture(self._options.gpu))
             reason = check_static(cubin.facts, source, cubin)
@@ -237,9 +284,11 @@ class Handler:
         if self._options.level == "full" and not proved:
             key = kernel_kind(desk.problem, config)
             if key not in self._proved:
+                self.ledger.count("kernels proved")
                 for small in representatives(desk.problem, config, self._options.gpu):
                     emit.begin(index)  # a sign of life: each proof has the time limit to itself
-                    verdict = prove(kernel, small, None, "full", self._options.gpu_index)
+                    with self.ledger.phase("prove"):
+                        verdict = prove(kernel, small, None, "full", self._options.gpu_index)
                     if verdict.status is not Status.PASSED:
                         detail = f"on {small.mnk}: {verdict.detail}"
                         self._proved[key] = Verdict(verdict.status, verdict.gates, detail, verdict.max_err_ratio)
@@ -249,7 +298,8 @@ class Handler:
             if full is not None and full.status is not Status.PASSED:
                 return full
             emit.begin(index)
-        cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        with self.ledger.phase("cell"):
+            cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
         if cell.status is not Status.PASSED or full is None:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
@@ -265,11 +315,14 @@ class Handler:
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
             prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
-            timings = desk.measure({**desk.graphs, **graphs}, options, prune)
+            self.ledger.count("chunks")
+            with self.ledger.phase("time"):
+                timings = desk.measure({**desk.graphs, **graphs}, options, prune)
             baselines = desk.report(timings)
             rivals = [name for name in RIVALS if name in timings]
             for index, candidate in waiting:
-                after = self._again(desk, candidate, timings[str(index)], baselines)
+                with self.ledger.phase("recheck"):
+                    after = self._again(desk, candidate, timings[str(index)], baselines)
                 if after.status is not Status.PASSED:
                     detail = f"after timing: {after.detail}"
                     value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
@@ -312,26 +365,36 @@ class _Candidate:
 class _Desk:
     """What is made once per problem: operands, reference, graphs of the baselines."""
 
-    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any]) -> None:
-        from outblas.timing import Bench, prepare
+    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: Ledger) -> None:
+        from outblas.timing import Bench
         from outblas.verify import CellProver
 
         self.problem, self._entries = problem, baselines
-        self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
-        self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
+        with ledger.phase("operands"):
+            self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
+            self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
         self.graphs: dict[str, GraphEntry] = {}
         self._left_out: dict[str, str] = {}
         for name, entry in baselines.items():
             try:
-                prepare(entry, self.bench)
-                if name == "nvmmh":  # our own kernel: it has to be right before it is timed
-                    verdict = self.prover.call(entry.bind(problem, *self.bench.operands(0)))
-                    if verdict.status is not Status.PASSED:
-                        self._left_out[name] = verdict.detail
-                        continue
-                self.graphs[name] = self.bench.capture(entry)
+                with ledger.phase("baselines"):
+                    self._add(name, entry, ledger)
             except (OutblasError, RuntimeError) as error:
                 self._left_out[name] = _one_line(_or_fault(error))
+
+    def _add(self, name: str, entry: Any, ledger: Ledger) -> None:
+        from outblas.timing import prepare
+
+        if name == LT_AUTO and not entry.detail(self.problem):
+            ledger.count("algorithms chosen")
+        with ledger.phase("autotune"):
+            prepare(entry, self.bench)
+        if name == "nvmmh":  # our own kernel: it has to be right before it is timed
+            verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))
+            if verdict.status is not Status.PASSED:
+                self._left_out[name] = verdict.detail
+                return
+        self.graphs[name] = self.bench.capture(entry)
 
     def renew_prover(self) -> None:
         """Prove on what the operands hold now."""

@@ -128,6 +128,52 @@ def test_every_epilogue(name: str, epilogue: Epilogue) -> None:
         assert verdict.status is Status.PASSED, f"{problem.key}: {verdict}"
 
 
+SWIGLU, GEGLU = Epilogue(False, "silu", gated=True), Epilogue(True, "gelu", gated=True)
+
+
+@pytest.mark.parametrize("kind", [("TN", "fp16"), ("NN", "bf16")], ids="_".join)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_gate_on_gated_outputs(name: str, kind: tuple[str, str]) -> None:
+    """Of every family, store and split; N / 2 is odd where the family takes such an N."""
+    config = CONFIGS[name]
+    found = [p for p in problems(config, kind) if p.n % 2 == 0]
+    odd = Problem(min(found[0].m, 37), 1002, 1024, *kind) if found else None  # type: ignore[arg-type]
+    if odd is None:
+        pytest.skip("not legal for this layout")
+    if why_illegal(odd, config, gpu_of_device(0)) is None:
+        found.append(odd)
+    for epilogue in (SWIGLU, GEGLU):
+        loaded = kernel(found[0], config, epilogue)
+        for problem in found:
+            verdict = prove_fused(loaded, problem)
+            assert verdict.status is Status.PASSED, f"{problem.key} {epilogue.name}: {verdict}"
+
+
+def test_nothing_outside_of_a_gated_bias_is_read() -> None:
+    for name in ("wgmma_tma", "wgmma_direct_pdl", "wgmma_split3", "wgmma_shift", "mma_tile", "direct_wide"):
+        config, problem = CONFIGS[name], Problem(70, 136, 512)
+        if why_illegal(problem, config, gpu_of_device(0)) is not None:
+            problem = replace(problem, m=256)
+        line = torch.full((problem.n + 16,), torch.nan, device="cuda", dtype=torch.float16)
+        bias = line[8 : 8 + problem.n].normal_()
+        a, b = (torch.randn(*s, device="cuda").half() / 8 for s in ((problem.m, problem.k), problem.b_shape))
+        c = torch.empty(problem.m, problem.n // 2, device="cuda", dtype=torch.float16)
+        kernel(problem, config, GEGLU).bind(problem, (a, b, c), Extra(bias))(torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        assert worst(problem, a, b, Extra(bias), GEGLU, c) <= 1.0, name
+
+
+def test_a_gated_kernel_takes_no_output_as_wide_as_the_product() -> None:
+    problem, config = Problem(64, 64, 64), CONFIGS["wgmma_tma_pdl"]
+    a, b, c = (torch.zeros(64, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    loaded = kernel(problem, config, SWIGLU)
+    with pytest.raises(TensorError, match="c has shape"):
+        loaded.bind(problem, (a, b, c), Extra())
+    with pytest.raises(TensorError, match="c overlaps a"):
+        loaded.bind(problem, (a, b, a.view(-1)[: 64 * 32].view(64, 32)), Extra())
+    loaded.bind(problem, (a, b, c.view(-1)[: 64 * 32].view(64, 32)), Extra())
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS[1:])
 def test_activations_are_torchs_in_fp32(activation: Activation) -> None:
     """Over all of their range: K = 8 with one term each, so that sums are exact."""
@@ -337,3 +383,73 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     monkeypatch.setenv(affine.FUSED, "1")
     c = outblas.linear(x, w, bias)
     assert worst(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
+
+
+# -- outblas.gated_linear --------------------------------------------------------------------------------------
+
+
+def exact_glu(x: Any, w: Any, bias: Any = None) -> Any:
+    y = x.double() @ w.double().t()
+    y = y if bias is None else y + bias.double()
+    return torch.nn.functional.silu(y[..., 0::2]) * y[..., 1::2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gated_linear_is_one_kernel_once_it_is_warm(dtype: Any, served: KernelConfig) -> None:
+    x, w, bias, _ = layer(dtype)
+    assert outblas.warm(x, w, bias, gated=True), affine.why_not(x, w, bias, gated=True)
+    problem = replace(TUNED, dtype="fp16" if dtype is torch.float16 else "bf16")
+    out = torch.empty(256, 256, dtype=dtype, device="cuda")
+    launched = fused.status()["cuda:0"]["launched"]
+    for c in (
+        outblas.gated_linear(x, w, bias),
+        outblas.gated_linear(x, w, bias, out=out),
+        outblas.gated_linear(x.view(4, 64, 1024), w, bias).view(256, 256),
+    ):
+        assert worst(problem, x, w, Extra(bias), replace(GEGLU, activation="silu"), c) <= 1.0
+    assert fused.status()["cuda:0"]["launched"] == launched + 3
+
+
+def test_gated_graphs_and_streams_of_their_own(served: KernelConfig) -> None:
+    x, w, _, _ = layer()
+    assert outblas.warm(x, w, gated=True)
+    expected = outblas.gated_linear(x, w)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = outblas.gated_linear(x, w)
+    streams, results = [torch.cuda.Stream() for _ in range(2)], []
+    for i in range(40):
+        with torch.cuda.stream(streams[i % 2]):
+            results.append(outblas.gated_linear(x, w))
+    torch.cuda.synchronize()
+    assert all(torch.equal(c, expected) for c in results)
+    x.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(held.double(), exact_glu(x, w), rtol=4e-3, atol=2e-2)
+
+
+def test_gradients_through_a_gate_are_torchs(served: KernelConfig) -> None:
+    x, w, bias, _ = (t.requires_grad_() for t in layer())
+    result = outblas.gated_linear(x, w, bias)
+    y = torch.nn.functional.linear(x, w, bias)
+    expected = torch.nn.functional.silu(y[..., 0::2]) * y[..., 1::2]
+    grad = torch.randn_like(expected)
+    for mine, theirs in zip(*(torch.autograd.grad(t, (x, w, bias), grad) for t in (result, expected)), strict=True):
+        assert torch.allclose(mine.float(), theirs.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("m", [1, 8, 64, 512])
+def test_the_packaged_library_gates_llama_in_one_kernel(m: int) -> None:
+    """With 64 rows, too, where it leaves the product alone to cuBLASLt."""
+    if gpu_of_device(0).name != "h200":
+        pytest.skip("the packaged library is of an H200")
+    x = torch.randn(m, 4096, device="cuda", dtype=torch.float16)
+    gate, up = (torch.randn(14336, 4096, device="cuda", dtype=torch.float16) / 64 for _ in range(2))
+    w = outblas.interleave_gate_up(gate, up)
+    assert outblas.warm(x, w, gated=True), affine.why_not(x, w, gated=True)
+    found, problem = outblas.gated_linear(x, w), Problem(m, 28672, 4096)
+    assert worst(problem, x, w, Extra(), SWIGLU, found) <= 1.0
+    theirs = torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
+    assert torch.allclose(found.float(), theirs.float(), rtol=1e-2, atol=1e-2)

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = 2
 PRODUCTS = 4 * LAYERS + 1
+#: Those that two sums and a gate of a layer follow.
+FOLLOWED = 3 * LAYERS
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
     assert plain["ours"] + plain["torchs"] >= PRODUCTS and (plain["ours"] or kind == "prefill")
     assert entries["outblas_weights"].products["promised"] == PRODUCTS and not entries["torch"].products
     fused = entries["outblas_fused"].products
-    assert fused["fused"] + fused["unfused"] == 2 * LAYERS and (kind == "prefill" or not fused["unfused"]), fused
+    assert fused["fused"] + fused["unfused"] == FOLLOWED and (kind == "prefill" or not fused["unfused"]), fused
     found = {}
     for _ in range(2):  # one after the other, in any order
         for name, entry in entries.items():
@@ -93,8 +95,8 @@ def test_graphs_of_all_variants_compute_the_same_step(code: SimpleNamespace, mod
 
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size: int) -> None:
-    """All sums of a decode step: each was one launch of a fused kernel while it was captured, and what is replayed is
-    what these compute outside of a graph."""
+    """All sums and gates of a decode step: each was one launch of a fused kernel while it was captured, and what is
+    replayed is what these compute outside of a graph."""
     work = code.model_runs.Work(model, code.model_runs.Step("decode", size), context=64)
     variants = code.model_runs.VARIANTS
     plain, graph = (code.model_runs.entry(work, "graph", variants[name]) for name in ("outblas", "outblas_fused"))
@@ -102,19 +104,19 @@ def test_a_graph_holds_the_fused_kernels(code: SimpleNamespace, model: Any, size
     apart = plain.products["ours"] + plain.products["torchs"]
     for entry in (graph, eager):
         products = dict(entry.products)
-        assert (products.pop("fused"), products.pop("unfused")) == (2 * LAYERS, 0)
-        assert sum(products.values()) == apart - 2 * LAYERS, "the products of the sums are no others"
+        assert (products.pop("fused"), products.pop("unfused")) == (FOLLOWED, 0)
+        assert sum(products.values()) == apart - FOLLOWED, "the products that something follows are no others"
     graph.reset()
     graph.run()
     eager.reset()
     with eager.around():
         before = code.model_runs._launched()
         logits = eager.run()
-        assert code.model_runs._launched() - before == 2 * LAYERS
+        assert code.model_runs._launched() - before == FOLLOWED
     torch.cuda.synchronize()
     error = float((graph.keeps[1].float() - logits.float()).abs().max())
     assert error < 0.05 * float(logits.float().square().mean().sqrt())
-    assert all(layer.add is code.llama.add for layer in model.layers)
+    assert all((layer.add, layer.gate) == code.llama.APART for layer in model.layers)
     work.close()
 
 
@@ -152,3 +154,4 @@ def test_linear_layers_of_the_library_are_ours(code: SimpleNamespace, model: Any
     assert "torch" not in by_shape["8_4096_4096"]
     for mnk, row in by_shape.items():
         assert row["outblas_fused"].endswith("the sum is fused") == (mnk in ("8_4096_4096", "8_4096_14336")), row
+        assert row["outblas_fused"].endswith("the gate is fused") == (mnk == "8_28672_4096"), row

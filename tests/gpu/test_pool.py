@@ -15,6 +15,7 @@ from outblas.problem import Problem  # noqa: E402
 from outblas.store import Store  # noqa: E402
 from outblas.tune import tune  # noqa: E402
 from outblas.workers import make_plan, open_pool  # noqa: E402
+from outblas.workers.ledger import total  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +35,12 @@ def test_two_gpus_tune_together(tmp_path: Path, kind: str) -> None:
         library = tune(problems, make_agent("heuristic", 0, pool.gpu), 4, pool, store, "r")
         tried = list(store.evaluations("r"))
         assert pool.lost == 0 and len(pool.provenance("test")["workers"]) == 2
+        gpus = [pool.accounts()[f"worker {index}: gpu"] for index in (0, 1)]
+    assert all(gpu.seconds["start"] > 0 and gpu.counts["workers lost"] == 0 for gpu in gpus)
+    counts = total(gpus).counts
+    assert (counts["candidates"], counts["desks"], counts["chunks"]) == (len(tried), len(problems), len(problems))
+    assert len(problems) <= counts["algorithms chosen"] <= 2 * len(problems)
+    assert 0 < counts["kernels proved"] <= counts["kernels loaded"] <= len(tried)
     assert [row.problem for row in library.rows] == problems
     assert len(tried) == len({(e.problem, e.config) for e in tried}) == 4 * len(problems)
     assert sum(e.status is Status.PASSED for e in tried) >= 3 * len(problems), [e.detail for e in tried]

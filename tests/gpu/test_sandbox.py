@@ -36,6 +36,29 @@ def test_a_batch_is_evaluated_and_a_bad_config_is_only_a_status():
 
 def test_the_full_level_proves_on_representatives():
     with LiveEvaluator(0, Options(level="full", rounds=3, baselines=("cublas",))) as evaluator:
+        evaluator.start()
+        warm = evaluator.accounts()["gpu"]
+        assert warm.seconds["start"] > 0 and warm.counts == {"workers lost": 0}, "nothing was asked yet"
         (one,) = evaluator.evaluate([(Problem(256, 256, 256), GOOD)])
         assert one.status is Status.PASSED, one.detail
         assert "rules" in one.verdict.gates
+        spent = evaluator.accounts()["gpu"]
+        assert spent.counts == {
+            "workers lost": 0,
+            "desks": 1,
+            "candidates": 1,
+            "kernels loaded": 1,
+            "kernels proved": 1,
+            "chunks": 1,
+        }
+        assert {
+            "start",
+            "idle",
+            "operands",
+            "load",
+            "prove",
+            "cell",
+            "capture",
+            "time",
+            "recheck",
+        } <= spent.seconds.keys()

@@ -25,7 +25,8 @@ from outblas.results import read_result
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
-    *("eval", "bench", "record", "capture", "tune", "train", "sweep", "profile", "compare", "report", "results"),
+    *("eval", "bench", "record", "capture", "tune", "train", "sweep", "train-llm"),
+    *("profile", "compare", "report", "results"),
     *("export", "export-t4", "import-t4", "doctor", "list"),
 )
 

@@ -35,6 +35,7 @@ NAMES = {
     "nvidia-matmul-heuristics",
     "extra [rl]",
     "extra [llm]",
+    "extra [train-llm]",
 }
 
 

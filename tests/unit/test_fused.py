@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 import torch
 
 import outblas
-from fused_fixture import OnTheHost, host_fixture
+from fused_fixture import KERNELS, OnTheHost, P, host_fixture
 from outblas import affine, dispatch, fused
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.epilogue import ACTIVATIONS, PLAIN, Activation, Epilogue, alignment, why_not_fused
 from outblas.errors import CompileError, TensorError, UsageError
 from outblas.evaluation import Status
@@ -32,28 +32,7 @@ from served_fixture import Served, numbers, served_fixture
 
 __all__ = ["host_fixture", "served_fixture"]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "plain_code.json"
-P = Problem(1024, 1024, 4096)
-FEW = Problem(8, 4096, 4096)
 ALL = Epilogue(True, "gelu", True)
-#: Every family, store and way to split K.
-KERNELS: dict[str, tuple[Problem, KernelConfig]] = {
-    "wgmma_tma": (P, Sm90WgmmaConfig(128, 128, stages=4, consumers=2, pdl=True)),
-    "wgmma_direct": (P, Sm90WgmmaConfig(64, 32, 128, store="direct")),
-    "wgmma_wide": (P, Sm90WgmmaConfig(128, 256, stages=3, consumers=2, cluster_n=2, persistent=True, raster="n")),
-    "wgmma_pingpong": (P, Sm90WgmmaConfig(64, 256, stages=4, consumers=2, schedule="pingpong", persistent=True)),
-    "wgmma_three": (P, Sm90WgmmaConfig(192, 128, stages=4, consumers=3)),
-    "wgmma_odd_blocks": (P, Sm90WgmmaConfig(64, 176, stages=4)),
-    "wgmma_cluster": (P, Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct")),
-    "wgmma_workspace": (P, Sm90WgmmaConfig(64, 64, stages=4, split_k=4, store="direct", split_kind="workspace")),
-    "mma": (P, Sm80MmaConfig(64, 64)),
-    "mma_split": (P, Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4)),
-    "mma_scalar": (P, Sm80MmaConfig(64, 64, wn=4, vec=1)),
-    "direct": (P, Sm80DirectConfig(64, 64, 2, 2, unroll=2)),
-    "direct_warps": (P, Sm80DirectConfig(32, 16, 1, 1, 8, 3, pdl=True, early=True)),
-    "gemv": (FEW, Sm80GemvConfig(8, 64, 1, 4, 2)),
-    "gemv_split": (FEW, Sm80GemvConfig(8, 64, 1, 8, 2, "shared", 8, pdl=True)),
-    "gemv_walk": (FEW, Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, l2="stream_b", kept_k=4096)),
-}
 
 
 # -- generated text and machine code ---------------------------------------------------------------------------
@@ -81,7 +60,9 @@ def test_with_one_the_prelude_says_which(activation: Activation) -> None:
 
 def test_every_epilogue_has_its_own_source_and_name() -> None:
     every = [Epilogue(b, a, r) for b in (False, True) for a in ACTIVATIONS for r in (False, True)]
-    assert len({make_source(*KERNELS["mma"], e).sha() for e in every}) == len({e.name for e in every}) == 16
+    gated = [replace(e, gated=True) for e in every]
+    assert len({make_source(*KERNELS["mma"], e).sha() for e in every + gated}) == 32
+    assert len({e.name for e in every + gated}) == 32 and all(e.on for e in gated)
     assert [e for e in every if not e.on] == [PLAIN] and PLAIN.name == "plain"
     assert ALL.name == "bias+gelu+residual"
 

@@ -22,16 +22,23 @@ import outblas
 from fused_fixture import host_fixture  # noqa: F401
 from operator_counts import OperatorCounts
 from outblas import affine, fused, switch
+from outblas.captured import Captured
 from outblas.errors import CompileError, DeviceError, UsageError
-from outblas.library import Choice, Row
+from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.switch import Switch
+from outblas.tune_run import RunFiles
+from outblas.user_library import VARIABLE
 from served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = 2
 #: Linear layers of the tiny model: QKV, O, gate and up, down; the head.
 PRODUCTS = 4 * LAYERS + 1
+#: N_K of a layer's products -> how many of a step have it.
+LAYERS_OF_EACH = dict.fromkeys(("128_64", "64_64", "192_64", "64_96"), LAYERS)
+#: Those that two sums and a gate of a layer follow.
+FOLLOWED = 3 * LAYERS
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 TINY = {
     "hidden_size": 64,
@@ -46,7 +53,7 @@ TINY = {
 def code(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for folder in ("scripts", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps")
+    names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps", "model_tune")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -84,8 +91,8 @@ def test_the_example_runs_and_says_what_it_did(
         code.llama.main([*sizes, "--fused"])
     finally:
         outblas.disable()
-    assert len(ours.ran) == 5 * 5 + 5 * 3, "the other two are fused, and compiled before they are first called"
-    assert host.launched == 5 * 2 + 2 * 2, "and run once where they are warmed"
+    assert len(ours.ran) == 5 * 5 + 5 * 2, "the other three are fused, and compiled before they are first called"
+    assert host.launched == 5 * 3 + 2 * 3, "and run once where they are warmed"
     assert capsys.readouterr().out.count("tokens/s on") == 3
     with pytest.raises(SystemExit):
         code.llama.main([*sizes, "--fused", "--no-outblas"])
@@ -168,10 +175,10 @@ def test_every_variant_computes_the_same_step(
             before = len(ours.ran)
             entry = code.model_runs.entry(work, mode, variant, backend="eager")
             calls = code.model_runs.WARM_UPS + 1 + variant.fused
-            apart = PRODUCTS - 2 * LAYERS * variant.fused
+            apart = PRODUCTS - FOLLOWED * variant.fused
             assert len(ours.ran) - before == (calls * apart if variant.ours else 0), (mode, name)
             expected = {"ours": 0, "promised": PRODUCTS} if variant.weights else {"ours": apart}
-            expected |= {"torchs": 0, "fused": 2 * LAYERS, "unfused": 0} if variant.fused else {}
+            expected |= {"torchs": 0, "fused": FOLLOWED, "unfused": 0} if variant.fused else {}
             expected = {"compiled": 0} if mode == "compiled" else expected  # Inductor has no part in it here
             assert {key: entry.products.get(key) for key in expected} == (
                 expected if variant.ours else dict.fromkeys(expected)
@@ -201,38 +208,41 @@ def test_what_is_compiled_writes_the_same_cache(kind: str, size: int, code: Simp
 
 
 @pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])
-def test_fused_sums_are_torchs_operations_without_a_kernel(
+def test_sums_and_gates_are_torchs_operations_without_a_kernel(
     kind: str, size: int, code: SimpleNamespace, model: Any
 ) -> None:
     """Without a GPU a product and a sum, bit for bit; by the kernel's roundings the same up to these."""
     work = code.model_runs.Work(model, code.model_runs.Step(kind, size), context=6)
     expected = work.run()
-    model.add_by(code.llama.add_fused)
+    model.follow_by(code.llama.FUSED)
     work.reset()
     with OperatorCounts() as called:
         found = work.run()
     assert torch.equal(found, expected) and called.counts["mm"] == PRODUCTS
 
 
-def test_fused_sums_are_rounded_once(code: SimpleNamespace, model: Any, host: fused.FusedState) -> None:
+def test_fused_sums_and_gates_are_rounded_once(code: SimpleNamespace, model: Any, host: fused.FusedState) -> None:
     work = code.model_runs.Work(model, code.model_runs.Step("decode", 3), context=6)
     expected, wide = work.run(), code.model_greedy.in_fp32(model)
     code.model_runs.compile_fused(model, work.step.shape)
     launched = host.launched
     work.reset()
-    with code.model_runs.added(model, code.llama.add_fused):
+    with code.model_runs.followed(model, code.llama.FUSED):
         found = work.run()
-    assert host.launched - launched == 2 * LAYERS
+    assert host.launched - launched == FOLLOWED
     assert not torch.equal(found, expected) and torch.allclose(found, expected, atol=0.01)
-    assert {layer.add for layer in model.layers} == {layer.add for layer in wide.layers} == {code.llama.add}
+    assert {(each.add, each.gate) for each in (*model.layers, *wide.layers)} == {tuple(code.llama.APART)}
+    again = code.model_greedy.in_fp32(model)
+    assert all(each.gated == {3} and each.interleaved is not None for each in model.layers)
+    assert all(not each.gated and each.interleaved is None for each in again.layers), "no copy of a copy"
 
 
 @pytest.mark.parametrize("refused", ["shape", "kernel"])
-def test_sums_that_are_not_fused_are_told(
+def test_what_is_not_fused_is_told(
     refused: str, code: SimpleNamespace, model: Any, ours: Served, host: fused.FusedState, monkeypatch: Any
 ) -> None:
-    """Of O's shape no kernel can be fused, or none compiles: the product is ours even so, by outblas.linear, which
-    counts nothing."""
+    """Of the shapes of O and of gate and up no kernel can be fused, or none compiles: the product is ours even so, of O
+    and down by outblas.linear, which counts nothing."""
 
     def refuse(*_: Any) -> Any:
         raise CompileError("it spills", "less", "use another")
@@ -246,7 +256,8 @@ def test_sums_that_are_not_fused_are_told(
     else:
         monkeypatch.setattr(fused, "why_not_fused", lambda problem, *_: "too short" if problem.k == 64 else None)
         entry = code.model_runs.entry(work, "eager", variant)
-    expected = {"fused": LAYERS, "unfused": LAYERS} if refused == "shape" else {"fused": 0, "unfused": sums}
+    fused_now = LAYERS if refused == "shape" else 0
+    expected = {"fused": fused_now, "unfused": FOLLOWED - fused_now}
     assert entry.products == {"ours": PRODUCTS - sums, "torchs": 0, **expected}
 
 
@@ -266,8 +277,7 @@ def test_what_is_fused_is_compiled_before_the_first_step_that_counts(
     monkeypatch.setattr(host, "ready", recorded)
     prompt, variant = torch.zeros((2, 5), dtype=torch.int64), code.model_runs.VARIANTS["outblas_fused"]
     code.model_greedy.decoded(model, prompt, 3, variant)
-    sums = 2 * LAYERS
-    assert waited == [True, False] * (2 * sums) + [False] * (3 * sums)
+    assert waited == [True, False] * (2 * FOLLOWED) + [False] * (3 * FOLLOWED)
 
 
 def test_a_variant_leaves_everything_as_it_was(
@@ -355,9 +365,52 @@ def test_linear_layers_are_explained(
         assert set(row) == {"step", "mnk", "outblas", "outblas_fused", "outblas_pdl", "outblas_weights"}
         assert f"for {row['mnk']}_TN_fp16_fp32" in row["outblas"] and "the sum is" not in row["outblas"]
         assert row["outblas_fused"].endswith("the sum is fused") == (row["mnk"] in ("6_64_64", "6_64_96"))
-    monkeypatch.setattr(affine, "why_not", lambda x, w, residual: "it spills")
+        assert row["outblas_fused"].endswith("the gate is fused") == (row["mnk"] == "6_192_64")
+    monkeypatch.setattr(affine, "why_not", lambda x, w, residual, gated: "it spills")
     rows = code.model_explained.explained(model, step, ["outblas_fused"])
     assert sum(row["outblas_fused"].endswith("the sum is apart: it spills") for row in rows) == 2
+    assert sum(row["outblas_fused"].endswith("the gate is apart: it spills") for row in rows) == 1
+
+
+def test_what_a_model_multiplies_is_tuned_before(
+    code: SimpleNamespace, model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the command line, into a library that this process uses from then on; steps count alike, however long."""
+    commands: list[list[str]] = []
+    steps = [code.model_runs.Step("decode", 3), code.model_runs.Step("prefill", 5)]
+
+    def tune(command: list[str], env: dict[str, str], check: bool) -> SimpleNamespace:
+        commands.append(command)
+        captured = Captured.load(command[command.index("--captured") + 1])
+        run = RunFiles(Path(command[command.index("--run") + 1]))
+        run.path.mkdir()
+        rows = [Row(problem, "lt_auto", "id=1") for problem in list(captured.problems())[1:]]
+        rows[0] = Row(rows[0].problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3))
+        Library("h200", tuple(rows)).save(run.library)
+        run.run.write_text('{"format": 1, "provenance": {"gpu": "a GPU"}}')
+        assert env[VARIABLE] == str(tmp_path / "libraries") and "--install" in command
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setenv(VARIABLE, "")
+    seconds = {steps[0]: 1.0, steps[1]: 4.1}
+    monkeypatch.setattr(code.model_tune, "step_seconds", lambda model, step, context: seconds[step])
+    told = code.model_tune.tuned(model, steps, 6, 60, tmp_path, run=tune)
+    assert os.environ[VARIABLE] == str(tmp_path / "libraries") and len(commands) == 1
+    assert commands[0][commands[0].index("--budget") + 1] == "64,60s"
+    one, whole = ({k: n for k, n in told["captured"].items() if k.startswith(m)} for m in ("3_", "5_"))
+    assert one == {f"3_{nk}_TN_fp16_fp32": 4 * (n + (nk == "128_64")) for nk, n in LAYERS_OF_EACH.items()}, "and a head"
+    assert whole == {f"5_{nk}_TN_fp16_fp32": n for nk, n in LAYERS_OF_EACH.items()}
+    assert told["captured"]["1_128_64_TN_fp16_fp32"] == 1, "the head sees the last token"
+    assert len(told["rows"]) == len(told["captured"]) - 1 and told["provenance"] == {"gpu": "a GPU"}
+    assert told["rows"][0]["kernel"] and told["rows"][1]["fallback"] == "id=1"
+    assert code.model_tune.line(told) == "tuned for 60 s: 8 of 9 products reached, 1 with a kernel of ours"
+    failed = SimpleNamespace(returncode=2)
+    with pytest.raises(DeviceError, match="tune --captured .* failed"):
+        code.model_tune.tuned(model, steps, 6, 60, tmp_path, run=lambda *_, **__: failed)
+
+
+def test_a_step_has_a_time(code: SimpleNamespace, model: Any) -> None:
+    assert code.model_tune.step_seconds(model, code.model_runs.Step("decode", 2), 4) > 0
 
 
 def test_greedy_tokens_and_logits_are_compared(

@@ -16,11 +16,14 @@ import pytest
 pytest.importorskip("cuda.bindings")
 pytest.importorskip("pyarrow")
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from helpers import ROOT
 from outblas.compile import compile_source
 from outblas.config import Sm80DirectConfig, Sm80MmaConfig, config_from_name
 from outblas.cubin import Cubin
-from outblas.errors import CompileError, UsageError
+from outblas.errors import CompileError, RecordError, UsageError
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.results import read_result, write_result
@@ -98,6 +101,7 @@ def test_libraries_and_results_with_a_hash_are_stamped_and_nothing_else_changes(
     about = {**told.meta, "provenance": {**told.provenance, "kernels": "old"}}
     stamped = write_result(told.rows, about, results / "h200" / "stamped.parquet")
     before = without.read_bytes()
+    pq.write_table(pa.table({"of": [1]}), results / "h200" / "a_scripts_own.parquet")
     assert script.restamp(RECORD, "new", data, results) == [path, stamped]
     library = Library.load(path)
     assert library.rows == (row,) and library.provenance["kernels"] == "new"
@@ -106,6 +110,9 @@ def test_libraries_and_results_with_a_hash_are_stamped_and_nothing_else_changes(
     assert after.rows == told.rows and after.provenance["restamped"] == [{**RECORD, "replaced": "old"}]
     assert without.read_bytes() == before, "a result that names no kernels is left alone"
     assert script.restamp(RECORD, "new", data, results) == [], "done before"
+    (results / "h200" / "damaged.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordError, match="damaged.parquet cannot be read"):
+        script.restamp(RECORD, "newer", data, results)
 
 
 def test_what_is_of_other_kernels_than_were_compared_is_not_stamped(script: Any, tmp_path: Path) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers import ROOT
+from outblas.config import Sm90WgmmaConfig
+from outblas.problem import Problem
+from outblas.source import make_source
+from outblas.workers.ledger import Account
 
 
 @pytest.fixture(name="script")
@@ -49,3 +56,28 @@ def test_together_gives_each_run_gpus_of_its_own(script: Any, monkeypatch: pytes
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
     monkeypatch.setattr(script, "part", lambda arguments, places, command: given.append(places) or Done())
     assert script.together(None, 2, "command") == ({}, {}) and given == [["7"], ["5", "3"]]
+
+
+def test_both_runs_account_for_their_seconds(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    def timed(arguments: Any, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
+        ledger = {"driver": Account({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
+        figures = {"start_seconds": 1.0, "tune_seconds": 8.0 / len(gpus), "passed": 4, "measurements": 4}
+        return {"gpus": list(gpus), **figures, "ledger": ledger}
+
+    monkeypatch.setattr(script, "timed", timed)
+    monkeypatch.setattr(sys, "argv", ["scale_out.py", "--filled", "--out", str(tmp_path / "out.json")])
+    script.main()
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["ratio"] == 2.0 and found["one"]["ledger"]["driver"]["seconds"] == {"agent": 2.0, "other": 0.01}
+    assert capsys.readouterr().out.count("driver: agent 2.0 s, 7 units\n") == 2
+
+
+def test_filling_compiles_the_baselines_kernels_too(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Sm90WgmmaConfig(64, 64)
+    monkeypatch.setattr("outblas.nvmmh.nvmmh_configs", lambda problems, gpu: dict.fromkeys(problems, kernel))
+    asked: list[Any] = []
+    monkeypatch.setattr(script, "compile_many", lambda sources, arch: asked.extend(sources) or iter(()))
+    script.fill(Namespace(suite="grid1000", sample=1, seed=0, budget=2, agent="heuristic"))
+    assert len(asked) == 3 and asked[0] == make_source(Problem(64, 64, 64), kernel)

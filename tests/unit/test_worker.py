@@ -54,7 +54,7 @@ class Prover:
 
 
 class Desk(ev._Desk):
-    def __init__(self, problem, options, baselines):
+    def __init__(self, problem, options, baselines, ledger):
         self.problem, self.bench, self.prover = problem, Bench(), Prover()
         self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
 
@@ -171,7 +171,7 @@ def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
 
 
 def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
-    def refuse(problem, options, baselines):
+    def refuse(problem, options, baselines, ledger):
         raise DeviceError("needs 99 GB", "that much", "a smaller one")
 
     monkeypatch.setattr(ev, "_Desk", refuse)
@@ -262,3 +262,69 @@ def test_multicast_is_proved_with_less_k_than_the_ring_holds():
     config = Sm90WgmmaConfig(64, 64, stages=6, cluster_m=2, persistent=True)
     found = ev.representatives(Problem(64, 64, 64), config)
     assert any(p.k <= config.bk * (config.stages - 1) and p.m > config.bm for p in found)
+
+
+def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
+    """What a process does once (torch's import, CUDA's context, cuBLAS) is in no candidate's time."""
+    done = []
+
+    class Small(Desk):
+        def __init__(self, problem, options, baselines, ledger):
+            super().__init__(problem, options, baselines, ledger)
+            done.append(("made", problem.flops < 1e9, options.benchmark_seconds))
+
+        def measure_baselines(self, options):
+            done.append(("timed", options.warmup_seconds))
+
+        def close(self):
+            done.append("closed")
+
+    monkeypatch.setattr(ev, "_Desk", Small)
+    handler = ev.make_handler(ev.Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
+    assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
+    account = handler.ledger.read()
+    assert account.seconds["start"] > 0 and not account.counts, "and counts as no work"
+    assert handler._baselines["nvmmh"].detail(ev._WARM_UP) == "", "nobody is asked for a choice"
+
+
+def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
+    def refuse(*parts):
+        raise DeviceError("no CUDA device", "one", "do")
+
+    monkeypatch.setattr(ev, "_Desk", refuse)
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        ev.make_handler(ev.Options(baselines=()))
+
+
+def test_the_ledger_counts_what_was_done(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
+    monkeypatch.setattr("outblas.verify.prove", lambda *a: PASSED)
+    run(handler, GOOD, SLOW, BAD)
+    run(handler, GOOD)
+    run(handler, GOOD, problem=Problem(128, 64, 64))
+    account = handler.ledger.read()
+    assert account.counts == {"desks": 2, "candidates": 5, "kernels proved": 3, "chunks": 4}
+    assert {"idle", "batch", "load", "prove", "cell", "capture", "time", "recheck"} == account.seconds.keys()
+
+
+def test_the_desk_accounts_for_its_parts(monkeypatch):
+    """lt_auto chooses once per problem, however often the problem comes back."""
+    from outblas.workers.ledger import Ledger
+
+    class Auto:
+        name, chosen = "lt_auto", ""
+
+        def prepare(self, bench):
+            self.chosen = "index=0"
+
+        def detail(self, problem):
+            return self.chosen
+
+    monkeypatch.setattr("outblas.timing.Bench", lambda *a, **b: SimpleNamespace(data=0, torch_stream=0, capture=Graph))
+    monkeypatch.setattr("outblas.verify.CellProver", lambda *a: Prover())
+    ledger, auto = Ledger("idle"), Auto()
+    for _ in range(2):
+        assert ev._Desk(PROBLEM, ev.Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
+    account = ledger.read()
+    assert account.counts == {"algorithms chosen": 1}
+    assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

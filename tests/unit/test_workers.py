@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ from outblas.roofline import work_us
 from outblas.source import kernel_kind
 from outblas.store import Store
 from outblas.tune import Interrupted, tune
-from outblas.workers.host import Host
 from outblas.workers.local import LocalTransport
 from outblas.workers.pool import MOST_LOSSES, PoolEvaluator
-from outblas.workers.transport import Evaluate, Event, Spec, Task
+from outblas.workers.transport import Evaluate, Spec, Task
 from outblas.workers.units import Units
+from virtual_workers import VirtualTransport
 
 RECORDING = synthetic_recording()
 BUDGET = 6
@@ -180,6 +180,31 @@ def test_a_pool_goes_on_after_a_batch_that_was_left(tmp_path: Path) -> None:
         assert (evaluator.source, evaluator.gpu) == (replay.source, replay.gpu)
 
 
+def test_all_workers_list_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would need as long alone as two, and nothing is measured before."""
+    recording = synthetic_recording(100)
+    asked: list[int] = []
+    monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(recording), raising=False)
+
+    class Noting(VirtualTransport):
+        def send(self, worker: int, task: Task) -> None:
+            asked.append(worker)
+            super().send(worker, task)
+
+    problems = recording.problems[:20]
+    with PoolEvaluator(Noting(2, lambda task: 1.0)) as evaluator:
+        found = evaluator.candidates_of(problems)
+        assert asked == [0, 1, 0] and list(found) == list(problems) and evaluator.candidates_of([]) == {}
+    assert found == ReplayEvaluator(recording).candidates_of(problems)
+
+
+def test_a_worker_that_dies_listing_candidates_is_replaced(tmp_path: Path) -> None:
+    with pool("KilledListing", tmp_path) as evaluator:
+        found = evaluator.candidates_of(RECORDING.problems)
+        assert evaluator.lost == 1
+    assert found == ReplayEvaluator(RECORDING).candidates_of(RECORDING.problems)
+
+
 def test_a_kernel_that_is_not_surely_faster_is_not_installed(tmp_path: Path) -> None:
     with pool("Logged", tmp_path, 0.6) as evaluator:
         library = run(evaluator, tmp_path / "s.sqlite", "exhaustive")
@@ -309,36 +334,6 @@ def _running(pid: int) -> bool:
 # How busy the hand-out keeps workers, by a clock that only the work moves
 
 
-class VirtualTransport:
-    """Workers in this process; a task takes ``seconds(task)`` of a clock of its own."""
-
-    def __init__(self, size: int, seconds: Callable[[Task], float]) -> None:
-        self._hosts = [Host(Spec("pool_workers:Many")) for _ in range(size)]
-        self.size, self._seconds, self.now = size, seconds, 0.0
-        self._coming: list[tuple[float, int, list[Event]]] = []
-
-    def start(self, worker: int) -> None:
-        self._coming.append((self.now, worker, [Event(worker, *self._hosts[worker].hello())]))
-
-    def send(self, worker: int, task: Task) -> None:
-        words = [Event(worker, *message) for message in self._hosts[worker].messages(task)]
-        self._coming.append((self.now + self._seconds(task), worker, words))
-
-    def wait(self, timeout_s: float) -> list[Event]:
-        due = min(self._coming, default=None, key=lambda item: item[:2])
-        if due is None or (timeout_s == 0 and due[0] > self.now):
-            return []
-        self._coming.remove(due)
-        self.now = due[0]
-        return due[2]
-
-    def stop(self, worker: int) -> None:
-        self._coming = [item for item in self._coming if item[1] != worker]
-
-    def close(self) -> None:
-        self._coming = []
-
-
 def test_workers_are_busy_until_the_end_of_a_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Problems of unequal work: the barrier between batches costs
     less than a tenth of the time of two workers, and of four."""
@@ -455,18 +450,18 @@ def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPa
         assert told[0][:1] == told[1][:1] == [kernel_kind(problem, passed)] and not late
 
 
-def test_what_another_is_proving_is_begun_last() -> None:
-    """A kernel is proved in full by whoever has it first; that it passed is known when its unit is answered."""
+def test_kernels_that_another_worker_has_are_begun_last() -> None:
+    """What one worker loads another loads once more, and proves once more where the first has not answered yet."""
     first, other = synthetic_recording(100).catalogue[:2]
     problems = sorted(synthetic_problems(100), key=work_us, reverse=True)[:6]
     pairs = [(p, other if p == problems[3] else first) for p in problems]
 
-    def handed_out(proving: set[Any]) -> list[Problem]:
+    def handed_out(elsewhere: set[Any]) -> list[Problem]:
         units = Units(iter(pairs))
         while units.draw():
             pass
         taken = []
-        while (unit := units.take(0, [1], proving)) is not None:
+        while (unit := units.take(0, [1], elsewhere)) is not None:
             taken.append(unit.problem)
         return taken
 
@@ -474,25 +469,27 @@ def test_what_another_is_proving_is_begun_last() -> None:
     assert handed_out({kernel_kind(problems[0], first)}) == [problems[3], *problems[:3], *problems[4:]]
 
 
-def test_the_pool_knows_what_its_workers_are_proving(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_knows_which_kernels_its_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(RECORDING), raising=False)
     asked: list[tuple[int, set[Any]]] = []
     take = Units.take
 
-    def noting(self: Units, worker: int, others: Any, proving: Any = frozenset()) -> Any:
-        unit = take(self, worker, others, proving)
+    def noting(self: Units, worker: int, others: Any, elsewhere: Any = frozenset()) -> Any:
+        unit = take(self, worker, others, elsewhere)
         if unit is not None:
-            asked.append((worker, set(proving)))
+            asked.append((worker, set(elsewhere)))
         return unit
 
     monkeypatch.setattr(Units, "take", noting)
-    passed = RECORDING.catalogue[RECORDING.recorded(RECORDING.problems[0]).nonzero()[0][0]]
-    kind = kernel_kind(RECORDING.problems[0], passed)
+    problem, (one, other) = RECORDING.problems[0], RECORDING.catalogue[:2]
+    pairs = [(problem, one), *((p, other) for p in RECORDING.problems[1:4])]
     with PoolEvaluator(VirtualTransport(2, lambda task: 1.0)) as evaluator:
-        found = list(evaluator.evaluate([(p, passed) for p in RECORDING.problems[:6]]))
-    proven = [e for e in found if e.status is Status.PASSED]
-    assert [each for _, each in asked[:2]] == [set(), {kind}], "the other has it, unproved yet"
-    assert proven and asked[-1][1] == set(), "nobody proves it any more"
+        assert len(list(evaluator.evaluate(pairs))) == 4
+        assert asked[:2] == [(0, set()), (1, {kernel_kind(problem, one)})], "the other was given it"
+        assert (0, {kernel_kind(problem, other)}) in asked and asked[-1][1] <= {kernel_kind(problem, one)}
+        evaluator._places[0].kernels.add(())
+        evaluator._start(0)
+        assert not evaluator._places[0].kernels, "a new worker has none"
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

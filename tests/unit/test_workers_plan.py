@@ -11,8 +11,12 @@ from typer.testing import CliRunner
 
 from helpers import synthetic_recording
 from outblas.cli import app
+from outblas.compile_ahead import BaselineKernels, CompileAhead
+from outblas.config import KernelConfig, Sm90WgmmaConfig
 from outblas.device import Device
-from outblas.errors import DeviceError, UsageError
+from outblas.errors import DeviceError, ToolchainMissing, UsageError
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
 from outblas.workers import plan as module
 from outblas.workers.plan import WorkerPlan, make_plan, open_pool
 
@@ -91,3 +95,31 @@ def test_a_pooled_run_is_the_single_run(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, [*arguments, str(several)])  # a finished run of a pool, taken up by one evaluator
     assert again.exit_code == 0, again.stderr
     assert (one / "library.json").read_bytes() == (several / "library.json").read_bytes()
+
+
+def test_the_driver_compiles_the_baselines_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that comes upon one uncompiled compiles it on its one core, and its GPU waits."""
+    mine, theirs = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(128, 128)
+    asked: list[list[Problem]] = []
+
+    def choose(problems: list[Problem], gpu: Gpu) -> dict[Problem, KernelConfig | None]:
+        asked.append(list(problems))
+        return {p: theirs if p.m == 64 else None for p in problems}
+
+    monkeypatch.setattr("outblas.nvmmh.nvmmh_configs", choose)
+    compiled: list[Any] = []
+    monkeypatch.setattr(CompileAhead, "compile", lambda self, pairs: compiled.extend(pairs) or iter(()))
+    make = module._compiler(WorkerPlan("local", Device(gpu_index=0), (0, 1)))
+    assert make is not None and module._compiler(WorkerPlan("ray", Device(gpu_index=0))) is None
+    compile, one, other = make(H200), Problem(64, 64, 64), Problem(128, 64, 64)
+    list(compile([(one, mine), (other, mine)]))
+    list(compile([(other, theirs)]))
+    assert compiled == [(one, mine), (other, mine), (one, theirs), (other, theirs)] and asked == [[one, other]]
+
+
+def test_without_the_package_there_are_no_baselines_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(problems: list[Problem], gpu: Gpu) -> None:
+        raise ToolchainMissing("nvMatmulHeuristics is not installed", "its wheel", "pip install 'outblas[gpu]'")
+
+    monkeypatch.setattr("outblas.nvmmh.nvmmh_configs", missing)
+    assert BaselineKernels(H200).of([Problem(64, 64, 64)]) == []

@@ -22,6 +22,7 @@ AGENTS: dict[str, str] = {
     "nvmmh": "nvmmh:NvMatmulHeuristics",
     "recorded": "recorded:Recorded",
     "transfer": "transfer:Transfer",
+    "llm": "llm:LanguageModel",
     "kt-genetic": "kernel_tuner_strategy:Genetic",
     "kt-annealing": "kernel_tuner_strategy:Annealing",
     "kt-local": "kernel_tuner_strategy:LocalSearch",

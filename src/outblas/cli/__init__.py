@@ -13,6 +13,7 @@ from outblas.cli.common import OutblasGroup, out
 from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
+from outblas.cli.evolve import evolve
 from outblas.cli.export import export
 from outblas.cli.listing import listing
 from outblas.cli.profile import profile
@@ -21,6 +22,7 @@ from outblas.cli.report import report
 from outblas.cli.results import results
 from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.train import sweep, train
+from outblas.cli.train_llm import train_llm
 from outblas.cli.tune import tune
 
 app = typer.Typer(
@@ -54,8 +56,10 @@ app.command("bench")(bench)
 app.command("record")(record)
 app.command("capture")(capture)
 app.command("tune")(tune)
+app.command("evolve")(evolve)
 app.command("train")(train)
 app.command("sweep")(sweep)
+app.command("train-llm")(train_llm)
 app.command("profile")(profile)
 app.command("compare")(compare)
 app.command("report")(report)

@@ -40,6 +40,9 @@ _EXTRAS = {
     "sb3_contrib": "rl",
     "optuna": "rl",
     "openai": "llm",
+    "trl": "train-llm",
+    "peft": "train-llm",
+    "datasets": "train-llm",
     "ray": "ray",
     "kernel_tuner": "kernel-tuner",
 }

@@ -12,7 +12,10 @@ from outblas.cli.common import out
 
 def report(
     run: Annotated[
-        Path, typer.Argument(help="Run directory of `outblas tune`, or result file of `outblas bench` or `compare`.")
+        Path,
+        typer.Argument(
+            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench` or `compare`."
+        ),
     ],
     out_file: Annotated[
         Path | None, typer.Option("--out", help="The page; by default report.html in the run, or beside the file.")

@@ -124,8 +124,9 @@ __device__ __forceinline__ void row_extras(const Fused& fused, int row, int col,
   for (int i = 0; i < NT; ++i) extras[i] = lane.load<true, COUNT>(2 * i);
 }
 
-// The whole epilogue in place; row0: the lane's first row.
-__device__ __forceinline__ void fuse(Fragment (&acc)[MT][NT], const Fused& fused, int row0, int col, int m, int n) {
+// The whole epilogue in place, FUSED_GATED: and its store; row0: the lane's first row.
+__device__ __forceinline__ void fuse(Fragment (&acc)[MT][NT], const Fused& fused, u16* c, int row0, int col, int m,
+                                     int n) {
   Extras extras[MT][NT];
 #pragma unroll
   for (int i = 0; i < MT; ++i) row_extras<2>(fused, row0 + 16 * i, col, m, n, extras[i]);
@@ -133,17 +134,30 @@ __device__ __forceinline__ void fuse(Fragment (&acc)[MT][NT], const Fused& fused
   for (int i = 0; i < MT; ++i)
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-      apply(extras[i][j], 0, acc[i][j][0], acc[i][j][1]);
-      apply(extras[i][j], 1, acc[i][j][2], acc[i][j][3]);
+      auto& v = acc[i][j];
+      if constexpr (FUSED_GATED) {
+        store_gated(extras[i][j], c, row0 + 16 * i, col + 2 * j, m, n, v[0], v[1]);
+        store_gated(extras[i][j], c, row0 + 16 * i + 8, col + 2 * j, m, n, v[2], v[3]);
+      } else {
+        apply(extras[i][j], 0, v[0], v[1]);
+        apply(extras[i][j], 1, v[2], v[3]);
+      }
     }
 }
 
-// One row of sums that several warps have added up.
-__device__ __forceinline__ void fuse_row(float (&v)[OWN], const Fused& fused, int row, int col, int m, int n) {
+// One row of sums that several warps have added up, to C.
+__device__ __forceinline__ void store_fused_row(u16* c, float (&v)[OWN], const Fused& fused, int row, int col, int m,
+                                                int n) {
   Extras extras[NT];
   row_extras<1>(fused, row, col, m, n, extras);
 #pragma unroll
-  for (int i = 0; i < NT; ++i) apply(extras[i], 0, v[2 * i], v[2 * i + 1]);
+  for (int i = 0; i < NT; ++i) {
+    if constexpr (FUSED_GATED)
+      store_gated(extras[i], c, row, col + 2 * i, m, n, v[2 * i], v[2 * i + 1]);
+    else
+      apply(extras[i], 0, v[2 * i], v[2 * i + 1]);
+  }
+  if constexpr (!FUSED_GATED) store_row(c, v, row, col, m, n);
 }
 #endif
 
@@ -171,7 +185,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if FUSED
   if (PDL) pdl_wait();  // with EARLY_B a warp without a chunk of K has not waited
   FUSED_MAKE
-  if constexpr (WK == 1) fuse(acc, fused, row0 + g, col, m, n);
+  if constexpr (WK == 1) fuse(acc, fused, c, row0 + g, col, m, n);
+  if constexpr (WK == 1 && FUSED_GATED) return;
 #endif
   if constexpr (WK == 1) {
 #pragma unroll
@@ -204,9 +219,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           v[2 * i] += part.x, v[2 * i + 1] += part.y;
         }
 #if FUSED
-      fuse_row(v, fused, row0 + 8 * r + g, col, m, n);
-#endif
+      store_fused_row(c, v, fused, row0 + 8 * r + g, col, m, n);
+#else
       store_row(c, v, row0 + 8 * r + g, col, m, n);
+#endif
     }
   }
 }

@@ -37,9 +37,15 @@ struct FusedStore {
     return Lane(fused, unit % NT * 8 + 2 * (lane % 4), 1, col, m, n).load<false>(0);
   }
   __device__ __forceinline__ void operator()(int unit, float (&v)[4], const Extras& extras) const {
-    apply(extras, 0, v[0], v[2]);
-    apply(extras, 1, v[1], v[3]);
-    store_unit(c, unit, row0, m, n, lane, v);
+    if constexpr (FUSED_GATED) {
+      const int token = unit % NT * 8 + 2 * (lane % 4), col = row0 + pair_row(unit / NT, lane);
+      store_gated(extras, c, token, col, m, n, v[0], v[2]);
+      store_gated(extras, c, token + 1, col, m, n, v[1], v[3]);
+    } else {
+      apply(extras, 0, v[0], v[2]);
+      apply(extras, 1, v[1], v[3]);
+      store_unit(c, unit, row0, m, n, lane, v);
+    }
   }
 };
 #endif

@@ -111,10 +111,15 @@ struct FusedStore {
   }
   __device__ __forceinline__ void operator()(int unit, float (&v)[4], const Extras& extras) const {
     const int row = row0 + unit / NT * 16, col = col0 + unit % NT * 8;
-    apply(extras, 0, v[0], v[1]);
-    apply(extras, 1, v[2], v[3]);
-    store_two(c, row, col, m, n, v[0], v[1]);
-    store_two(c, row + 8, col, m, n, v[2], v[3]);
+    if constexpr (FUSED_GATED) {
+      store_gated(extras, c, row, col, m, n, v[0], v[1]);
+      store_gated(extras, c, row + 8, col, m, n, v[2], v[3]);
+    } else {
+      apply(extras, 0, v[0], v[1]);
+      apply(extras, 1, v[2], v[3]);
+      store_two(c, row, col, m, n, v[0], v[1]);
+      store_two(c, row + 8, col, m, n, v[2], v[3]);
+    }
   }
 };
 #endif

@@ -301,7 +301,8 @@ __device__ __forceinline__ void consume(const Work& w, const TensorMap* map_c, u
     const int y0 = at.m + wg_row;
 #if FUSED
     if constexpr (PDL) pdl_wait();  // a predecessor may have written what this thread reads of bias and residual
-    if constexpr (SPLIT == 1) fuse<MI>(acc, fused, at.n, y0, m, n, wg_thread);
+    if constexpr (SPLIT == 1) fuse<MI>(acc, fused, c, at.n, y0, m, n, wg_thread);
+    if constexpr (SPLIT == 1 && FUSED_GATED) continue;  // what is stored is no tile of C as the stores below know it
 #endif
 #if SPLIT_WORKSPACE
     // A predecessor may still be adding up in the workspace.

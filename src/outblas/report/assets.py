@@ -43,6 +43,10 @@ th, td { padding: .3rem .7rem; text-align: right; border-top: 1px solid var(--li
 tbody th, .text { text-align: left; font-weight: 500; }
 .long { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 thead th, thead th.text { background: var(--card); position: sticky; top: 0; font-weight: 600; }
+.code { overflow: auto; max-height: 30rem; margin: .5rem 0 1rem; padding: .6rem .8rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: 8px; font-size: .82rem; line-height: 1.4; }
+.code ins { background: #d8f5df; text-decoration: none; } .code del { background: #fde2de; text-decoration: none; }
+.code:focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
 main { padding-bottom: 3rem; }
 @media (max-width: 1000px) { .cards { grid-template-columns: repeat(3, minmax(0, 1fr)); } }
 @media (max-width: 760px) {

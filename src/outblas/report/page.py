@@ -13,9 +13,12 @@ from outblas.compare_result import KIND, read_comparison
 from outblas.config import config_from_name
 from outblas.counters import HEAD, cells
 from outblas.files import write_atomic
+from outblas.llm.evolve_run import is_evolution
 from outblas.report.compare_page import render_comparison
 from outblas.report.counters import short_config
 from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops
+from outblas.report.evolve_data import load_evolution
+from outblas.report.evolve_page import render_evolution
 from outblas.report.figures import NAMES, figures
 from outblas.report.shell import chart, html_page, spelt, table, when
 from outblas.results import PROVENANCE, read_meta
@@ -27,13 +30,15 @@ _SELECTION = (
 
 
 def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
-    """Write the report of a bench result file, a tune run directory or a comparison of agents.
+    """Write the report of a bench result file, a tune or evolve run directory or a comparison of agents.
 
     Raises:
         RecordError: when the run cannot be read or the page cannot be written.
         ToolchainMissing: without plotly.
     """
     path = Path(run_path)
+    if path.is_dir() and is_evolution(path):
+        return write_atomic(Path(out_html), render_evolution(load_evolution(path)).encode())
     if path.is_file() and read_meta(path).get("kind") == KIND:
         return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode())
     return write_atomic(Path(out_html), render(load_run(path)).encode())

@@ -17,7 +17,23 @@ _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline
 
 #: Columns of words; every other column holds figures and aligns right.
 _TEXT = frozenset(
-    {"Regime", "PDL", "Problem", "Baseline", "Config", "Status of ours", "Fact", "Agent", "Overlaps", HEAD[-1]}
+    {
+        "Regime",
+        "PDL",
+        "Problem",
+        "Baseline",
+        "Config",
+        "Status of ours",
+        "Fact",
+        "Agent",
+        "Overlaps",
+        "Outcome",
+        "Answer",
+        "Model",
+        "Attempt",
+        "Origin",
+        HEAD[-1],
+    }
 )
 #: Columns of words that may be long, and break.
 _LONG = frozenset({"Value"})

@@ -14,6 +14,7 @@ from outblas.errors import DeviceError, OutblasError
 from outblas.evaluator import Evaluator
 from outblas.problem import Problem
 from outblas.sandbox import made
+from outblas.workers.ledger import Account, Ledger
 from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Kind, Spec, Task
 
 Message = tuple[Kind, Any]
@@ -40,6 +41,7 @@ class Host:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._made: Evaluator | None = None
+        self._ledger = Ledger("waiting")  # where the evaluator keeps none
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
@@ -59,17 +61,19 @@ class Host:
         return next(self._messages)
 
     def messages(self, task: Task) -> Iterator[Message]:
-        """The answers to a task, as they come, and its end."""
+        """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
+        ledger: Ledger = getattr(self._made, "ledger", self._ledger)
         try:
-            values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
-            for value in values:
-                yield "answer", value
-            yield "end", None
+            with ledger.phase("task"):
+                values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
+                for value in values:
+                    yield "answer", value
+            yield "end", self._accounts()
         except Exception as error:
             yield "error", _as_ours(error)
 
-    def candidates(self, problem: Problem) -> list[KernelConfig]:
-        return list(self._evaluator.candidates(problem))
+    def candidates(self, problems: tuple[Problem, ...]) -> list[list[KernelConfig]]:
+        return [list(self._evaluator.candidates(problem)) for problem in problems]
 
     def baselines(self, problem: Problem) -> BaselineNotes:
         """Of the problem's last rounds here; measured now if there are none."""
@@ -92,6 +96,10 @@ class Host:
     def _evaluator(self) -> Evaluator:
         assert self._made is not None, "tasks follow a hello"
         return self._made
+
+    def _accounts(self) -> dict[str, Account]:
+        accounts = getattr(self._made, "accounts", None)
+        return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> About:
         from outblas.source import kernels_sha

@@ -109,9 +109,10 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
 
     def make(gpu: Gpu) -> Compile:
         from outblas.compile import cores
-        from outblas.compile_ahead import CompileAhead
+        from outblas.compile_ahead import BaselineKernels, CompileAhead
 
-        return CompileAhead(gpu, max(1, cores() - _CORES_PER_WORKER * len(plan.gpus))).compile
+        ahead, rivals = CompileAhead(gpu, max(1, cores() - _CORES_PER_WORKER * len(plan.gpus))), BaselineKernels(gpu)
+        return lambda pairs: ahead.compile([*pairs, *rivals.of(problem for problem, _ in pairs)])
 
     return make
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.config import KernelConfig
@@ -16,6 +16,7 @@ from outblas.roofline import Gpu
 from outblas.sandbox import START_TIMEOUT_S
 from outblas.source import kernel_kind
 from outblas.workers.compiling import Compile, Compiling
+from outblas.workers.ledger import Account, Ledger, total
 from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
 from outblas.workers.units import Unit, Units
 
@@ -27,6 +28,8 @@ MOST_LOSSES = MOST_TRIES + 1
 #: a worker whose machine or whose own process is stuck.
 QUIET_S = 900.0
 _LOOK_S, _SOON_S = 1.0, 0.01
+#: Problems whose candidates a worker is asked for at once.
+_LISTED = 8
 
 
 @dataclass
@@ -39,6 +42,7 @@ class _Place:
     losses: int = 0
     expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
     proved: int = 0
+    kernels: set[tuple[Any, ...]] = field(default_factory=set)  # that its worker was given
 
 
 class PoolEvaluator(Evaluator):
@@ -70,6 +74,8 @@ class PoolEvaluator(Evaluator):
         self._homes: dict[Problem, int] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
+        self._ledger = Ledger("other")
+        self._accounts: list[list[dict[str, Account]]] = [[] for _ in self._places]  # of the workers of every place
         #: Workers lost so far.
         self.lost = 0
 
@@ -103,13 +109,31 @@ class PoolEvaluator(Evaluator):
         """Where each worker runs: host, process, device."""
         return [self._about[index].place for index in sorted(self._about)]
 
+    def accounts(self) -> dict[str, Account]:
+        """What the seconds went on so far: ``driver``, this process (the ``agent``'s thinking, ``waiting`` for workers,
+        ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
+        their last task (:meth:`outblas.evaluate.LiveEvaluator.accounts`); those of one place are added up."""
+        found = {"driver": self._ledger.read() + Account({}, {"workers lost": self.lost})}
+        for index, lives in enumerate(self._accounts):
+            for process in dict.fromkeys(name for life in lives for name in life):
+                found[f"worker {index}: {process}"] = total(life[process] for life in lives if process in life)
+        return found
+
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         """What the workers' evaluators offer.
 
         Raises:
             DeviceError: no worker is left. UsageError: the problem was not recorded.
         """
-        return self._ask("candidates", problem)  # type: ignore[no-any-return]
+        return self.candidates_of([problem])[problem]
+
+    def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
+        """As :meth:`candidates`, of every problem; all workers list a part, which takes milliseconds a problem."""
+        parts = [tuple(problems[first : first + _LISTED]) for first in range(0, len(problems), _LISTED)]
+        found = self._ask("candidates", parts)
+        return {
+            p: configs for part, lists in zip(parts, found, strict=True) for p, configs in zip(part, lists, strict=True)
+        }
 
     def expect(self, problems: Iterable[Problem]) -> None:
         """Every worker is told with its next unit."""
@@ -132,7 +156,9 @@ class PoolEvaluator(Evaluator):
                 events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
                 for event in events:
                     yield from self._done(event, units)
-                more = more and (bool(events) or units.draw())
+                if more and not events:
+                    with self._ledger.phase("agent"):
+                        more = units.draw()
         finally:
             self._abandon()
             if compiling is not None:
@@ -147,7 +173,7 @@ class PoolEvaluator(Evaluator):
 
     def provenance(self, command: str) -> dict[str, Any]:
         """Of a worker's machine, and where all workers ran (key ``workers``)."""
-        return {**self._ask("provenance", command), "workers": self.places}
+        return {**self._ask("provenance", [command])[0], "workers": self.places}
 
     def _open(self) -> None:
         """Start all workers; none may fail, and all must be of one kind."""
@@ -170,6 +196,8 @@ class PoolEvaluator(Evaluator):
     def _start(self, index: int) -> None:
         place = self._places[index]
         place.state, place.since, place.expected, place.proved = "starting", time.monotonic(), 0, 0
+        place.kernels.clear()
+        self._accounts[index].append({})
         self._transport.start(index)
 
     def _ready(self, event: Event) -> None:
@@ -193,20 +221,21 @@ class PoolEvaluator(Evaluator):
         for index, place in enumerate(self._places):
             if place.state == "idle":
                 others = [i for i, p in enumerate(self._places) if i != index and p.state != "gone"]
-                unit = units.take(index, others, self._proving(others))
+                unit = units.take(index, others, self._elsewhere(index, others))
                 if unit is not None:
+                    place.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
                     new, place.expected = self._expected[place.expected :], len(self._expected)
                     proved, place.proved = [*self._proved][place.proved :], len(self._proved)
                     self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
-    def _proving(self, workers: Iterable[int]) -> set[tuple[Any, ...]]:
-        """Kernels that workers have been given and nobody has proved yet."""
-        given = (unit for i in workers if (unit := self._places[i].unit) is not None)
-        return {kind for unit in given for pair in unit.pairs if (kind := kernel_kind(*pair)) not in self._proved}
+    def _elsewhere(self, index: int, others: Iterable[int]) -> set[tuple[Any, ...]]:
+        """Kernels that ``others`` were given and this worker was not."""
+        return set().union(*(self._places[i].kernels for i in others)) - self._places[index].kernels
 
     def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
         place = self._places[index]
         place.state, place.unit, place.since = "busy", unit, time.monotonic()
+        self._ledger.count("questions" if unit is None else "units")
         self._transport.send(index, task)
 
     def _heard(self, timeout_s: float) -> list[Event]:
@@ -221,7 +250,8 @@ class PoolEvaluator(Evaluator):
                 "at least one that answers",
                 "what was recorded is kept: see to the workers and run the same command again, it resumes",
             )
-        events = self._transport.wait(timeout_s)
+        with self._ledger.phase("waiting"):
+            events = self._transport.wait(timeout_s)
         for event in events:
             self._places[event.worker].since = time.monotonic()
         for index in self._silent():
@@ -268,6 +298,7 @@ class PoolEvaluator(Evaluator):
             if place.unit is not None and place.unit.pairs:
                 self._reasons.append(f"worker {event.worker}: it left candidates unanswered")
             place.state, place.unit, place.losses = "idle", None, 0
+            self._accounts[event.worker][-1] = event.value or {}
         elif event.kind == "error":
             place.state, place.unit = "idle", None
             if not isinstance(event.value, DeviceError):
@@ -290,31 +321,32 @@ class PoolEvaluator(Evaluator):
                 self._transport.stop(index)
                 place.state, place.unit = "stopped", None
 
-    def _ask(self, method: str, argument: Any) -> Any:
-        """The answer of any worker; of another, where one is lost over it."""
-        asked: int | None = None
-        answer: Any = None
+    def _ask(self, method: str, arguments: Sequence[Any]) -> list[Any]:
+        """The answer to every argument, of any worker; of another, where one is lost over it."""
+        answers, todo = [None] * len(arguments), list(reversed(range(len(arguments))))
+        asked: dict[int, int] = {}  # worker -> which argument it has
         try:
             self._start_stopped()
-            while True:
-                if asked is None:
-                    asked = next((i for i, p in enumerate(self._places) if p.state == "idle"), None)
-                    if asked is not None:
-                        self._send(asked, Ask(method, (argument,)))
+            while todo or asked:
+                for worker, place in enumerate(self._places):
+                    if todo and place.state == "idle":
+                        asked[worker] = todo.pop()
+                        self._send(worker, Ask(method, (arguments[asked[worker]],)))
                 for event in self._heard(_LOOK_S):
-                    if event.kind == "answer":
-                        answer = event.value
+                    if event.kind == "answer" and event.worker in asked:
+                        answers[asked[event.worker]] = event.value
                     self._settle(event)
-                    if event.worker == asked and event.kind == "end":
-                        return answer
-                    if event.worker == asked and event.kind in ("lost", "error"):
-                        asked = None
+                    if event.kind == "end":
+                        asked.pop(event.worker, None)
+                    elif event.kind in ("lost", "error") and event.worker in asked:
+                        todo.append(asked.pop(event.worker))
+            return answers
         finally:
             self._abandon()
 
     def _notes_of(self, problem: Problem) -> BaselineNotes:
         if problem not in self._notes:
-            self._notes[problem] = self._ask("baselines", problem)
+            (self._notes[problem],) = self._ask("baselines", [problem])
         return self._notes[problem]
 
 

@@ -70,11 +70,12 @@ class Units:
         return self._compiling is not None and self._compiling.pending
 
     def take(
-        self, worker: int, others: Iterable[int], proving: Collection[tuple[Any, ...]] = frozenset()
+        self, worker: int, others: Iterable[int], elsewhere: Collection[tuple[Any, ...]] = frozenset()
     ) -> Unit | None:
         """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
-        begun last, and before that one with few kernels of ``proving``: those that other workers are proving in full,
-        which need not be done twice. When none of those problems is to come, or many others wait, the same of all.
+        begun last, and before that one with few kernels of ``elsewhere``: those that other workers have and this one
+        would load, and perhaps prove, once more. When none of those problems is to come, or many others wait, the same
+        of all.
 
         One that has cost ``worker`` is left to ``others``, the other workers that are not given up, if one of them
         was not lost by it yet.
@@ -90,7 +91,7 @@ class Units:
             return None
 
         def rank(unit: Unit) -> tuple[float, ...]:
-            twice = sum(kernel_kind(*pair) in proving for pair in unit.pairs) if proving else 0
+            twice = sum(kernel_kind(*pair) in elsewhere for pair in unit.pairs) if elsewhere else 0
             return len(unit.lost_by), -twice, work_us(unit.problem) * len(unit.pairs)
 
         unit = max(mine, key=rank)

@@ -77,11 +77,11 @@ struct ClusterReduce {
       const int row = y0 + (unit / (BN / 8)) * 64 + warp * 16 + lane / 4;
       const int col = x0 + (unit % (BN / 8)) * 8 + 2 * (lane % 4);
 #if FUSED
-      apply(extras[i % FUSED_BATCH], 0, own[i][0], own[i][1]);
-      apply(extras[i % FUSED_BATCH], 1, own[i][2], own[i][3]);
-#endif
+      store_fused(extras[i % FUSED_BATCH], c, row, col, m, n, own[i]);
+#else
       store_pair(c, row, col, m, n, pack2<BF16>(own[i][0], own[i][1]));
       store_pair(c, row + 8, col, m, n, pack2<BF16>(own[i][2], own[i][3]));
+#endif
     }
   }
 };

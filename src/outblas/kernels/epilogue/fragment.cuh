@@ -38,18 +38,32 @@ __device__ __forceinline__ void store_pair(u16* c, int row, int col, int m, int 
 }
 
 #if FUSED
+// Four sums, of columns `col` and `col` + 1 in rows `row` and `row` + 8, to C.
+__device__ __forceinline__ void store_fused(const Extras& extras, u16* c, int row, int col, int m, int n, float (&v)[4]) {
+  if constexpr (FUSED_GATED) {
+    store_gated(extras, c, row, col, m, n, v[0], v[1]);
+    store_gated(extras, c, row + 8, col, m, n, v[2], v[3]);
+  } else {
+    apply(extras, 0, v[0], v[1]);
+    apply(extras, 1, v[2], v[3]);
+    store_pair(c, row, col, m, n, pack2<BF16>(v[0], v[1]));
+    store_pair(c, row + 8, col, m, n, pack2<BF16>(v[2], v[3]));
+  }
+}
+
 // The lane's of a block of 64 rows whose first row and column are (y0, x0): 8-column block nb lies 8 nb to the right.
 __device__ __forceinline__ Lane fragment_lane(const Fused& fused, int x0, int y0, int m, int n, int wg_thread) {
   const int lane = wg_thread % 32, warp = wg_thread / 32;
   return Lane(fused, y0 + warp * 16 + lane / 4, 8, x0 + 2 * (lane % 4), m, n);
 }
 
-// The whole epilogue in place, for stores that read accumulators. FUSED_BATCH fragments are asked for at once, and
-// FUSED_AT_ONCE are made outputs together.
+// The whole epilogue in place, for stores that read accumulators; FUSED_GATED: and its store, to `c`. FUSED_BATCH
+// fragments are asked for at once, and FUSED_AT_ONCE are made outputs together.
 template <int MI>
-__device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& fused, int x0, int y0, int m, int n,
-                                     int wg_thread) {
+__device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& fused, u16* c, int x0, int y0, int m,
+                                     int n, int wg_thread) {
   constexpr int BLOCKS = BN / 8;
+  const int row = y0 + wg_thread / 32 * 16 + wg_thread % 32 / 4, col = x0 + 2 * (wg_thread % 4);
 #pragma unroll
   for (int mi = 0; mi < MI; ++mi) {
     const Lane lane = fragment_lane(fused, x0, y0 + mi * 64, m, n, wg_thread);
@@ -66,8 +80,13 @@ __device__ __forceinline__ void fuse(AccReg (&acc)[MI][ACC_REGS], const Fused& f
 #pragma unroll
         for (int i = part; i < part + FUSED_AT_ONCE && first + i < BLOCKS; ++i) {
           AccReg* v = acc[mi] + 4 * (first + i);
-          apply(extras[i], 0, v[0], v[1]);
-          apply(extras[i], 1, v[2], v[3]);
+          if constexpr (FUSED_GATED) {
+            store_gated(extras[i], c, row + mi * 64, col + 8 * (first + i), m, n, v[0], v[1]);
+            store_gated(extras[i], c, row + mi * 64 + 8, col + 8 * (first + i), m, n, v[2], v[3]);
+          } else {
+            apply(extras[i], 0, v[0], v[1]);
+            apply(extras[i], 1, v[2], v[3]);
+          }
         }
       }
     }

@@ -2,7 +2,7 @@
 //
 // An option of every family: without `FUSED` nothing here leaves a trace in the code. With it the prelude defines
 // FUSED_BIAS, FUSED_RESIDUAL and FUSED_ACTIVATION (0 none, 1 SiLU, 2 GELU, 3 GELU by tanh), and a kernel has three
-// parameters more. It is applied to whole sums only: behind the parts of a split K, once.
+// parameters more. FUSED_GATED: C has half as many columns, act(gate) * up of every two of A B + bias. It is applied to whole sums only: behind the parts of a split K, once.
 // A store makes loads behind it wait, for it might have written what they read: every place that applies this asks
 // for all Extras of a batch before the first output of the batch is stored.
 #pragma once
@@ -126,6 +126,19 @@ __device__ __forceinline__ void apply(const Extras& extras, int half, float& lo,
     unpack_output(extras.residual[half], r0, r1);
     lo += r0, hi += r1;
   }
+}
+
+// Two neighbouring sums, column `col` (even) of row `row` and the next one, to what C holds of them. A gated output is
+// stored by itself: rows of n / 2 outputs may be of any length, and two neighbours of one thread lie in two rows.
+__device__ __forceinline__ void store_gated(const Extras& extras, u16* c, int row, int col, int m, int n, float gate,
+                                            float up) {
+  if constexpr (FUSED_BIAS) {
+    float b0, b1;
+    unpack_output(extras.bias, b0, b1);
+    gate += b0, up += b1;
+  }
+  if (row >= m || col >= n) return;
+  c[static_cast<u64>(row) * (n / 2) + col / 2] = static_cast<u16>(pack2<BF16>(activate(gate) * up, 0.0f));
 }
 #else
 #define FUSED_PARAMETERS

@@ -85,11 +85,11 @@ struct WorkspaceReduce {
       const int row = y0 + (unit + i) / (BN / 8) * 64 + warp * 16 + lane / 4;
       const int col = x0 + (unit + i) % (BN / 8) * 8 + 2 * (lane % 4);
 #if FUSED
-      apply(extras[i], 0, sum[i][0], sum[i][1]);
-      apply(extras[i], 1, sum[i][2], sum[i][3]);
-#endif
+      store_fused(extras[i], c, row, col, m, n, sum[i]);
+#else
       store_pair(c, row, col, m, n, pack2<BF16>(sum[i][0], sum[i][1]));
       store_pair(c, row + 8, col, m, n, pack2<BF16>(sum[i][2], sum[i][3]));
+#endif
     }
   }
 };

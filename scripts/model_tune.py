@@ -1,0 +1,117 @@
+"""The products of a model's steps, tuned for the machine before these are timed: for scripts/model_steps.py.
+
+What an engineer would do with a model of their own: ``outblas capture``, then ``outblas tune --captured``, whose
+library goes before the packaged one. It is how the head gets a kernel, of a vocabulary that no packaged table has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from model_runs import Step, Work
+
+import outblas
+from outblas.captured import Captured
+from outblas.config import config_name
+from outblas.errors import DeviceError
+from outblas.library import Library, Row
+from outblas.tune_run import RunFiles, provenance_of
+from outblas.user_library import VARIABLE
+
+#: Candidates measured of a problem, on average, where the time does not end before.
+BUDGET = 64
+
+
+def tuned(
+    model: Any,
+    steps: Sequence[Step],
+    context: int,
+    seconds: float,
+    folder: Path,
+    run: Callable[..., Any] = subprocess.run,
+) -> dict[str, Any]:
+    """Capture the products of the steps by torch alone, tune them for ``seconds`` into a user library in ``folder``,
+    and let this process use that library; before any product of ours.
+
+    Returns:
+        For the result: the time, the products captured, the rows of the library, and the provenance of their figures.
+
+    Raises:
+        DeviceError: the tuning failed; what it said went to stderr.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    captured, files, libraries = folder / "captured.json", RunFiles(folder / "run"), folder / "libraries"
+    capture_steps(model, steps, context, captured)
+    os.environ[VARIABLE] = str(libraries)
+    command = [
+        sys.executable,
+        "-m",
+        "outblas",
+        "tune",
+        "--captured",
+        str(captured),
+        "--budget",
+        f"{BUDGET},{seconds:g}s",
+    ]
+    command += ["--device", "cuda:0", "--run", str(files.path), "--install"]
+    # A process of its own: the worker that times is the only other one to use the GPU meanwhile.
+    if run(command, env=dict(os.environ), check=False).returncode:
+        raise DeviceError(f"`{' '.join(command[1:])}` failed", "a library", "see its error above")
+    library = Library.load(files.library)
+    return {
+        "seconds": seconds,
+        "captured": {problem.key: count for problem, count in Captured.load(captured).problems().items()},
+        "rows": [row_told(row) for row in library.rows],
+        "provenance": provenance_of(files.path),
+    }
+
+
+def capture_steps(model: Any, steps: Sequence[Step], context: int, path: Path) -> None:
+    """Write what the steps multiply. Each runs as often as fits into the time of the longest, so that a step of one
+    token counts for as much as one of thousands."""
+    seconds = {step: step_seconds(model, step, context) for step in steps}
+    with outblas.capture(path, command="scripts/model_steps.py --tune"):
+        for step in steps:
+            work = Work(model, step, context)
+            for _ in range(max(1, round(max(seconds.values()) / seconds[step]))):
+                work.reset()
+                work.run()
+            work.close()
+
+
+def step_seconds(model: Any, step: Step, context: int) -> float:
+    """Of one run that is not the first, eager and by torch alone."""
+    work = Work(model, step, context)
+    for _ in range(2):
+        work.reset()
+        begin = perf_counter()
+        work.run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    seconds = perf_counter() - begin
+    work.close()
+    return seconds
+
+
+def row_told(row: Row) -> Mapping[str, Any]:
+    """A row of a library, without PDL, for JSON: the kernel with its speed-up over the baseline and the interval, or
+    what the library falls back to."""
+    found = {"problem": row.problem.key, "baseline": row.baseline}
+    if row.plain is None:
+        return {**found, "kernel": None, "fallback": row.fallback}
+    choice = row.plain
+    return {**found, "kernel": config_name(choice.config), "speedup": [choice.speedup, choice.low, choice.high]}
+
+
+def line(told: Mapping[str, Any]) -> str:
+    """What was tuned, in one line."""
+    kernels = sum(row["kernel"] is not None for row in told["rows"])
+    reached, asked = len(told["rows"]), len(told["captured"])
+    return f"tuned for {told['seconds']:g} s: {reached} of {asked} products reached, {kernels} with a kernel of ours"

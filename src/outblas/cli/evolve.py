@@ -1,0 +1,109 @@
+"""``outblas evolve``: kernels written by language models, evaluated, and written again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+from outblas.errors import UsageError
+from outblas.llm.budget import parse_budget
+from outblas.llm.models import parse_models
+from outblas.problem import Problem
+
+
+def evolve(
+    mnk: Annotated[list[str], typer.Option(help="M_N_K; several separated by commas, or by repeating the option.")],
+    model: Annotated[
+        str, typer.Option(help="Model as the server names it; several separated by commas, NAME=WEIGHT to weigh them.")
+    ],
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="Address of an OpenAI-compatible server, e.g. http://localhost:8000/v1; by default "
+                          "OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY."),
+    ] = None,
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    budget: Annotated[
+        str, typer.Option(help="Most to spend: '50 requests', '2M tokens', '3 USD', '600 s', or several with commas.")
+    ] = "50 requests",
+    price: Annotated[
+        list[str] | None,
+        typer.Option(help="US dollars per million tokens of prompts and of answers: IN,OUT, or NAME=IN,OUT."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda:N; compile: nothing is run; or a file that free kernels were recorded into. By default "
+                          "cuda:0 where there is a GPU, else compile."),
+    ] = None,
+    answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
+        "code,config"
+    ),
+    islands: Annotated[int, typer.Option(help="Separate populations of each problem.")] = 3,
+    turns: Annotated[int, typer.Option(help="Turns of a conversation at most, the first question included.")] = 4,
+    parallel: Annotated[int, typer.Option(help="Conversations at once.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the draws from the archive.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 16384,
+    temperature: Annotated[float | None, typer.Option(help="By default the server's own.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Requests in any minute at most.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens in any minute at most.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without a byte after which a request is tried again.")] = 120,
+    stall: Annotated[float, typer.Option(help="Seconds after which a request is cut and tried again.")] = 300,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder, resumed if it exists; by default named after the settings.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
+    from outblas.cli.evolve_view import watching
+    from outblas.llm.archive import Shape
+    from outblas.llm.client import Patience
+    from outblas.llm.evolve import Settings
+    from outblas.llm.evolve_run import Server, run_evolve
+    from outblas.llm.places import parse_place
+
+    problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
+    models = parse_models(model, price or [])
+    limits = parse_budget(budget)
+    place = parse_place(device)
+    settings = Settings(
+        Shape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
+        common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
+    )  # fmt: skip
+    for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
+        if value is not None:
+            common.at_least(option, value, 1)
+    patience = Patience(common.positive("--timeout", timeout), common.positive("--stall", stall))
+    if temperature is not None:
+        common.not_negative("--temperature", temperature)
+    server = Server(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
+    path = run or Path("runs") / _folder(problems, models[0].name, str(place))
+    with watching(f"evolving {len(problems)} problems on {place} with {model}, budget {budget}") as watch:
+        reason, files = run_evolve(
+            problems, models, server, place, limits, settings, path, common.command_line(), watch
+        )
+    out.print(
+        f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
+        markup=False,
+    )
+    out.print(
+        f"transcript:   {files.transcript}\nreport:       {files.report}\neverything:   {files.store}", markup=False
+    )
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    from outblas.llm.answer import CODE, CONFIG
+
+    kinds = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    if not kinds or not set(kinds) <= {CODE, CONFIG}:
+        raise UsageError(f"--answers {text!r}", f"{CODE}, {CONFIG} or both", f"e.g. --answers {CODE},{CONFIG}")
+    return kinds
+
+
+def _folder(problems: list[Problem], model: str, place: str) -> str:
+    first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
+    return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()

@@ -1,0 +1,77 @@
+"""What ``outblas evolve`` shows while it runs: a table that is kept up to date, or a line per outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from outblas.cli.common import err, number
+from outblas.llm.evolve_run import Watching
+from outblas.llm.outcome import KINDS
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from outblas.llm.budget import Account, Budget
+    from outblas.llm.client import Client
+    from outblas.llm.evolve import Evolution
+    from outblas.llm.ledger import Outcome
+
+
+@contextmanager
+def watching(title: str) -> Iterator[Watching]:
+    """A view on stderr: live where that is a terminal, else plain lines."""
+    if not err.is_terminal:
+        yield lambda *watched: _plain(title, *watched)
+        return
+    from rich.live import Live
+
+    with Live(console=err, refresh_per_second=2, transient=True) as live:
+
+        def watch(evolution: Evolution, *rest: object) -> Callable[[Outcome | None], None]:
+            live.get_renderable = lambda: table(title, evolution, *rest)  # type: ignore[method-assign, arg-type]
+            return lambda outcome: None
+
+        yield watch
+
+
+def _plain(
+    title: str, evolution: Evolution, budget: Budget, account: Account, client: Client
+) -> Callable[[Outcome | None], None]:
+    err.print(title, markup=False)
+
+    def told(outcome: Outcome | None) -> None:
+        if outcome is not None:
+            speed = f", {outcome.us:.2f} us, {number(outcome.ratio, 3)}x" if outcome.us is not None else ""
+            err.print(
+                f"question {outcome.question}: {outcome.answer or 'no candidate'}, {outcome.kind}{speed}; "
+                f"{spent_words(budget, account, client)}", markup=False,
+            )  # fmt: skip
+
+    return told
+
+
+def spent_words(budget: Budget, account: Account, client: Client) -> str:
+    """What is spent, and how long the rest of the budget will last at this rate."""
+    spent, seconds = account.spent, client.seconds
+    share = budget.share(spent, seconds)
+    left = f", about {seconds * (1 - share) / share:.0f} s left" if share > 0 else ""
+    money = f", {spent.usd:.4f} USD" if spent.usd else ""
+    return f"spent {spent.requests} requests, {spent.tokens} tokens{money} ({share:.0%} of the budget{left})"
+
+
+def table(title: str, evolution: Evolution, budget: Budget, account: Account, client: Client) -> Group:
+    """The live view: a line per problem, outcomes by kind, what is spent."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table("problem", "floor us", "baseline us", "best us", "speed-up", "chains", box=None)
+    for s in evolution.standings():
+        rows.add_row(s.problem.key, number(s.floor_us), number(s.baseline_us), number(s.best_us),
+                     number(s.best_ratio, 3), str(s.chains))  # fmt: skip
+    counts = evolution.outcomes()
+    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "nothing yet"
+    now = f"{account.reserved.requests} requests under way, {evolution.evaluating} candidates under evaluation"
+    return Group(Text(title), rows, Text(f"outcomes: {kinds}"), Text(now), Text(spent_words(budget, account, client)))

@@ -1,0 +1,85 @@
+"""``outblas train-llm``: train a language model to write kernels, with rewards from the evaluator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+
+
+def train_llm(
+    model: Annotated[str, typer.Option(help="Name or folder of a causal language model, or random:tiny.")],
+    problems: Annotated[str, typer.Option(help="Problems M_N_K, separated by commas.")] = "512_512_512",
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    stage: Annotated[str, typer.Option(help="supervised, correctness or speed.")] = "correctness",
+    steps: Annotated[int, typer.Option(help="Optimiser steps in all.")] = 100,
+    group: Annotated[int, typer.Option(help="Answers per prompt.")] = 8,
+    prompts: Annotated[int, typer.Option(help="Prompts per step, over all processes.")] = 1,
+    micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process; by default all.")] = None,
+    language: Annotated[
+        str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Who answers: compile (no GPU), cuda:0, or a file of recorded kernels.")
+    ] = "compile",
+    eval_gpu: Annotated[int | None, typer.Option(help="Time on this GPU, another than the one that trains.")] = None,
+    proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
+    archive: Annotated[Path | None, typer.Option(help="Supervised: a store or JSON lines of passing kernels.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; by default 1e-6, with LoRA 1e-5.")] = None,
+    lora: Annotated[int, typer.Option(help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
+    kl: Annotated[float, typer.Option(help="Weight of the KL divergence from the model begun with.")] = 0.02,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, tokens.")] = None,
+    least_std: Annotated[float, typer.Option(help="Least std that a group's rewards are divided by.")] = 0.05,
+    clip: Annotated[float, typer.Option(help="Largest advantage.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling and training.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 50,
+    batch_seconds: Annotated[float, typer.Option(help="Time limit of a step's evaluations.")] = 600.0,
+    memory_fraction: Annotated[
+        float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")
+    ] = 0.7,
+    cpu: Annotated[bool, typer.Option(help="Train on the CPU where there is a GPU, too.")] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the stage's folder.")] = False,
+    wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
+    run: Annotated[Path, typer.Option(help="Directory of stages, checkpoints and logs.")] = Path("runs/train-llm"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stage from its last checkpoint.")] = False,
+) -> None:
+    """Train a language model to write kernels: supervised, then GRPO with rewards from compiler, proof and clock."""
+    from outblas.problem import Problem
+    from outblas.train_llm.language import language_of
+    from outblas.train_llm.settings import TrainSettings
+    from outblas.train_llm.stages import train
+    from outblas.train_llm.tiny import RANDOM_TINY
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
+    settings = TrainSettings(
+        model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
+        prompts, micro_batch, chosen.name, device, proof, None if archive is None else str(archive), lr, lora, kl,
+        temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
+        cpu,
+    )  # fmt: skip
+    if eval_gpu is not None:
+        settings = replace(settings, device=f"cuda:{eval_gpu}")
+
+    def say(text: str) -> None:
+        if first:
+            out.print(text, markup=False)
+
+    try:
+        trained = train(run, settings, chosen, resume, say)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
+    if trained.best is not None:
+        say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
+    say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
+    say(f"log: {run / stage / 'log.jsonl'}")
+    if stage != "supervised":
+        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / 'store.sqlite'}")

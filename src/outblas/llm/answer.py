@@ -1,0 +1,113 @@
+"""What a model answered: a kernel as text, a kernel of our families, or neither; never an exception."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+from outblas.config import KernelConfig, launch_of
+from outblas.errors import ConfigError, ContractError
+from outblas.llm.compact import read_config
+from outblas.problem import Problem
+from outblas.roofline import Gpu
+
+if TYPE_CHECKING:
+    from outblas.free.kernel import FreeKernel
+
+CODE, CONFIG = "code", "config"
+#: How blocks of either kind may be marked.
+_LANGUAGES = {"cuda": CODE, "cpp": CODE, "c++": CODE, "cu": CODE, "c": CODE, "json": CONFIG}
+#: A fence of three or more at the start of a line, its language, and all up to the same fence.
+_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.S | re.M)
+#: Longest answer that is looked for words of a refusal, and the words.
+_REFUSAL_CHARS = 2000
+_REFUSAL = re.compile(
+    r"\b(I(['’]m| am) (sorry|unable|not able)|I (can(['’]t|not)|won['’]t|will not) (help|assist|provide|write|comply)|"
+    r"(cannot|can't|unable to) (assist|help|comply)|as an AI\b|I must decline)", re.I)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, read.
+
+    Attributes:
+        kind: ``candidate``, or why there is none: ``contract``, ``illegal``, ``refusal``, ``empty``, ``malformed`` or
+            ``cut`` (the answer stopped at the limit of tokens).
+        answer: ``code`` or ``config``; empty where the answer is neither.
+        candidate: with kind ``candidate`` only. words: what to tell the model, else.
+    """
+
+    kind: str
+    answer: str = ""
+    candidate: Union[KernelConfig, FreeKernel, None] = None
+    words: str = ""
+
+
+def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
+    """Find the one candidate of an answer.
+
+    Args:
+        text: the answer. finish: why the model stopped, as the server says.
+    """
+    if finish in ("refusal", "content_filter"):
+        return Answer("refusal", words=_short(text))
+    if not text.strip():
+        return Answer("empty", words="the limit of tokens was reached" if finish == "length" else "")
+    blocks = [(_LANGUAGES[m[2].lower()], m[3]) for m in _FENCED.finditer(text) if m[2].lower() in _LANGUAGES]
+    kernels = [(kind, body) for kind, body in blocks if _is_candidate(kind, body)]
+    if len(kernels) > 1 and all(one == kernels[0] for one in kernels):
+        kernels = kernels[:1]
+    if len(kernels) == 1:
+        kind, body = kernels[0]
+        return _code(body, problem, gpu) if kind == CODE else _config(body, problem, gpu)
+    if finish == "length":
+        return Answer("cut")
+    if not kernels and len(blocks) == 1 and blocks[0][0] == CODE:
+        return _code(blocks[0][1], problem, gpu)  # without a launch block: the contract says so best
+    if not kernels and len(blocks) == 1:
+        return _config(blocks[0][1], problem, gpu)
+    if not blocks and len(text) < _REFUSAL_CHARS and _REFUSAL.search(text):
+        return Answer("refusal", words=_short(text))
+    return Answer("malformed", words=f"{len(kernels)} candidates in {len(blocks)} blocks were found, one was asked for")
+
+
+def _is_candidate(kind: str, body: str) -> bool:
+    """Whether a block is meant as the answer rather than as a piece of an explanation."""
+    return "outblas-launch" in body if kind == CODE else '"family"' in body
+
+
+def _code(text: str, problem: Problem, gpu: Gpu) -> Answer:
+    from outblas.free.kernel import FreeKernel
+
+    try:
+        kernel = FreeKernel.parse(text)
+        reason = kernel.launch.why_not(problem, gpu)
+    except ContractError as error:
+        return Answer("contract", CODE, words=str(error))
+    if reason is not None:
+        return Answer("contract", CODE, words=f"the kernel does not run {problem.key}: {reason}")
+    return Answer("candidate", CODE, kernel)
+
+
+def _config(text: str, problem: Problem, gpu: Gpu) -> Answer:
+    from outblas.space import why_illegal
+
+    try:
+        config = read_config(json.loads(text))
+        reason = why_illegal(problem, config, gpu)
+    except ValueError as error:
+        words = str(error) if isinstance(error, ConfigError) else f"the block is no JSON object: {error}"
+        return Answer("illegal" if isinstance(error, ConfigError) else "malformed", CONFIG, words=words)
+    except (ArithmeticError, RecursionError) as error:  # of knobs that make no sense, such as a depth of 0
+        return Answer("illegal", CONFIG, words=f"knobs that make no kernel ({type(error).__name__})")
+    if reason is None and launch_of(config) != "plain":
+        reason = "pdl and early are for callers to allow; here kernels are compared as plain launches"
+    if reason is not None:
+        return Answer("illegal", CONFIG, words=f"not legal for {problem.key}: {reason}")
+    return Answer("candidate", CONFIG, config)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:500]

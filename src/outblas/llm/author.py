@@ -1,0 +1,70 @@
+"""One chain: a conversation with a model about one problem, from the first prompt through its repairs.
+
+What comes next follows from what is recorded of the chain alone, so that a chain goes on after a kill where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outblas.llm.budget import Message
+from outblas.llm.client import Reply
+from outblas.llm.ledger import Outcome, Question
+from outblas.llm.prompt import FOLLOW_UPS
+
+
+@dataclass
+class Chain:
+    """A conversation so far.
+
+    Attributes:
+        number: of the chain. questions: in order. outcomes, replies: by question, of those that have one.
+    """
+
+    number: int
+    questions: list[Question] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Question:
+        return self.questions[-1]
+
+    def open_question(self) -> Question | None:
+        """The one that has no outcome yet: to be asked, or its answer to be read."""
+        return self.last if self.questions and self.last.id not in self.outcomes else None
+
+    def wants_follow_up(self, turns: int) -> bool:
+        """Whether another turn follows, of ``turns`` at most."""
+        if not self.questions or self.open_question() is not None or len(self.questions) >= turns:
+            return False
+        return self.outcomes[self.last.id].kind in FOLLOW_UPS
+
+    def unfinished(self, turns: int) -> bool:
+        return self.open_question() is not None or self.wants_follow_up(turns)
+
+    def continued(self, text: str) -> list[Message]:
+        """The conversation with the last answer and what is said to it. An empty answer is left out: servers refuse
+        messages without content."""
+        reply = self.replies.get(self.last.id)
+        answer: list[Message] = [] if reply is None or not reply.text.strip() else [
+            {"role": "assistant", "content": reply.text}
+        ]  # fmt: skip
+        return [*self.last.messages, *answer, {"role": "user", "content": text}]
+
+
+def chains_of(
+    questions: Sequence[Question], outcomes: dict[int, Outcome], replies: Sequence[tuple[int, Reply]]
+) -> dict[int, Chain]:
+    """Every chain of a record, by number."""
+    answered = {question: reply for question, reply in replies if reply.answered}
+    chains: dict[int, Chain] = {}
+    for question in questions:
+        chain = chains.setdefault(question.chain, Chain(question.chain))
+        chain.questions.append(question)
+        if question.id in outcomes:
+            chain.outcomes[question.id] = outcomes[question.id]
+        if question.id in answered:
+            chain.replies[question.id] = answered[question.id]
+    return chains

@@ -1,0 +1,141 @@
+"""What a run may spend on a server, and what it has spent: requests, tokens, US dollars, seconds.
+
+The stop is hard: a request is let go only if the budget would hold though its prompt took a token per byte and its
+answer all the tokens that it may have. What a request really took replaces that once its answer is there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from outblas.errors import OutblasError, UsageError
+
+#: Tokens that servers add around a message (role, delimiters), at most.
+TOKENS_PER_MESSAGE = 16
+_UNITS = {"request": "requests", "token": "tokens", "usd": "usd", "s": "seconds", "second": "seconds"}
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+#: One message of a conversation: ``role`` and ``content``.
+Message = Mapping[str, str]
+
+
+class BudgetSpent(OutblasError, RuntimeError):
+    """The next request could pass the budget."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars per million tokens of prompts and of answers."""
+
+    prompt: float = 0.0
+    answer: float = 0.0
+
+    def usd(self, prompt_tokens: int, answer_tokens: int) -> float:
+        return (prompt_tokens * self.prompt + answer_tokens * self.answer) / 1e6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one request took, or may take at most."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    usd: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.answer_tokens
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Cost)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Most of each that a run may take; None: no limit. Seconds are those of one session: a run that is resumed has as
+    long again. Everything else is of the whole run."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    usd: float | None = None
+    seconds: float | None = None
+
+    def why_not(self, spent: Cost, seconds: float = 0.0) -> str | None:
+        """What of the budget ``spent`` would pass; None if it holds."""
+        if self.requests is not None and spent.requests > self.requests:
+            return f"{self.requests} requests"
+        if self.tokens is not None and spent.tokens > self.tokens:
+            return f"{self.tokens} tokens"
+        if self.usd is not None and spent.usd > self.usd * (1 + 1e-9):
+            return f"{self.usd:g} USD"
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"{self.seconds:g} s"
+        return None
+
+    def share(self, spent: Cost, seconds: float) -> float:
+        """The largest part of any limit that is spent, 0 to 1."""
+        pairs = ((spent.requests, self.requests), (spent.tokens, self.tokens), (spent.usd, self.usd),
+                 (seconds, self.seconds))  # fmt: skip
+        return min(1.0, max((have / most for have, most in pairs if most), default=0.0))
+
+
+class Account:
+    """What is spent and what is reserved by requests under way."""
+
+    def __init__(self, budget: Budget, spent: Cost | None = None) -> None:
+        self.budget, self.spent, self.reserved = budget, spent or Cost(), Cost()
+
+    def reserve(self, most: Cost, seconds: float = 0.0) -> None:
+        """Set ``most`` aside for a request.
+
+        Raises:
+            BudgetSpent: the budget could be passed by it.
+        """
+        passed = self.budget.why_not(self.spent + self.reserved + most, seconds)
+        if passed is not None:
+            raise BudgetSpent(f"the next request could pass the budget of {passed}", "some of it left",
+                              "repeat the command with a larger --budget: it resumes")  # fmt: skip
+        self.reserved += most
+
+    def settle(self, most: Cost, took: Cost) -> None:
+        """Put what a request took in the place of what was reserved for it."""
+        self.reserved -= most
+        self.spent += took
+
+
+def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Cost:
+    """Most that a request can take: no tokeniser makes more tokens than there are bytes."""
+    prompt = sum(len(m["content"].encode()) + TOKENS_PER_MESSAGE for m in messages)
+    return Cost(1, prompt, answer_tokens, price.usd(prompt, answer_tokens))
+
+
+def parse_budget(text: str) -> Budget:
+    """``50 requests``, ``2M tokens``, ``3 USD``, ``600 s``, or several of them separated by commas.
+
+    Raises:
+        UsageError: anything else, a limit of nothing, or one given twice.
+    """
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d+)?)\s*([kKmM]?)\s*(requests?|tokens?|usd|s|seconds?)\s*", part, re.I)
+        if match is None or not float(match[1]):
+            raise UsageError(f"--budget {part.strip()!r}", "so many requests, tokens, USD or s, above 0",
+                             "e.g. --budget '50 requests,3 USD'")  # fmt: skip
+        unit = match[3].lower()
+        name = _UNITS[unit if unit in _UNITS else unit.rstrip("s")]
+        value = float(match[1]) * _FACTORS[match[2].lower()]
+        if name in found:
+            raise UsageError(f"--budget names {name} twice", "each limit once", "leave one out")
+        if name in ("requests", "tokens"):
+            if value != int(value):
+                raise UsageError(f"--budget {part.strip()!r}", f"a whole number of {name}", "round it")
+            value = int(value)
+        found[name] = value
+    return Budget(**found)

@@ -1,0 +1,264 @@
+"""Any server that speaks OpenAI's chat interface: one question in, one answer or a clear end out.
+
+Retries, the rate and the budget are ours, not the package's: every attempt is written down before it is sent, since
+nobody says what a request cost that was lost on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outblas.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.llm.budget import Account, Cost, Message, at_most
+from outblas.llm.limits import RateLimiter
+from outblas.llm.models import Model
+
+#: Statuses that say: later, perhaps.
+RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
+#: Statuses that no later question will get past: the key, the address or the name of the model is wrong.
+FATAL = frozenset(f"http {status}" for status in (401, 402, 403, 404, 405))
+#: Longest wait that a server's Retry-After is followed for, seconds.
+LONGEST_WAIT_S = 300.0
+
+
+class ServerError(OutblasError, RuntimeError):
+    """A language model's server that cannot be reached, or that refuses every request."""
+
+
+class Unanswered(OutblasError, RuntimeError):
+    """One question that had no answer after all attempts; later it may have one."""
+
+
+class Rejected(OutblasError, RuntimeError):
+    """One question that the server refuses for what it is, such as its length; others may be answered."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of one attempt.
+
+    Attributes:
+        outcome: ``answered``, ``http 429`` and the like, ``dropped``, ``timeout`` or ``unreadable``.
+        text: the answer, or the server's words on why there is none.
+        finish: why the model stopped, as the server says (``stop``, ``length``, ``content_filter``).
+        took: what the budget is charged: the server's own count, or the most it can have been.
+        seconds: from sending to the outcome.
+    """
+
+    outcome: str
+    text: str
+    finish: str
+    took: Cost
+    seconds: float
+
+    @property
+    def answered(self) -> bool:
+        return self.outcome == "answered"
+
+
+class Book(Protocol):
+    """Where attempts are written down."""
+
+    def sent(self, question: int, most: Cost) -> int:
+        """An attempt that is about to be sent; returns its number."""
+
+    def replied(self, send: int, reply: Reply) -> None:
+        """What came of it."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait and how often to try.
+
+    Attributes:
+        silence_s: seconds without a byte from the server after which a request is given up (120).
+        stall_s: seconds after which a request is cut, however much has come (300).
+        attempts: of one question. first_s: wait before the second attempt; it doubles, up to ``longest_s``, and is
+            drawn from its upper half at random, so that clients that failed together do not come back together.
+    """
+
+    silence_s: float = 120.0
+    stall_s: float = 300.0
+    attempts: int = 6
+    first_s: float = 1.0
+    longest_s: float = 60.0
+
+
+class Client:
+    """Asks questions of one server.
+
+    Args:
+        base_url: of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``, else
+            OpenAI's own). The key is ``OPENAI_API_KEY``.
+        max_tokens: most tokens of an answer. temperature: None: the server's own.
+        account: what may be spent. clock, sleep, jitter: tests put others in their place.
+
+    Raises:
+        ToolchainMissing: the package ``openai`` is not installed. UsageError: no key for OpenAI's own server.
+    """
+
+    def __init__(
+        self, base_url: str | None, account: Account, book: Book, *, max_tokens: int = 16384,
+        temperature: float | None = None, patience: Patience | None = None, limiter: RateLimiter | None = None,
+        extra: Mapping[str, Any] | None = None, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep, jitter: Callable[[], float] = random.random,
+    ) -> None:  # fmt: skip
+        self.account, self._book = account, book
+        self._max_tokens, self._temperature, self._extra = max_tokens, temperature, dict(extra or {})
+        self._patience, self._limiter = patience or Patience(), limiter or RateLimiter()
+        self._clock, self._sleep, self._jitter = clock, sleep, jitter
+        self._started = clock()
+        self._limit_name = "max_tokens"
+        self._open = _connect(base_url, self._patience.silence_s)
+
+    @property
+    def seconds(self) -> float:
+        """Since this client was made."""
+        return self._clock() - self._started
+
+    async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
+        """The answer to a conversation.
+
+        Args:
+            question: its number, for the book. messages: ``role`` and ``content`` each, the last one the user's.
+
+        Raises:
+            BudgetSpent: before a request that could pass the budget.
+            Unanswered: no answer after all attempts. Rejected: refused for what it is.
+            ServerError: the server refuses everybody (key, address, name of the model).
+        """
+        reply = None
+        for attempt in range(self._patience.attempts):
+            reply, after = await self._attempt(question, messages, model)
+            if reply.answered:
+                return reply
+            if reply.outcome in FATAL:
+                raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
+                                  "a key, an address and a model that it knows",
+                                  "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
+            if after is None:
+                raise Rejected(f"the server refused a question ({reply.outcome}: {reply.text})",
+                               "a question that it takes", "see the transcript")  # fmt: skip
+            if attempt + 1 < self._patience.attempts:
+                await self._sleep(max(after, self._backoff(attempt)))
+        assert reply is not None
+        raise Unanswered(f"no answer after {self._patience.attempts} attempts (the last one: {reply.outcome})",
+                         "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
+
+    async def close(self) -> None:
+        await self._open.close()
+
+    def _backoff(self, attempt: int) -> float:
+        wait = min(self._patience.longest_s, self._patience.first_s * 2**attempt)
+        return wait * (0.5 + 0.5 * self._jitter())
+
+    async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
+        """One request, and the least seconds until the next may be sent; None: never."""
+        most = at_most(messages, self._max_tokens, model.price)
+        self.account.reserve(most, self.seconds)
+        try:
+            place = await self._limiter.acquire(most.tokens)
+            send = self._book.sent(question, most)
+        except BaseException:
+            self.account.settle(most, Cost())  # it was never sent
+            raise
+        begin, took = self._clock(), most
+        try:
+            reply, after = await self._send(messages, model, most, begin)
+            took = reply.took
+            self._book.replied(send, reply)
+        finally:  # one that was cut from outside is charged in full: it may have been answered
+            self.account.settle(most, took)
+            place.tokens = took.tokens
+        return reply, after
+
+    async def _send(
+        self, messages: Sequence[Message], model: Model, most: Cost, begin: float
+    ) -> tuple[Reply, float | None]:
+        import openai
+
+        def failed(outcome: str, text: object, took: Cost) -> Reply:
+            return Reply(outcome, _whole(" ".join(str(text).split())[:2000]), "", took, self._clock() - begin)
+
+        options: dict[str, Any] = {self._limit_name: self._max_tokens, **self._extra}
+        if self._temperature is not None:
+            options["temperature"] = self._temperature
+        request = self._open.chat.completions.create(model=model.name, messages=list(messages), **options)
+        try:
+            found = await asyncio.wait_for(request, self._patience.stall_s)
+            return self._read(found, model, most, begin), None
+        except openai.APIStatusError as error:
+            return self._refused(error, failed(f"http {error.status_code}", error.message, Cost(1)))
+        except (asyncio.TimeoutError, openai.APITimeoutError):
+            return failed("timeout", f"nothing within {self._clock() - begin:.0f} s", most), 0.0
+        except openai.APIConnectionError as error:
+            return failed("dropped", error.__cause__ or error, most), 0.0
+        except (openai.OpenAIError, ValueError, TypeError, AttributeError, IndexError) as error:
+            return failed("unreadable", f"{type(error).__name__}: {error}", most), 0.0
+
+    def _refused(self, error: Any, reply: Reply) -> tuple[Reply, float | None]:
+        """A status of the server's: tried again after some seconds, or (None) given up."""
+        if error.status_code == 400 and "max_completion_tokens" in reply.text and self._limit_name == "max_tokens":
+            self._limit_name = "max_completion_tokens"  # newer models of OpenAI's know the limit by this name alone
+            return reply, 0.0
+        return reply, _retry_after(error.response.headers) if error.status_code in RETRIED else None
+
+    def _read(self, found: Any, model: Model, most: Cost, begin: float) -> Reply:
+        """The answer of a completion; raises what reading a malformed one raises."""
+        choice = found.choices[0]
+        message, usage = choice.message, found.usage
+        text = message.content or getattr(message, "refusal", None) or ""
+        if not isinstance(text, str):
+            raise TypeError(f"the answer is {type(text).__name__}")
+        finish = "refusal" if getattr(message, "refusal", None) else str(choice.finish_reason or "")
+        took = most
+        if usage is not None and usage.prompt_tokens is not None:
+            prompt, answer = int(usage.prompt_tokens), int(usage.completion_tokens or 0)
+            took = Cost(1, prompt, answer, model.price.usd(prompt, answer))
+        return Reply("answered", _whole(text), finish, took, self._clock() - begin)
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may hold and no file can."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def check_server(base_url: str | None = None) -> None:
+    """Whether a server could be asked at all.
+
+    Raises:
+        UsageError: neither an address nor a key is set. ToolchainMissing: the package ``openai`` is not installed.
+    """
+    _connect(base_url, 1.0)
+
+
+def _connect(base_url: str | None, silence_s: float) -> Any:
+    try:
+        import openai
+    except ImportError as error:
+        raise ToolchainMissing(
+            "openai is not installed", "the client of a language model's server", "pip install 'outblas[llm]'"
+        ) from error
+    address = base_url or os.environ.get("OPENAI_BASE_URL") or None
+    key = os.environ.get("OPENAI_API_KEY")
+    if not key and address is None:
+        raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
+                         "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
+    # A server of one's own often wants no key; the package insists on one.
+    return openai.AsyncOpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a server asks to wait, of ``Retry-After`` or its sister in milliseconds; 0 if it does not say."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            return min(LONGEST_WAIT_S, max(0.0, float(headers.get(name, "")) * unit))
+        except ValueError:
+            continue
+    return 0.0

@@ -1,0 +1,94 @@
+"""The compact language: a kernel of our families as a JSON object of its knobs; what is left out is at its default."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any
+
+from outblas.config import FAMILIES, WORDS, KernelConfig, config_to_json, template_from_json
+from outblas.errors import ConfigError
+
+#: Values of a knob that a prompt lists, at most.
+_LISTED = 40
+#: Knobs that are launch options, for callers to allow.
+LAUNCH_OPTIONS = ("pdl", "early", "even", "warm_k")
+
+
+def read_config(data: Any) -> KernelConfig:
+    """The config of ``{"family": ..., knob: value, ...}``; it need not be legal for any problem.
+
+    Raises:
+        ConfigError: no object, an unknown family or knob, a value that a knob cannot have, or one missing that has no
+            default.
+    """
+    if not isinstance(data, dict):
+        raise ConfigError(f"a config that is {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
+    cls = FAMILIES.get(str(data.get("family")))
+    defaults = {} if cls is None else {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    return template_from_json({**defaults, **data})
+
+
+def write_config(config: KernelConfig) -> dict[str, Any]:
+    """The shortest object that :func:`read_config` makes the config of."""
+    defaults = {f.name: f.default for f in fields(config)}
+    return {k: v for k, v in config_to_json(config).items() if k == "family" or defaults[k] != v}
+
+
+def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
+    """Every family with its knobs, their usual values and defaults, a line per knob; without launch options."""
+    return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
+
+
+def describe_offered(offered: Sequence[KernelConfig]) -> str:
+    """As :func:`describe`, with the values that occur among the configs that are offered."""
+    lines: list[str] = []
+    for family in FAMILIES:
+        mine = [c for c in offered if c.family == family]
+        if mine:
+            lines += _family(family, mine)
+    return "\n".join(lines)
+
+
+def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
+    cls = FAMILIES[family]
+    about = (cls.__doc__ or "").partition("\n")[0]
+    yield f"family {family}: {about}"
+    for field in fields(cls):
+        kind = str(field.type)
+        if offered is None and field.name in LAUNCH_OPTIONS:
+            continue
+        if offered is not None:
+            values: Sequence[Any] = sorted({getattr(c, field.name) for c in offered})
+        else:
+            values = (False, True) if kind == "bool" else WORDS.get(kind) or _usual()[family, field.name]
+        shown = [_json(v) for v in _thinned(values)]
+        default = "" if field.default is MISSING else f", default {_json(field.default)}"
+        yield f"  {field.name}: {', '.join(shown)}{default}"
+
+
+def _thinned(values: Sequence[Any]) -> list[Any]:
+    """At most so many of them, evenly, the first and the last included."""
+    if len(values) <= _LISTED:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]
+
+
+def _json(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@cache
+def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
+    """(family, knob) -> its values in the pool, in the catalogue and beside it."""
+    from outblas.knobs import all_knobs
+    from outblas.space import catalogue
+
+    configs = (*catalogue("pool"), *catalogue())
+    found = {}
+    for knob in all_knobs().knobs[1:]:
+        for family in knob.families:
+            values = {getattr(c, knob.name) for c in configs if c.family == family}
+            found[family, knob.name] = tuple(sorted(values)) or knob.values
+    return found

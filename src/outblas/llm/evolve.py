@@ -1,0 +1,285 @@
+"""The loop: several conversations at once, their kernels evaluated, what is proven archived, until the budget is spent.
+
+Resuming is reading the record: chains go on from their last turn, an answer that was received is evaluated before
+anything new is asked, and draws depend on the seed, the archive and the number of the chain alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from outblas.config import config_name, config_to_json
+from outblas.evaluation import Evaluation
+from outblas.free.evaluators import FreeEvaluator
+from outblas.llm.answer import CODE, CONFIG, read_answer
+from outblas.llm.archive import Archive, Entry, Shape
+from outblas.llm.author import Chain, chains_of
+from outblas.llm.budget import BudgetSpent, Cost
+from outblas.llm.client import Client, Rejected, Reply, ServerError, Unanswered
+from outblas.llm.judge import Judge
+from outblas.llm.ledger import Ledger, Outcome, Question
+from outblas.llm.models import Model
+from outblas.llm.outcome import counters_text, kind_of, score_of, words_of
+from outblas.llm.prompt import first_prompt, follow_up
+from outblas.llm.schedule import gap, next_problem
+from outblas.problem import Problem
+from outblas.roofline import floor_us
+from outblas.store import Store
+
+#: So many questions in a row without any answer end the run: the server is gone.
+UNANSWERED_IN_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search depends on besides its problems and its server.
+
+    Attributes:
+        shape: of the archive. seed: of its draws. turns: of a conversation, the first question included.
+        parallel: conversations at once. kinds: of answers asked for. max_tokens: of an answer.
+    """
+
+    shape: Shape = Shape()
+    seed: int = 0
+    turns: int = 4
+    parallel: int = 4
+    kinds: tuple[str, ...] = (CODE, CONFIG)
+    max_tokens: int = 16384
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A problem's state for whoever watches: times in microseconds, the best speed-up, chains begun."""
+
+    problem: Problem
+    floor_us: float
+    baseline_us: float | None
+    best_us: float | None
+    best_ratio: float | None
+    chains: int
+
+
+class Evolution:
+    """One run of the loop.
+
+    Args:
+        store, run_id: where evaluations go. ledger: everything else. client: asks; its book is the ledger.
+        watch: called after every outcome.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], models: Sequence[Model], evaluator: FreeEvaluator, store: Store, run_id: str,
+        ledger: Ledger, client: Client, settings: Settings, watch: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:  # fmt: skip
+        self._problems = {p.key: p for p in problems}
+        self._models, self._evaluator, self._ledger, self._client = list(models), evaluator, ledger, client
+        self._store, self._run_id, self._settings, self._watch = store, run_id, settings, watch
+        self._gpu = evaluator.gpu
+        self.archive = Archive(settings.shape, settings.seed, ledger.entries())
+        self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations(run_id)}
+        self._chains = chains_of(ledger.questions(), ledger.outcomes(), list(ledger.replies()))
+        self._tried = {
+            (question.problem, outcome.name): outcome
+            for chain in self._chains.values()
+            for question in chain.questions
+            if (outcome := chain.outcomes.get(question.id)) is not None and outcome.name
+        }
+        self._left = deque(c for c in self._chains.values() if c.unfinished(settings.turns))
+        self._baselines: dict[str, dict[str, float]] = {}
+        self._stopping = ""
+        self._unanswered = 0
+        self._error: Exception | None = None
+
+    async def run(self) -> str:
+        """Until nothing is left to do; returns why it ended, in words.
+
+        Raises:
+            ServerError: the server refuses, or has stopped to answer. DeviceError, ToolchainMissing: the evaluator
+            cannot work. RecordError: the disk. Each time a repeated command goes on from there.
+        """
+        self._ended = asyncio.Condition()  # told when a question under way has ended
+        self._judge = Judge(self._evaluator, self._record, self._evaluations.values())
+        ask = self._evaluator.baselines
+        try:
+            for key, problem in self._problems.items():
+                self._baselines[key] = dict(await self._judge.call(partial(ask, problem)))
+            await asyncio.gather(*(self._work() for _ in range(self._settings.parallel)))
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._judge.close()
+            await self._client.close()
+        return self._stopping or "every problem is within 2% of its floor"
+
+    def standings(self) -> list[Standing]:
+        """Every problem's state."""
+        begun = self._begun()
+        return [
+            Standing(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
+                     *self._best(key), begun[key])
+            for key, p in self._problems.items()
+        ]  # fmt: skip
+
+    def outcomes(self) -> Counter[str]:
+        """Kind -> how many, of the whole run."""
+        return Counter(o.kind for chain in self._chains.values() for o in chain.outcomes.values())
+
+    @property
+    def evaluating(self) -> int:
+        """Candidates under evaluation."""
+        return self._judge.under_way if hasattr(self, "_judge") else 0
+
+    async def _work(self) -> None:
+        """Chains one after the other: those that a killed run left, then new ones. After an error nobody asks anything
+        more, but answers that are on their way are waited for: they are paid."""
+        while self._error is None:
+            chain = self._left.popleft() if self._left else self._begin()
+            if chain is None:
+                return
+            try:
+                await self._carry_on(chain)
+            except BudgetSpent as spent:
+                self._stopping = self._stopping or spent.wrong
+            except Unanswered as error:  # its question stays open, for a run that resumes this one
+                self._unanswered += 1
+                if self._unanswered >= UNANSWERED_IN_A_ROW:
+                    self._error = self._error or ServerError(
+                        f"{self._unanswered} questions in a row had no answer: {error.wrong}",
+                        "a server that answers", "see whether it runs, then repeat the command: it resumes",
+                    )  # fmt: skip
+            except Exception as error:
+                self._error = self._error or error
+
+    def _begin(self) -> Chain | None:
+        """A new chain with its first question recorded; None where nothing more is to be asked."""
+        if self._stopping:
+            return None
+        begun = self._begun()
+        gaps = {key: gap(self._known_us(key), floor_us(p, self._gpu)) for key, p in self._problems.items()}
+        key = next_problem(gaps, begun)
+        if key is None:
+            return None
+        number = 1 + max(self._chains, default=0)
+        island = begun[key] % self._settings.shape.islands
+        parents = self.archive.draw(key, island, number)
+        shown = {p.name: counters_text(self._evaluations[key, p.name]) for p in parents}
+        messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
+                                shown, self._settings.kinds)  # fmt: skip
+        chain = self._chains[number] = Chain(number)
+        model = self._model_of(number)
+        names = [p.name for p in parents]
+        chain.questions.append(self._ledger.ask(number, 0, key, island, model.name, "new", names, messages))
+        return chain
+
+    async def _carry_on(self, chain: Chain) -> None:
+        """Ask, read, evaluate, record; as long as another turn follows."""
+        while chain.unfinished(self._settings.turns) and self._error is None:
+            question = chain.open_question() or self._follow_up(chain)
+            if question.id not in chain.replies:
+                try:
+                    chain.replies[question.id] = await self._ask(question)
+                except Rejected as error:
+                    self._settle(chain, Outcome(question.id, "unanswered", words=str(error)))
+                    return
+                self._unanswered = 0
+            await self._read(chain, question, chain.replies[question.id])
+
+    def _follow_up(self, chain: Chain) -> Question:
+        last = chain.last
+        outcome = chain.outcomes[last.id]
+        text = follow_up(outcome.kind, outcome.words, self._problems[last.problem], self._gpu,
+                         self._best(last.problem)[0], self._settings.max_tokens, self._settings.kinds)  # fmt: skip
+        question = self._ledger.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
+                                    last.parents, chain.continued(text))  # fmt: skip
+        chain.questions.append(question)
+        return question
+
+    async def _ask(self, question: Question) -> Reply:
+        """The answer; while requests under way hold what is left of the budget, wait for what they really take."""
+        model = next(m for m in self._models if m.name == question.model)
+        while True:
+            try:
+                reply = await self._client.ask(question.id, question.messages, model)
+            except BudgetSpent:
+                async with self._ended:
+                    if self._client.account.reserved.requests < 1:
+                        self._ended.notify_all()  # whoever waits for this one is to see it, too
+                        raise
+                    await self._ended.wait()
+            except BaseException:
+                async with self._ended:
+                    self._ended.notify_all()
+                raise
+            else:
+                async with self._ended:
+                    self._ended.notify_all()
+                return reply
+
+    async def _read(self, chain: Chain, question: Question, reply: Reply) -> None:
+        """What became of an answer, recorded."""
+        problem = self._problems[question.problem]
+        read = read_answer(reply.text, reply.finish, problem, self._gpu)
+        if read.candidate is None:
+            self._settle(chain, Outcome(question.id, read.kind, read.answer, words=read.words))
+            return
+        name = config_name(read.candidate)
+        if (problem.key, name) not in self._tried:
+            evaluation = await self._judge.evaluate(problem, read.candidate)
+            if (problem.key, name) not in self._tried:  # another chain may have had the same idea meanwhile
+                self._take(chain, question, read.answer, name, evaluation)
+                return
+        before = self._tried[problem.key, name]
+        words = f"{before.kind}\n{before.words}"
+        self._settle(chain, Outcome(question.id, "duplicate", read.answer, name, before.us, before.ratio, words=words))
+
+    def _take(self, chain: Chain, question: Question, answer: str, name: str, evaluation: Evaluation) -> None:
+        """The outcome of a candidate's first evaluation, and its place in the archive."""
+        kind, score, gain = kind_of(evaluation, self._gpu), score_of(evaluation), 0.0
+        us = None if evaluation.timing is None else evaluation.timing.median_us
+        entries: list[Entry] = []
+        if kind == "proven" and score is not None and us is not None:
+            best = self.archive.best(question.problem)
+            gain = max(0.0, score - max(0.0, best.score if best else 0.0))
+            entry = Entry(question.problem, question.island, name, config_to_json(evaluation.config), score, us,
+                          question.id)  # fmt: skip
+            entries = self.archive.insert(entry)
+        ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
+        outcome = Outcome(question.id, kind, answer, name, us, ratio, gain, words_of(evaluation, self._gpu))
+        self._tried[question.problem, name] = outcome
+        self._settle(chain, outcome, entries)
+
+    def _settle(self, chain: Chain, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
+        self._ledger.settle(outcome, entries)
+        chain.outcomes[outcome.question] = outcome
+        self._watch(outcome)
+
+    def _record(self, evaluation: Evaluation) -> None:
+        self._store.append(self._run_id, evaluation)
+        self._evaluations[evaluation.problem.key, config_name(evaluation.config)] = evaluation
+
+    def _model_of(self, chain: int) -> Model:
+        """In turn where weights are equal, else drawn by them; the same for the same chain."""
+        weights = [m.weight for m in self._models]
+        if len(set(weights)) == 1:
+            return self._models[(chain - 1) % len(self._models)]
+        return random.Random(f"{self._settings.seed}/model/{chain}").choices(self._models, weights)[0]
+
+    def _begun(self) -> Counter[str]:
+        return Counter(c.questions[0].problem for c in self._chains.values() if c.questions)
+
+    def _best(self, key: str) -> tuple[float | None, float | None]:
+        """Time and speed-up of the best that is archived."""
+        best = self.archive.best(key)
+        return (None, None) if best is None else (best.us, self._tried[key, best.name].ratio)
+
+    def _known_us(self, key: str) -> float | None:
+        return min((us for us in (self._best(key)[0], *self._baselines[key].values()) if us is not None), default=None)
+
+    @property
+    def spent(self) -> Cost:
+        return self._client.account.spent

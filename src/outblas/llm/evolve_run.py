@@ -1,0 +1,272 @@
+"""An evolution on disk: its folder, from the settings to the best kernels and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from outblas import __version__
+from outblas.config import config_from_json, config_name, config_to_json
+from outblas.errors import RecordError, UsageError
+from outblas.evaluation import Evaluation
+from outblas.files import write_atomic
+from outblas.free.evaluators import FreeEvaluator
+from outblas.free.kernel import FreeKernel
+from outblas.free.recorded import Recorder
+from outblas.llm.budget import Account, Budget
+from outblas.llm.client import Client, Patience
+from outblas.llm.evolve import Evolution, Settings
+from outblas.llm.ledger import Ledger, Outcome
+from outblas.llm.limits import RateLimiter
+from outblas.llm.models import Model
+from outblas.llm.places import Place, open_place
+from outblas.problem import Problem
+from outblas.provenance import collect
+from outblas.roofline import Gpu
+from outblas.store import Store
+
+FORMAT, KIND = 1, "evolve"
+#: Called when the run begins, with what may be watched; what it returns is called after every outcome.
+Watching = Callable[[Evolution, Budget, Account, Client], Callable[[Outcome | None], None]]
+
+
+@dataclass(frozen=True)
+class EvolveFiles:
+    """Where a run keeps what."""
+
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".driver.lock"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def transcript(self) -> Path:
+        return self.path / "transcript.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def recording(self) -> Path:
+        """Of a run on a GPU: what it measured, for ``--device`` of another."""
+        return self.path / "recorded.jsonl"
+
+
+@dataclass(frozen=True)
+class Server:
+    """How the server is asked: its address (None: see :class:`Client`), patience, limits per minute, temperature."""
+
+    base_url: str | None = None
+    patience: Patience = Patience()
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    temperature: float | None = None
+
+
+def run_evolve(
+    problems: Sequence[Problem], models: Sequence[Model], server: Server, place: Place, budget: Budget,
+    settings: Settings, path: Path, command: str, watching: Watching,
+) -> tuple[str, EvolveFiles]:  # fmt: skip
+    """Evolve into the folder ``path``, or go on with the run of the same settings that is there.
+
+    Returns:
+        Why it ended, and where everything lies.
+
+    Raises:
+        UsageError: a folder with another run or something else; no price with a budget in USD; no server.
+        ServerError: the server refuses or is gone. DeviceError, ToolchainMissing: the evaluator cannot work.
+        RecordError: the folder cannot be written. After each of them the same command resumes.
+    """
+    if len(set(problems)) != len(problems):
+        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+    if budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in models):
+        raise UsageError("a budget in USD and a model without a price", "US dollars per million tokens of each",
+                         "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
+    files = EvolveFiles(path)
+    with open_place(place) as evaluator, _sole_driver(files):
+        about = _open(files, _identity(problems, models, place, settings), command)
+        with Store(files.store) as store:
+            store.begin(path.name, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
+            with Ledger(files.store) as ledger:
+                reason = _evolve(problems, models, server, evaluator, budget, settings, store, path.name, ledger,
+                                 watching)  # fmt: skip
+                told = store.evaluations(path.name)
+                _finish(files, ledger, told, about, evaluator, place, command, reason)
+    from outblas.report import write_report
+
+    write_report(path, files.report)
+    return reason, files
+
+
+def _evolve(
+    problems: Sequence[Problem], models: Sequence[Model], server: Server, evaluator: FreeEvaluator, budget: Budget,
+    settings: Settings, store: Store, run_id: str, ledger: Ledger, watching: Watching,
+) -> str:  # fmt: skip
+    account = Account(budget, ledger.spent())
+
+    async def run() -> str:
+        client = Client(
+            server.base_url, account, ledger, max_tokens=settings.max_tokens, temperature=server.temperature,
+            patience=server.patience, limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
+        )  # fmt: skip
+        told: list[Callable[[Outcome | None], None]] = []
+        evolution = Evolution(problems, models, evaluator, store, run_id, ledger, client, settings,
+                              lambda outcome: told[0](outcome))  # fmt: skip
+        told.append(watching(evolution, budget, account, client))
+        return await evolution.run()
+
+    try:
+        return asyncio.run(run())
+    except KeyboardInterrupt as error:
+        done, spent = len(ledger.outcomes()), ledger.spent()
+        raise KeyboardInterrupt(
+            f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {ledger.path}"
+        ) from error
+
+
+@contextmanager
+def _sole_driver(files: EvolveFiles) -> Iterator[None]:
+    """The folder, made where it is missing, for this process alone."""
+    path = files.path
+    try:
+        if path.exists() and not files.run.exists() and (not path.is_dir() or {*path.iterdir()} - {files.lock}):
+            raise UsageError(f"{path} is there and is no run", "a new or empty directory", "choose another --run")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = files.lock.open("wb")
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
+                          ) from error  # fmt: skip
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RecordError(f"{path} is in use by another process", "one driver per run", "wait for it") from error
+        yield
+
+
+def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings) -> dict[str, Any]:
+    """What makes two runs the same run; the budget, the address and how many ask at once may change."""
+    kept = {k: v for k, v in asdict(settings).items() if k != "parallel"}
+    return json.loads(json.dumps({
+        "problems": [p.key for p in problems], "models": [asdict(m) for m in models], "device": str(place),
+        "settings": kept,
+    }))  # fmt: skip
+
+
+def _open(files: EvolveFiles, wanted: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Make the folder and its run.json, or check that it is of the same settings; returns run.json's content."""
+    if files.run.exists():
+        about = read_run(files.path)
+        odd = sorted(key for key in wanted if about.get(key) != wanted[key])
+        if odd:
+            raise UsageError(
+                f"{files.path} holds a run with other settings ({', '.join(odd)})",
+                ", ".join(f"{key}={about.get(key)!r}" for key in odd),
+                "repeat those settings to resume it, or choose another --run",
+            )
+        return about
+    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, "command": command, "started": _now()}
+    write_atomic(files.run, _text(about))
+    return about
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The content of an evolution's run.json.
+
+    Raises:
+        RecordError: it cannot be read, or is of another kind or format.
+    """
+    file = EvolveFiles(path).run
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
+    if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
+        raise RecordError(f"{file} is not of `outblas evolve`", f"kind {KIND}, format {FORMAT}", "choose another --run")
+    return data
+
+
+def is_evolution(path: Path) -> bool:
+    """Whether a folder is of `outblas evolve`."""
+    try:
+        data = json.loads(EvolveFiles(path).run.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("kind") == KIND
+
+
+def _finish(
+    files: EvolveFiles, ledger: Ledger, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
+    evaluator: FreeEvaluator, place: Place, command: str, reason: str,
+) -> None:  # fmt: skip
+    """The best kernels as files, the transcript, and what the run was."""
+    best = _best(ledger)
+    for key, found in best.items():
+        candidate = config_from_json(found["candidate"])
+        free = isinstance(candidate, FreeKernel)
+        body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
+        found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
+        found["candidate"] = config_name(candidate)
+    lines = [json.dumps(entry) for entry in ledger.transcript()]
+    write_atomic(files.transcript, "".join(f"{line}\n" for line in lines).encode())
+    spent = ledger.spent()
+    provenance = collect(command, place.gpu_index)
+    recorded = getattr(evaluator, "provenance", None)
+    if place.gpu_index is not None:
+        write_recording(files.recording, evaluations, evaluator.gpu, provenance)
+    write_atomic(files.run, _text({
+        **about, "finished": _now(), "ended": reason, "source": evaluator.source, "gpu": evaluator.gpu.name,
+        "spent": asdict(spent), "best": best, "provenance": provenance, "recording": recorded or None,
+    }))  # fmt: skip
+
+
+def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
+    """Evaluations as a recording (:mod:`outblas.free.recorded`), published whole.
+
+    Raises:
+        RecordError: the disk refuses it; what was there is kept.
+    """
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.unlink(missing_ok=True)
+    with Recorder(scratch, gpu, provenance) as recorder:
+        for evaluation in evaluations:
+            recorder.append(evaluation)
+    scratch.replace(path)
+
+
+def _best(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """Problem key -> its best archived kernel."""
+    best: dict[str, dict[str, Any]] = {}
+    for entry in ledger.entries():
+        if entry.problem not in best or entry.score > best[entry.problem]["score"]:
+            best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
+    return best
+
+
+def _text(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

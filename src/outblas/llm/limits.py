@@ -1,0 +1,56 @@
+"""Requests and tokens per minute: how long the next request has to wait for its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+#: Seconds over which servers count.
+WINDOW_S = 60.0
+
+
+@dataclass
+class Sent:
+    """A request of the last minute; its tokens are an estimate until its answer is there."""
+
+    at: float
+    tokens: int
+
+
+class RateLimiter:
+    """Lets requests go such that no minute has more requests or tokens than allowed; in the order of the calls.
+
+    Args:
+        requests, tokens: per minute; None: no limit. A single request of more tokens than that goes alone.
+        clock, sleep: of seconds; tests put others in their place.
+    """
+
+    def __init__(
+        self, requests: int | None = None, tokens: int | None = None, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        self._requests, self._tokens, self._clock, self._sleep = requests, tokens, clock, sleep
+        self._sent: deque[Sent] = deque()
+        self._turn = asyncio.Lock()
+
+    async def acquire(self, tokens: int) -> Sent:
+        """Wait for a place, and take it."""
+        async with self._turn:
+            while (wait := self._wait(tokens)) > 0:
+                await self._sleep(wait)
+            sent = Sent(self._clock(), tokens)
+            self._sent.append(sent)
+            return sent
+
+    def _wait(self, tokens: int) -> float:
+        """Seconds until the oldest of the last minute has left, or 0 where there is room."""
+        now = self._clock()
+        while self._sent and self._sent[0].at + WINDOW_S <= now:
+            self._sent.popleft()
+        full = self._requests is not None and len(self._sent) >= self._requests
+        used = sum(one.tokens for one in self._sent)
+        full = full or (self._tokens is not None and bool(self._sent) and used + tokens > self._tokens)
+        return max(1e-3, self._sent[0].at + WINDOW_S - now) if full else 0.0

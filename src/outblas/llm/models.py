@@ -1,0 +1,49 @@
+"""The models of a run: names, shares of the questions, prices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outblas.errors import UsageError
+from outblas.llm.budget import Price
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as the server names it, its share of the questions, and its price."""
+
+    name: str
+    weight: float = 1.0
+    price: Price = Price()
+
+
+def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
+    """Models of ``NAME[=WEIGHT],...`` with their prices, of ``IN,OUT`` or ``NAME=IN,OUT``.
+
+    Raises:
+        UsageError: a name that is empty or given twice, a weight or price that is no number, a price of no model.
+    """
+    by_name: dict[str, Price] = {}
+    for one in prices:
+        name, _, figures = one.rpartition("=")
+        match = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", figures.strip())
+        if match is None:
+            raise UsageError(f"--price {one!r}", "IN,OUT or NAME=IN,OUT in USD per million tokens", "e.g. 0.5,1.5")
+        by_name[name] = Price(float(match[1]), float(match[2]))
+    models = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(.+?)(?:=(\d+(?:\.\d+)?))?\s*", part)
+        if match is None:
+            raise UsageError(f"--model {text!r}", "names separated by commas", "leave out the empty one")
+        weight = float(match[2] or 1)
+        if not weight > 0:
+            raise UsageError(f"--model {part.strip()!r} has no weight", "a weight above 0", "leave the model out")
+        models.append(Model(match[1], weight, by_name.get(match[1], by_name.get("", Price()))))
+    names = [m.name for m in models]
+    if len(set(names)) != len(names):
+        raise UsageError(f"--model {text!r} names a model twice", "every model once", "use NAME=WEIGHT")
+    if odd := sorted(set(by_name) - {"", *names}):
+        raise UsageError(f"--price of {odd[0]!r}", f"a price of {' or '.join(names)}", "correct the name")
+    return models

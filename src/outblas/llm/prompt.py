@@ -1,0 +1,198 @@
+"""Prompts: templates in ``prompts/``, filled with what is known of a problem, its kernels and the last answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from outblas.config import KernelConfig
+from outblas.llm.answer import CODE, CONFIG
+from outblas.llm.archive import Entry
+from outblas.llm.budget import Message
+from outblas.llm.compact import describe, describe_offered
+from outblas.llm.outcome import clipped
+from outblas.problem import Problem
+from outblas.roofline import Gpu, floor_us, regime
+
+#: Outcome -> the template that follows it; a kind without one ends its chain.
+FOLLOW_UPS = {
+    "proven": "proven",
+    "cheat": "cheat",
+    "wrong": "wrong",
+    "static": "static",
+    "crash": "crash",
+    "compile": "compile",
+    "contract": "contract_broken",
+    "illegal": "illegal",
+    "duplicate": "duplicate",
+    "malformed": "malformed",
+    "cut": "cut",
+    "empty": "empty",
+    "refusal": "refusal",
+}
+#: Fewer rows than this are few; a K over this many times the larger of M and N is long.
+_FEW_ROWS, _LONG_K = 64, 8
+#: A tile of C, for the share of the last wave that is empty.
+_TILE = 128
+_EMPTY_WAVE = 0.25
+#: Characters of a parent that a prompt has room for.
+_PARENT_CHARS = 40_000
+
+
+def first_prompt(
+    problem: Problem, gpu: Gpu, baselines: Mapping[str, float], best_us: float | None, parents: Sequence[Entry],
+    counters: Mapping[str, str], kinds: Sequence[str] = (CODE, CONFIG),
+) -> list[Message]:  # fmt: skip
+    """A conversation's beginning.
+
+    Args:
+        baselines: name -> microseconds. best_us: the fastest proven so far, None where there is none.
+        parents: the contrastive pair, the slower first; or one, or none. counters: name of a kernel -> its counters.
+        kinds: of answers that are asked for.
+    """
+    floor = floor_us(problem, gpu)
+    known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
+    gap = f"The fastest that is known takes {min(known):.2f} us, {min(known) / floor:.2f}x the floor." if known else ""
+    listed = ", ".join(f"{name} {us:.2f} us" for name, us in sorted(baselines.items(), key=lambda pair: pair[1]))
+    text = _fill(
+        "new",
+        problem=describe_problem(problem),
+        hardware=describe_gpu(gpu),
+        floor_us=f"{floor:.2f}",
+        regime=regime(problem, gpu).partition("_")[0] + "-bound",
+        gap=gap,
+        baselines=f"Baselines: {listed}.\n" if listed else "",
+        contract=_contract(problem, gpu) if CODE in kinds else "",
+        knobs=_fill("knobs", families=describe()) if CONFIG in kinds else "",
+        notes="".join(_note(name) for name in notes_of(problem, gpu)),
+        parents=_parents(parents, counters),
+        asked=asked(kinds),
+    )
+    return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
+
+
+def choice_prompt(
+    problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], tried: Sequence[str], n: int
+) -> list[Message]:
+    """Asks for ``n`` of the configs that are offered; ``tried``: a line on each that is worth showing."""
+    text = _fill(
+        "choose",
+        problem=describe_problem(problem),
+        hardware=describe_gpu(gpu),
+        floor_us=f"{floor_us(problem, gpu):.2f}",
+        regime=regime(problem, gpu).partition("_")[0] + "-bound",
+        count=len(offered),
+        families=describe_offered(offered),
+        notes="".join(_note(name) for name in notes_of(problem, gpu)),
+        tried="\n".join(tried) or "Nothing.",
+        n=n,
+    )
+    return [{"role": "user", "content": text}]
+
+
+def follow_up(
+    kind: str, words: str, problem: Problem, gpu: Gpu, best_us: float | None, max_tokens: int,
+    kinds: Sequence[str] = (CODE, CONFIG),
+) -> str:  # fmt: skip
+    """What a model is told after an outcome of :data:`FOLLOW_UPS`."""
+    return _fill(
+        FOLLOW_UPS[kind],
+        words=words or "no more is known",
+        asked=asked(kinds),
+        best_us="an unknown number of" if best_us is None else f"{best_us:.2f}",
+        floor_us=f"{floor_us(problem, gpu):.2f}",
+        max_tokens=str(max_tokens),
+    )
+
+
+def asked(kinds: Sequence[str]) -> str:
+    """What an answer has to hold."""
+    name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
+    return _fill(name).strip()
+
+
+def describe_problem(problem: Problem) -> str:
+    p = problem
+    element = "half (IEEE 16 bit)" if p.dtype == "fp16" else "bfloat16"
+    return (
+        f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] @ B, M = {p.m}, N = {p.n}, K = {p.k}.\n"
+        f"A, B and C are {element}, products are summed in {p.acc} and rounded once.\n"
+        f"A is stored {p.m} x {p.k} by rows, B is stored {p.b_shape[0]} x {p.b_shape[1]} by rows "
+        f"({p.layout}: {'each row of B is a column of the product' if p.layout == 'TN' else 'as it is multiplied'}), "
+        f"C is stored {p.m} x {p.n} by rows. {p.flops:.4g} FLOP, {p.bytes:.4g} bytes at least."
+    )
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    return (
+        f"{gpu.name.upper()}, compute capability {gpu.arch / 10:.1f}, {gpu.sms} SMs, {gpu.smem_optin} bytes of shared "
+        f"memory for a CTA at most, {gpu.l2_bytes / 1e6:g} MB of L2.\n"
+        f"Sustained: {gpu.tflops:g} TFLOP/s dense half precision, {gpu.hbm_tbs:g} TB/s of memory, {gpu.l2_tbs:g} TB/s "
+        f"of L2; a launch takes {gpu.launch_us:g} us at least."
+    )
+
+
+def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
+    """Names of the notes for a problem, the regime's first."""
+    names = [regime(problem, gpu).partition("_")[0]]
+    tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
+    last = tiles % gpu.sms
+    if min(problem.m, problem.n) < _FEW_ROWS:
+        names.append("few_rows")
+    if problem.k > _LONG_K * max(problem.m, problem.n) and tiles < gpu.sms:
+        names.append("long_k")
+    if tiles > gpu.sms and last and (gpu.sms - last) / (last + tiles) > _EMPTY_WAVE:
+        names.append("tails")
+    if not problem.rows_aligned:
+        names.append("ragged")
+    return names
+
+
+def _contract(problem: Problem, gpu: Gpu) -> str:
+    return _fill(
+        "contract",
+        arch=f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}",
+        acc=problem.acc,
+        element="half" if problem.dtype == "fp16" else "__nv_bfloat16",
+        b_stored="N x K by rows" if problem.layout == "TN" else "K x N by rows",
+    )
+
+
+def _parents(parents: Sequence[Entry], counters: Mapping[str, str]) -> str:
+    if not parents:
+        return ""
+    titles = ("The slower", "The faster") if len(parents) == 2 else ("The only one so far",)
+    shown = [_parent(title, entry, counters.get(entry.name, "")) for title, entry in zip(titles, parents, strict=True)]
+    return _fill("parents", shown="\n".join(shown))
+
+
+def _parent(title: str, entry: Entry, counters: str) -> str:
+    code = entry.candidate.get("family") == "free"
+    text = clipped(entry.candidate["text"], _PARENT_CHARS) if code else json.dumps(entry.candidate)
+    speed = f"{entry.us:.2f} us, {math.exp(entry.score):.3f}x of the fastest baseline at least"
+    return _fill(
+        "parent",
+        which=title,
+        speed=speed,
+        counters=f"Counters: {counters}" if counters else "",
+        language="cuda" if code else "json",
+        text=text.strip("\n"),
+    )
+
+
+def _note(name: str) -> str:
+    return _text(f"notes/{name}.md")
+
+
+def _fill(name: str, **values: Any) -> str:
+    return Template(_text(f"{name}.md")).substitute(values)
+
+
+@cache
+def _text(path: str) -> str:
+    return (files("outblas.llm") / "prompts" / path).read_text(encoding="utf-8")

@@ -1,0 +1,77 @@
+"""An evolution on a real GPU, with a scripted server: a wrong kernel repaired, a cheat, knobs; then from its recording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("openai")
+
+from helpers import ROOT  # noqa: E402
+from llm_kernels import answer, config_answer  # noqa: E402
+from llm_server import Say, serving  # noqa: E402
+from outblas.evaluation import Status  # noqa: E402
+from outblas.free.kernel import FreeKernel  # noqa: E402
+from outblas.llm.budget import Budget  # noqa: E402
+from outblas.llm.evolve import Settings  # noqa: E402
+from outblas.llm.evolve_run import Server, run_evolve  # noqa: E402
+from outblas.llm.ledger import Ledger  # noqa: E402
+from outblas.llm.models import Model  # noqa: E402
+from outblas.llm.places import parse_place  # noqa: E402
+from outblas.problem import Problem  # noqa: E402
+from outblas.store import Store  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+PROBLEM = Problem(256, 256, 512)
+EXPLOITS = ROOT / "tests" / "adversarial" / "exploits"
+
+
+def text(name: str) -> str:
+    return (EXPLOITS / name).read_text()
+
+
+def outcomes(folder: Path) -> list[tuple[str, str]]:
+    with Ledger(folder / "store.sqlite") as ledger:
+        return [(o.kind, o.answer) for o in ledger.outcomes().values()]
+
+
+def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "test")
+    right = text("honest_device.cu")
+    wrong = right.replace("i < k; ++i", "i < k - 1; ++i")
+    assert wrong != right
+    says = [
+        answer(wrong),
+        answer(right),
+        answer(text("keyed_by_pointer.cu")),
+        answer(text("honest_tensor_cores.cu")),
+        config_answer(family="sm80_mma_gemm", bm=64, bn=64),
+        config_answer(family="sm80_mma_gemm", bm=32, bn=32),
+    ]
+    script: Callable[[dict[str, Any], int], Say] = lambda request, number: Say(says[number % len(says)])  # noqa: E731
+
+    def evolve(device: str, folder: Path) -> None:
+        with serving(script) as server:
+            run_evolve([PROBLEM], [Model("m")], Server(server.url), parse_place(device), Budget(requests=len(says)),
+                       Settings(turns=2, parallel=1), folder, "test", lambda *watched: lambda outcome: None)  # fmt: skip
+
+    live = tmp_path / "live"
+    evolve("cuda:0", live)
+    told = outcomes(live)
+    assert told[:2] == [("wrong", "code"), ("proven", "code")]
+    assert told[2][0] not in ("proven", "compiled") and told[3] == ("proven", "code")
+    assert told[4:] == [("proven", "config")] * 2
+    with Store(live / "store.sqlite") as store:
+        found = {str(e.config.name) if isinstance(e.config, FreeKernel) else "": e for e in store.evaluations()}
+    honest = found[FreeKernel.parse(right).name]
+    assert honest.status is Status.PASSED and honest.speedup is not None and honest.counters["registers"] > 0
+    best = json.loads((live / "run.json").read_text())["best"][PROBLEM.key]
+    assert (live / "best" / best["file"]).is_file() and (live / "report.html").is_file()
+
+    evolve(str(live / "recorded.jsonl"), tmp_path / "again")
+    assert outcomes(tmp_path / "again") == told

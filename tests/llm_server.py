@@ -1,0 +1,112 @@
+"""A scripted server of OpenAI's chat interface: what it answers is decided by a function of the prompt."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Say:
+    """One reply of the server: a completion, an HTTP error, a connection that is dropped, or silence."""
+
+    text: str = ""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    drop: bool = False
+    stall_s: float = 0.0
+    finish: str = "stop"
+    refusal: str | None = None
+    prompt_tokens: int = 100
+    answer_tokens: int = 50
+    body: bytes | None = None
+
+
+#: (request's JSON, how many requests came before) -> reply.
+Script = Callable[[dict[str, Any], int], Say]
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script = script
+        self.requests: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        self.released = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ScriptedServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        """Quiet."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            number = len(self.server.requests)
+            self.server.requests.append(request)
+            say = self.server.script(request, number)
+        if say.stall_s:
+            self.server.released.wait(say.stall_s)
+        if say.drop:
+            self.close_connection = True
+            self.connection.close()
+            return
+        body = say.body if say.body is not None else json.dumps(_completion(request, say)).encode()
+        self.send_response(say.status)
+        for name, value in {"Content-Type": "application/json", **say.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _completion(request: dict[str, Any], say: Say) -> dict[str, Any]:
+    if say.status != 200:
+        return {"error": {"message": say.text or "scripted", "type": "scripted", "code": str(say.status)}}
+    message = {"role": "assistant", "content": say.text, "refusal": say.refusal}
+    usage = {
+        "prompt_tokens": say.prompt_tokens,
+        "completion_tokens": say.answer_tokens,
+        "total_tokens": say.prompt_tokens + say.answer_tokens,
+    }
+    return {
+        "id": "scripted",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": say.finish, "logprobs": None}],
+        "usage": usage,
+    }
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[ScriptedServer]:
+    """A server on a free port of this machine, until the block ends."""
+    server = ScriptedServer(script)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
