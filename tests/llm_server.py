@@ -26,6 +26,7 @@ class Say:
     prompt_tokens: int = 100
     answer_tokens: int = 50
     body: bytes | None = None
+    wait: Callable[[], Any] | None = None
 
 
 #: (request's JSON, how many requests came before) -> reply.
@@ -63,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
             number = len(self.server.requests)
             self.server.requests.append(request)
             say = self.server.script(request, number)
+        if say.wait is not None:
+            say.wait()
         if say.stall_s:
             self.server.released.wait(say.stall_s)
         if say.drop:

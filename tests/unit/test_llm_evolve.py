@@ -20,7 +20,7 @@ import pytest
 from llm_kernels import PROBLEM, answer, config_answer, failed, kernel, passed, record
 from llm_server import Say, ScriptedServer, serving
 from outblas.config import Candidate, Sm80MmaConfig, config_name
-from outblas.errors import DeviceError, RecordError, UsageError
+from outblas.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.llm import evolve_run
 from outblas.llm.archive import Shape
@@ -212,6 +212,61 @@ def test_a_failing_device_loses_no_answer(
     assert Counter(kind for kind, _ in outcomes(tmp_path / "run")) == {"proven": 8}
     del made[0].asked[2]  # on which it failed
     assert sorted(made[0].asked + made[1].asked) == sorted(kernel(i).name for i in range(8))  # none twice
+
+
+def test_an_evaluation_that_was_recorded_is_not_made_again(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the evaluation's record and its outcome's: here the second outcome cannot be written."""
+    settle, count = Ledger.settle, iter(range(99))
+
+    def fails_once(self: Ledger, *arguments: Any) -> None:
+        if next(count) == 1:
+            raise RecordError("the disk is full", "space", "free some")
+        settle(self, *arguments)
+
+    monkeypatch.setattr(Ledger, "settle", fails_once)
+    with serving(lambda request, number: Say(answer(kernel(number).text))) as server:
+        with pytest.raises(RecordError, match="the disk is full"):
+            evolve(server, recording, tmp_path / "run", 4)
+        with Store(tmp_path / "run" / "store.sqlite") as store, Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+            assert len(list(store.evaluations())) == 2 and len(ledger.entries()) == len(ledger.outcomes()) == 1
+        evolve(server, recording, tmp_path / "run", 4)
+        assert len(server.requests) == 4
+    with Store(tmp_path / "run" / "store.sqlite") as store:
+        assert [config_name(e.config) for e in store.evaluations()] == [kernel(i).name for i in range(4)]
+    assert outcomes(tmp_path / "run") == [("proven", "code")] * 4
+
+
+def test_the_same_idea_at_the_same_time_is_evaluated_once(recording: Path, tmp_path: Path) -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def script(request: dict[str, Any], number: int) -> Say:
+        return Say(answer(kernel(1).text + f"// {number}\n"), wait=together.wait if number < 4 else None)
+
+    with serving(script) as server:
+        evolve(server, recording, tmp_path / "run", 6, parallel=4, turns=2)
+    with Store(tmp_path / "run" / "store.sqlite") as store, Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+        assert len(list(store.evaluations())) == 1 and len(ledger.entries()) == 1
+        words = [o.words for o in ledger.outcomes().values() if o.kind == "duplicate"]
+    assert Counter(kind for kind, _ in outcomes(tmp_path / "run")) == {"proven": 1, "duplicate": 5}
+    assert all(w.startswith("proven\nstatus: passed") for w in words)
+
+
+def test_a_kernel_for_a_tool_that_is_missing_is_told_so(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: Any) -> None:
+        raise ToolchainMissing("CUTLASS is not installed", "its headers", "pip install nvidia-cutlass")
+
+    monkeypatch.setattr("outblas.free.gate.examine", missing)
+    text = kernel(1).text.replace('"acc"', '"uses": ["cutlass"], "acc"')
+    with serving(in_turn(Say(answer(text)), Say(answer(kernel(2).text)))) as server:
+        evolve(server, recording, tmp_path / "run", 2, turns=2)
+        assert "CUTLASS is not installed" in last_user(server.requests[1])
+    assert outcomes(tmp_path / "run") == [("contract", "code"), ("proven", "code")]
+    with serving(in_turn(Say(answer(kernel(77).text)))) as server, pytest.raises(ToolchainMissing):
+        evolve(server, recording, tmp_path / "other", 2)  # NVRTC itself: nothing that a model could do without
 
 
 def test_a_server_that_goes_away_ends_the_run_and_its_questions_are_asked_again(
