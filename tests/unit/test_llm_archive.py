@@ -91,7 +91,7 @@ def test_what_was_sent_and_never_heard_is_counted_at_its_most(tmp_path: Path) ->
         assert [r.outcome for _, r in ledger.replies()] == ["lost", "answered"]
         (only,) = ledger.transcript()
         assert only["messages"] == ({"role": "user", "content": "?"},) and only["outcome"] is None
-        assert ledger.questions() == [question]
+        assert list(ledger.questions()) == [question]
 
 
 def test_an_outcome_and_its_entries_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:

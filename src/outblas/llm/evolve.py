@@ -84,7 +84,7 @@ class Evolution:
         self._gpu = evaluator.gpu
         self.archive = Archive(settings.shape, settings.seed, ledger.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations(run_id)}
-        self._chains = chains_of(ledger.questions(), ledger.outcomes(), list(ledger.replies()))
+        self._chains = chains_of(ledger.questions(), ledger.outcomes(), ledger.replies(), settings.turns)
         self._tried = {
             (question.problem, outcome.name): outcome
             for chain in self._chains.values()
@@ -265,6 +265,7 @@ class Evolution:
     def _settle(self, chain: Chain, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
         self._ledger.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
+        chain.forget(self._settings.turns)
         self._watch(outcome)
 
     def _record(self, evaluation: Evaluation) -> None:

@@ -230,8 +230,7 @@ def _finish(
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    lines = [json.dumps(entry) for entry in ledger.transcript()]
-    write_atomic(files.transcript, "".join(f"{line}\n" for line in lines).encode())
+    _write_transcript(files.transcript, ledger)
     spent = ledger.spent()
     provenance = collect(command, place.gpu_index)
     if place.gpu_index is not None:
@@ -239,6 +238,17 @@ def _finish(
     write_atomic(files.run, _text({
         **about, "finished": _now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance,
     }))  # fmt: skip
+
+
+def _write_transcript(path: Path, ledger: Ledger) -> None:
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(entry)}\n" for entry in ledger.transcript())
+        scratch.replace(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written ({error.strerror})", "free disk space", "repeat the command"
+                          ) from error  # fmt: skip
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
