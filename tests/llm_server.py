@@ -27,6 +27,7 @@ class Say:
     answer_tokens: int = 50
     body: bytes | None = None
     wait: Callable[[], Any] | None = None
+    half: bool = False  # the connection is dropped in the middle of the body
 
 
 #: (request's JSON, how many requests came before) -> reply.
@@ -78,7 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: len(body) // 2] if say.half else body)
+        self.close_connection = say.half
 
 
 def _completion(request: dict[str, Any], say: Say) -> dict[str, Any]:

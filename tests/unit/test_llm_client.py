@@ -103,8 +103,9 @@ def test_a_server_cannot_ask_for_more_than_a_few_minutes() -> None:
             assert isinstance(reply, Reply) and 0 < waits[0] <= 300
 
 
-def test_a_dropped_connection_is_tried_again_and_charged_in_full() -> None:
-    with serving(scripted(Say(drop=True), Say("yes"))) as server:
+@pytest.mark.parametrize("say", [Say(drop=True), Say("never whole", half=True)])
+def test_a_dropped_connection_is_tried_again_and_charged_in_full(say: Say) -> None:
+    with serving(scripted(say, Say("yes"))) as server:
         reply, book, _, account = ask(server)
         assert isinstance(reply, Reply) and book.outcomes == ["dropped", "answered"]
         assert account.spent.answer_tokens == 1000 + 50
