@@ -351,7 +351,7 @@ def _their_product(lab: Lab, a: Any, b: Any) -> Any:
     c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=lab.device)
     a, b = a.contiguous(), b.contiguous()
     lab.wait()
-    _reference_blas(torch.device(lab.device).index or 0).bind(p, a, b, c)(lab.stream)
+    reference_blas(torch.device(lab.device).index or 0).bind(p, a, b, c)(lab.stream)
     lab.wait()
     return c
 
@@ -390,6 +390,6 @@ def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int) -> Verd
 
 
 @functools.cache
-def _reference_blas(gpu_index: int) -> CublasGemm:
+def reference_blas(gpu_index: int) -> CublasGemm:
     """One handle for every proof of this process."""
     return CublasGemm(gpu_index)

@@ -6,8 +6,8 @@ import json
 import pickle
 
 import pytest
-from free_fixture import BODY, block, device_text, host_text
 
+from free_fixture import BODY, block, device_text, host_text
 from outblas.config import Sm90WgmmaConfig, config_from_json, config_name, config_to_json
 from outblas.errors import ContractError, OutblasError
 from outblas.evaluation import LOG_BYTES, Evaluation, Status
@@ -127,7 +127,7 @@ def test_expressions_are_integers_of_the_extents():
     "other",
     [
         BODY.replace("  ", "\t"),
-        BODY.replace("sum = 0.0f", "sum=0.0f // a comment with a \" in it\n"),
+        BODY.replace("sum = 0.0f", 'sum=0.0f // a comment with a " in it\n'),
         BODY.replace("float sum", "float /* not outblas-launch */ sum"),
         BODY.replace("\n", "\r\n"),
         BODY.replace("return;", "return\n\n;"),

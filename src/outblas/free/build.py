@@ -124,7 +124,8 @@ class _Job:
         raise NotImplementedError
 
     def includes(self) -> list[Path]:
-        return [*([self.cutlass[0]] if self.cutlass else []), *include_folders()]
+        """Folders of headers beside the package's own."""
+        return [self.cutlass[0]] if self.cutlass else []
 
     def words(self, said: str) -> str:
         """What the compiler said, without where this machine keeps its headers."""
@@ -138,6 +139,9 @@ class _Job:
 
 
 class _Device(_Job):
+    def includes(self) -> list[Path]:
+        return [*super().includes(), *include_folders()]
+
     def toolchain(self) -> str:
         return nvrtc_version()
 
@@ -161,6 +165,8 @@ class _Device(_Job):
 
 
 class _Host(_Job):
+    """nvcc brings CUDA's headers of its own release."""
+
     def toolchain(self) -> str:
         return find_nvcc().version
 

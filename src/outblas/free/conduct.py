@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Mapping
 
 #: Files whose machine code measures or judges, by a part of their name.
-_WATCHED = re.compile(r"libcuda\.so|cuda/bindings/.*\.so|\[vdso\]|/libc\.so|/libc-|libcublas\.so|libpython|/python3")
+_WATCHED = re.compile(r"libcuda\.so|cuda/bindings/.*\.so|\[vdso\]|/libc\.so|/libc-|libpython|/python3")
 #: Descriptors that CUDA opens when it likes.
-_OWN_FILES = re.compile(r"/dev/nvidia|anon_inode:|/dev/null|/dev/zero|/dev/urandom|/memfd:|/usr/|\.so")
+_OWN_FILES = re.compile(r"/dev/(?:nvidia|null|zero|urandom)|/memfd:|/usr/|/sys/|/proc/driver|\.so")
 _MOST_BYTES = 256 << 20
 
 
@@ -63,7 +63,7 @@ def _files() -> frozenset[str]:
             target = os.readlink(f"{folder}/{name}")
         except OSError:
             continue
-        if not _OWN_FILES.search(target) and f"/proc/{os.getpid()}/fd" not in target:
+        if target.startswith("/") and not _OWN_FILES.search(target) and f"/proc/{os.getpid()}/fd" not in target:
             found.append(target)
     return frozenset(found)
 

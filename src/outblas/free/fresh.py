@@ -20,11 +20,11 @@ from outblas.rejected import Rejected
 from outblas.verify import wrong_text
 
 if TYPE_CHECKING:
-    from outblas.roofline import Gpu
     from outblas.timing import Bench, GraphEntry
 
-#: Times that operands are changed; launches of the graph by the host's clock.
-TRIALS, LAUNCHES = 7, 20
+#: Times that operands are changed; launches of the graph by the host's clock; what both may take for a slow kernel,
+#: microseconds.
+TRIALS, LAUNCHES, BUDGET_US = 7, 20, 500_000.0
 #: How much longer new operands may take than known ones: what was just written lies in L2 as dirty lines.
 _SLOWER, _SLOWER_US = 1.4, 5.0
 #: How much the host's clock may show over the GPU's: gaps between graphs of some 300 us.
@@ -40,13 +40,14 @@ def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> V
         timing: what was measured of this graph.
     """
     try:
-        first, second = _new_and_known(bench, graph, seed)
+        trials, launches = repetitions(timing.median_us * timing.repeats)
+        first, second = _new_and_known(bench, graph, seed, trials)
         if first > _SLOWER * second + _SLOWER_US:
             raise Rejected(
                 Status.RULE_BROKEN,
                 f"{first:.1f} us on operands not seen before, {second:.1f} us on known ones: it keeps answers",
             )
-        _both_clocks(bench, graph, timing)
+        _both_clocks(bench, graph, timing, launches)
         ratio = _every_set(bench, graph)
     except Rejected as failure:
         return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
@@ -63,17 +64,16 @@ def too_fast(timing: Timing, baselines_us: Mapping[str, float], floor: float) ->
     return f"faster than the floor: {timing.median_us:.3f} us, the machine needs {known:.3f} us: suspected cheat"
 
 
-def floor_of(bench: Bench, gpu: Gpu) -> float:
-    """The floor of the bench's problem, microseconds."""
-    from outblas.roofline import floor_us
+def repetitions(graph_us: float) -> tuple[int, int]:
+    """(trials, launches) for a graph that takes so long: fewer for a slow one, which has little to hide."""
+    affordable = BUDGET_US / max(graph_us, 1.0)
+    return max(3, min(TRIALS, int(affordable))), max(1, min(LAUNCHES, int(affordable)))
 
-    return floor_us(bench.problem, gpu)
 
-
-def _new_and_known(bench: Bench, graph: GraphEntry, seed: int) -> tuple[float, float]:
+def _new_and_known(bench: Bench, graph: GraphEntry, seed: int, trials: int) -> tuple[float, float]:
     """Median microseconds of the graph's first launch on new operands, and of its second."""
     firsts, seconds = [], []
-    for trial in range(TRIALS):
+    for trial in range(trials):
         _renew(bench.data, seed + trial)
         first, second = _launch_timed(bench, graph, 2)
         firsts.append(first)
@@ -109,17 +109,17 @@ def _launch_timed(bench: Bench, graph: GraphEntry, count: int) -> list[float]:
     return [1000.0 * a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True)]
 
 
-def _both_clocks(bench: Bench, graph: GraphEntry, timing: Timing) -> None:
+def _both_clocks(bench: Bench, graph: GraphEntry, timing: Timing, launches: int) -> None:
     """Some launches by the host's clock, which the GPU's events know nothing of."""
     cu = driver()
     bench.synchronize()
     best = float("inf")
     for _ in range(3):  # the host may have been held up
         begin = perf_counter()
-        for _ in range(LAUNCHES):
+        for _ in range(launches):
             check("cuGraphLaunch", cu.cuGraphLaunch(graph.executable, bench.stream))
         bench.synchronize()
-        best = min(best, 1e6 * (perf_counter() - begin) / LAUNCHES)
+        best = min(best, 1e6 * (perf_counter() - begin) / launches)
     claimed = timing.median_us * timing.repeats
     if best > _CLOCKS * claimed + _CLOCKS_US:
         raise Rejected(Status.RULE_BROKEN, f"the host sees {best:.1f} us where the events say {claimed:.1f} us")

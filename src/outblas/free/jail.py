@@ -52,11 +52,12 @@ class Jail:
 
     folder: str
     readable: tuple[str, ...] = ()
-    cpu_seconds: int = 900
-    file_bytes: int = 256 << 20
-    threads: int = 1024
+    cpu_seconds: int = 3600
+    file_bytes: int = 1 << 30
+    threads: int = 8192
     memory_bytes: int | None = None
     _on: dict[str, str] = field(default_factory=dict)
+    _kept: int = -1
 
     def environment(self) -> None:
         """Take away every variable that is not of :data:`KEPT`, from where /proc shows them, too."""
@@ -80,6 +81,8 @@ class Jail:
             _, hard = resource.getrlimit(kind)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (value, value))
+        # A rule holds for the folder that was opened: this one must not be made anew.
+        self._kept = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC) if os.path.isdir("/proc/self") else -1
         version = landlock.restrict(readable_roots(self.readable), (self.folder,), devices())
         if version:
             self._on["files"] = f"landlock ABI {version}"

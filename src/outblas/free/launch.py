@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from outblas.driver import check, driver
 from outblas.errors import DeviceError
 from outblas.free.build import Built
 from outblas.free.contract import MAX_WORKSPACE, Launch, TensorMap
+from outblas.free.elf import dynamic_symbols
 from outblas.free.kernel import FreeKernel
 from outblas.free.workspace import GuardedWorkspace
 from outblas.launch import KINDS, PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, ensure_context
@@ -130,10 +132,8 @@ class HostKernel(_Loaded):
         path.write_bytes(built.cubin.image)
         ensure_context()
         try:
-            # What it asks for by name: the run time and the driver, which must be there before it is.
-            for library in (cudart, "libcuda.so.1"):
-                if library:
-                    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            for library in _needed(built.cubin.image, cudart):
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             library_handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_LAZY)
             self._function = library_handle.outblas_launch
         except (OSError, AttributeError) as error:
@@ -157,6 +157,12 @@ class HostKernel(_Loaded):
         address, nbytes = (workspace.address, workspace.nbytes) if workspace else (None, 0)
         fixed = (*(t.data_ptr() for t in operands), problem.m, problem.n, problem.k, address, nbytes)
         return HostCall(self._function, fixed, (self, operands, workspace))
+
+
+def _needed(image: bytes, cudart: str | None) -> list[str]:
+    """Libraries that must be there before it is: the run time, and the driver where it asks for that by name."""
+    asked, _ = dynamic_symbols(image)
+    return [*([cudart] if cudart else []), *(["libcuda.so.1"] if any(re.match("cu[A-Z]", x) for x in asked) else [])]
 
 
 class HostCall:

@@ -31,9 +31,6 @@ def refusal(text: str) -> str | None:
         if reason := _directive(line):
             return reason
     code, literals = _split(text)
-    for name in _HAS.findall(code + literals):
-        if name.strip() and not _inside(name.strip()):
-            return f"it asks whether {name.strip()[:60]} exists"
     joined = literals.lower()
     for what, reason in _LITERALS.items():
         if what in joined:
@@ -55,6 +52,9 @@ def _directive(line: str) -> str | None:
     if match is None:
         return None
     name, rest = match[1], match[2].strip()
+    for asked in _HAS.findall(rest):
+        if not (_HEADER.fullmatch(asked.strip()) and _inside(asked.strip())):
+            return f"it asks whether {asked.strip()[:60]} exists"
     if name == "embed":
         return "#embed reads files"
     if name in ("include", "include_next", "import"):

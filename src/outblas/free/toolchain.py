@@ -32,13 +32,10 @@ def include_folders() -> tuple[Path, ...]:
     Raises:
         ToolchainMissing: no cuda_fp16.h in the wheels, in CUDA_HOME or in /usr/local/cuda.
     """
-    for root in _roots():
-        include = root / "include"
-        if (include / "cuda_fp16.h").is_file():
-            also = [
-                folder for folder in (include / "cccl", *_sibling_headers(root), include / "crt") if folder.is_dir()
-            ]
-            return (include, *also)
+    found = [root for root in _roots() if (root / "include" / "cuda_fp16.h").is_file()]
+    whole = [root for root in found if any((each / "crt" / "mma.h").is_file() for each in _headers(root))]
+    for root in (*whole, *found):  # a wheel alone may lack what the next place has
+        return tuple(_headers(root))
     raise ToolchainMissing(
         "CUDA's headers (cuda_fp16.h) not found", "the wheels nvidia-cuda-runtime, -cccl and -crt", _DO
     )
@@ -74,9 +71,13 @@ def _roots() -> list[Path]:
     return [*wheels, *named, Path("/usr/local/cuda"), *([Path(on_path).resolve().parent.parent] if on_path else [])]
 
 
-def _sibling_headers(root: Path) -> list[Path]:
-    """Wheels of CUDA 12 have a folder each."""
-    return [root.parent / name / "include" for name in ("cuda_cccl", "cuda_crt")] if root.name == "cuda_runtime" else []
+def _headers(root: Path) -> list[Path]:
+    """Its own, those of the wheels beside it (CUDA 12 has one wheel a folder), and what NVRTC finds beside a header
+    only where that folder is named."""
+    include = root / "include"
+    beside = ("cuda_cccl", "cuda_crt") if root.name == "cuda_runtime" else ()
+    folders = [include, include / "cccl", *(root.parent / name / "include" for name in beside), include / "crt"]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _version(program: Path) -> str:

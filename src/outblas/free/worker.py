@@ -5,17 +5,20 @@ It compiles nothing, for its jail starts no program: kernels come built. It live
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outblas.baselines import Bindable
+from outblas.errors import OutblasError
 from outblas.evaluation import Status, Timing, Verdict
 from outblas.free import conduct, fresh
 from outblas.free.jail import Jail
 from outblas.free.kernel import FreeKernel
 from outblas.free.launch import load
 from outblas.free.shapes import representatives
+from outblas.problem import Problem
 from outblas.roofline import floor_us
 from outblas.sandbox import Emit
 from outblas.worker import Baselines, Handler, Item, Options, _Candidate, _Desk
@@ -58,17 +61,23 @@ class FreeHandler(Handler):
         self._before: dict[str, dict[str, object]] = {}
 
     def warm(self) -> None:
-        """CUDA, torch and cuBLAS as far as they come up by themselves: later calls need no more of the system."""
+        """CUDA, torch and the baselines' libraries as far as they come up by themselves: later calls need no more of
+        the system than memory and the GPU."""
         import torch
 
-        from outblas.verify import _reference_blas
+        from outblas.verify import reference_blas
 
-        gpu = self._options.gpu_index
+        gpu, p = self._options.gpu_index, Problem(16, 16, 16)
         torch.cuda.set_device(gpu)
-        x = torch.ones((16, 16), dtype=torch.float16, device=f"cuda:{gpu}")
-        torch.mm(x, x)
+        x, y, z = (torch.ones((16, 16), dtype=torch.float16, device=f"cuda:{gpu}") for _ in range(3))
+        stream = int(torch.cuda.current_stream(gpu).cuda_stream)
+        ready = [entry for name, entry in self._baselines.items() if name not in ("lt_auto", "nvmmh")]
+        for entry in (reference_blas(gpu), *ready):
+            with contextlib.suppress(
+                OutblasError
+            ):  # one that cannot is left out where it is asked for, with the reason
+                entry.bind(p, x, y, z)(stream)
         torch.cuda.synchronize(gpu)
-        _reference_blas(gpu)
 
     def _why_illegal(self, problem: Any, config: Any) -> str | None:
         if not isinstance(config, FreeKernel):

@@ -1,0 +1,343 @@
+"""Free kernels without a GPU: compiled, recorded, and live but for the GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from free_fixture import BODY, device_text, exploit, host_text
+from helpers import passed_evaluation
+from outblas.config import Sm90WgmmaConfig
+from outblas.cubin import CubinCache
+from outblas.errors import CompileError, RecordError, ToolchainMissing, UsageError
+from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluation import Evaluation, Status
+from outblas.free import build as building
+from outblas.free import cutlass, landlock
+from outblas.free.build import build
+from outblas.free.confined import Limits, run
+from outblas.free.evaluators import NOT_RUN, CompileOnly, RecordedFree
+from outblas.free.gate import examine
+from outblas.free.kernel import FreeKernel
+from outblas.free.live import FreeLive, FreeOptions
+from outblas.free.recorded import FORMAT, Recorder, load
+from outblas.free.shapes import MAX_FLOPS, representatives
+from outblas.free.symbols import allowed, why_refused
+from outblas.free.text_rules import refusal
+from outblas.problem import Problem
+from outblas.roofline import H200
+
+P = Problem(64, 64, 64)
+GOOD = FreeKernel.parse(device_text())
+HERE = str(Path(__file__).resolve().parents[1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def one(evaluator, kernel, problem=P):
+    (found,) = evaluator.evaluate([(problem, kernel)])
+    return found
+
+
+def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
+    found = one(CompileOnly(), GOOD)
+    assert (found.status, found.detail, found.timing) == (Status.LEFT_OUT, NOT_RUN, None)
+    assert list(found.counters) == [
+        "registers", "spill_bytes", "stack_bytes", "static_shared", "hgmma", "hmma", "ldl", "stl", "utmaldg",
+        "compile_seconds",
+    ]  # fmt: skip
+    assert found.counters["registers"] > 8 and found.counters["hmma"] == 0
+    assert "ptxas info" in found.log
+    assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_layout_and_dtype_reach_the_text_as_macros():
+    text = device_text("#if OUTBLAS_NN != 1 || OUTBLAS_BF16 != 1\n#error wrong\n#endif\n" + BODY)
+    assert one(CompileOnly(), FreeKernel.parse(text), Problem(8, 8, 8, "NN", "bf16")).status is Status.LEFT_OUT
+    assert one(CompileOnly(), FreeKernel.parse(text)).status is Status.COMPILE_ERROR
+
+
+def test_the_packages_own_parts_can_be_included():
+    text = device_text('#include "ptx/mbarrier.cuh"\n#include "ptx/wgmma.cuh"\n' + BODY)
+    assert one(CompileOnly(), FreeKernel.parse(text)).status is Status.LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem", "status", "words"),
+    [
+        (device_text(BODY.replace("float sum", "flot sum")), P, Status.COMPILE_ERROR, '"flot" is undefined'),
+        (device_text(entry="other"), P, Status.COMPILE_ERROR, "other"),
+        (device_text(BODY.replace("<cuda_fp16.h>", "<nowhere.h>")), P, Status.COMPILE_ERROR, "nowhere.h"),
+        (device_text(requires=["M > 64"]), P, Status.ILLEGAL, "requires M > 64"),
+        (device_text(acc="fp16"), P, Status.ILLEGAL, "accumulates in fp16"),
+        (device_text(f"__device__ int big[{1 << 20}];" + BODY.replace("sum += ", "big[i] = i, sum += ")), P,
+         Status.STATIC_REJECTED, "__device__ variables"),
+    ],
+)  # fmt: skip
+def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
+    found = one(CompileOnly(), FreeKernel.parse(kernel), problem)
+    assert found.status is status and words in found.detail + found.log
+    assert HERE not in found.log and "site-packages" not in found.log
+
+
+def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
+    monkeypatch.setattr(building, "PLAIN", Limits(0.05, 1 << 34))
+    with pytest.raises(CompileError, match="takes over 0.05 s"):
+        build(GOOD, P, cache=None)
+
+
+def test_a_compilers_process_is_shut_in(tmp_path):
+    (tmp_path / "secret").write_text("private")
+    (tmp_path / "own").mkdir()
+    tries = ["bytearray(1 << 30)", "open('mine', 'w')"]
+    tries += [f"open({str(tmp_path / 'secret')!r})"] if landlock.abi() else []
+    for line, good in zip(tries, (False, True, False), strict=False):
+        program = {"program": [sys.executable, "-S", "-c", line]}
+        code, said = run(program, tmp_path / "own", [], Limits(20.0, 1 << 29))
+        assert (code == 0) is good, said
+
+
+def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
+    cache = CubinCache(tmp_path)
+    first = build(GOOD, P, cache=cache)
+    assert not first.cubin.from_cache and build(GOOD, P, cache=cache).cubin.from_cache
+    assert not build(GOOD, Problem(64, 64, 64, "NN"), cache=cache).cubin.from_cache
+    assert not build(FreeKernel.parse(device_text(BODY + "// x")), P, cache=cache).cubin.from_cache
+    (path,) = [p for p in (tmp_path / "cubin").glob("*/*") if p.read_bytes().endswith(first.cubin.image)][:1]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not build(GOOD, P, cache=cache).cubin.from_cache, "a damaged file counts as absent"
+
+
+def test_a_compilers_child_gets_no_secret(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "topsecret")
+    seen = {}
+    real = building.run.__globals__["subprocess"].Popen
+
+    def spy(*args, **keys):
+        seen.update(keys["env"])
+        return real(*args, **keys)
+
+    monkeypatch.setattr(building.run.__globals__["subprocess"], "Popen", spy)
+    build(GOOD, P, cache=None)
+    assert seen and "OPENAI_API_KEY" not in seen and seen["HOME"] == seen["TMPDIR"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#include "/etc/passwd"', "#include </etc/passwd>", '#include "../secret.h"', '#include "a/../../b"',
+        "%:include \"/etc/passwd\"", '#  include   "/etc/passwd"', '#inc\\\nlude "/etc/passwd"', 
+        "#include /**/ \"/etc/x\"",
+        '#define X "/etc/passwd"\n#include X', "#embed <x>", '#if __has_include("/etc/passwd")\n#endif',
+        '#if __has_embed(<../x>)\n#endif', '#pragma GCC dependency "/etc/passwd"', 'asm(".incbin \\"/etc/passwd\\"");',
+        'asm(".inc" "bin \\"x\\"");', 'asm(R"(.incbin "x")");', 'asm("\\x2eincbin \\"x\\"");', 'asm("syscall");',
+        "cuModuleLoadData(&m, x);", "nvrtcCompileProgram(p, 0, 0);", "__cudaRegisterFatBinary(x);",
+        'dlsym(h, "cuLibraryLoadData");',
+    ],
+)  # fmt: skip
+def test_texts_that_reach_outside_are_refused_unread(line):
+    assert refusal(f"int x;\n{line}\n") is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>", "// #include </etc/passwd>",
+     '#error don\'t\n#include <a.h>', "#if __has_include(<cuda_fp8.h>)\n#endif", "#pragma unroll 4",
+     'asm volatile("wgmma.fence.sync.aligned;");', "cuTensorMapEncodeTiled(x);"],
+)  # fmt: skip
+def test_what_a_kernel_needs_is_not_refused(line):
+    assert refusal(f"int x;\n{line}\n") is None
+
+
+def test_libraries_ask_for_launches_and_little_else():
+    assert (
+        why_refused(["cudaLaunchKernel@libcudart.so.13", "malloc@GLIBC_2.2.5", "_ZSt4cout"], ["outblas_launch"]) is None
+    )
+    for name in (
+        "cudaMalloc", "cudaStreamCreate", "cudaDeviceSynchronize", "cudaSetDevice", "cudaGetDriverEntryPoint",
+        "cublasGemmEx",
+        "system", "popen", "fork", "vfork", "execve", "dlopen", "dlsym", "pthread_create", "socket", "fopen", "open",
+        "ptrace", "mprotect", "mmap", "syscall", "kill", "exit", "_exit", "getenv", "signal", "timer_create",
+        "setitimer",
+        "_ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE", "cuMemAlloc_v2",
+        "_ZNSt10filesystem6statusERKNS_7__cxx114pathE", 
+        "_ZNSt14basic_ofstreamIcSt11char_traitsIcEEC1EPKcSt13_Ios_Openmode",
+    ):  # fmt: skip
+        assert not allowed(name), name
+    assert "outblas_launch" in (why_refused([], ["gemm"]) or "")
+    assert "in place" in (why_refused([], ["outblas_launch", "cuEventRecord"]) or "")
+    assert why_refused([], ["outblas_launch", "custom", "gemm", "_Z4gemmv"]) is None
+
+
+def test_a_proof_is_of_the_problem_or_a_sister_and_of_neighbours():
+    launch = GOOD.launch
+    found = representatives(Problem(64, 72, 80), launch)
+    assert found[0] == Problem(64, 72, 80) and len(found) == len(set(found)) >= 10
+    assert any(p.k % 8 for p in found) and any(p.m == 1 for p in found) and any(p.n == p.k for p in found)
+    big = representatives(Problem(8192, 8192, 8192, "NN", "bf16"), launch)
+    assert all(p.flops <= MAX_FLOPS and (p.layout, p.dtype) == ("NN", "bf16") for p in big)
+    strict = FreeKernel.parse(device_text(requires=["M % 128 == 0", "N % 128 == 0", "K % 64 == 0"])).launch
+    few = representatives(Problem(4096, 4096, 4096), strict)
+    assert len(few) >= 4 and all(strict.why_not(p) is None for p in few)
+    only = FreeKernel.parse(device_text(requires=["M == 8192 and N == 8192"])).launch
+    assert representatives(Problem(8192, 8192, 64), only) == []
+
+
+def recorded(tmp_path, *evaluations):
+    path = tmp_path / "free.jsonl"
+    with Recorder(path, H200, {"gpu": "NVIDIA H200"}) as recorder:
+        for evaluation in evaluations:
+            recorder.append(evaluation)
+    return path
+
+
+def test_a_recording_answers_what_it_knows_and_compiles_the_rest(tmp_path):
+    first = Evaluation(P, GOOD, Status.WRONG, "error 3")
+    passed = replace(passed_evaluation(P, Sm90WgmmaConfig(64, 64)), config=GOOD, log="words")
+    path = recorded(tmp_path, first, passed)
+    replay = RecordedFree(path)
+    respelt = FreeKernel.parse(device_text(BODY.replace("  ", " ")))
+    other = FreeKernel.parse(device_text(BODY + "int x;"))
+    assert one(replay, respelt) == passed, "the last of a pair, however its text is spelt"
+    assert one(replay, other).detail == NOT_RUN
+    assert one(replay, GOOD, Problem(8, 8, 8)).detail == NOT_RUN
+    assert replay.baselines(P) == passed.baselines_us and replay.baselines(Problem(8, 8, 8)) == {}
+    assert replay.gpu == H200 and replay.source == "recorded:free.jsonl" and replay.provenance["gpu"] == "NVIDIA H200"
+
+
+def test_a_recording_is_continued_past_a_line_that_was_cut_off(tmp_path):
+    path = recorded(tmp_path, Evaluation(P, GOOD, Status.WRONG))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"problem": {"m": 64')
+    assert len(load(path).evaluations) == 1
+    with Recorder(path, H200, {"gpu": "another"}) as recorder:
+        recorder.append(Evaluation(P, GOOD, Status.HANG))
+    assert path.read_bytes().startswith(whole) and [e.status for e in load(path).evaluations] == [
+        Status.WRONG, Status.HANG,
+    ]  # fmt: skip
+    assert load(path).provenance == {"gpu": "NVIDIA H200"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00\x01", b"[]\n", b'{"format": "other"}\n', json.dumps({"format": FORMAT, "gpu": "h1"}).encode() + b"\n",
+     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n{}\n"],
+)  # fmt: skip
+def test_foreign_and_damaged_recordings_are_refused_and_left_alone(tmp_path, data):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(RecordError):
+        load(path)
+    if data:
+        with pytest.raises(RecordError):
+            Recorder(path, H200, {})
+    assert path.read_bytes() == data
+    with pytest.raises(RecordError):
+        load(tmp_path / "none")
+
+
+def test_only_free_kernels_are_taken():
+    with pytest.raises(UsageError):
+        one(CompileOnly(), Sm90WgmmaConfig(64, 64))
+
+
+def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
+    header = tmp_path / "include" / "cutlass" / "version.h"
+    header.parent.mkdir(parents=True)
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    for version, good in (("3 4 9", False), ("3 5 0", True), ("4 9 9", True), ("5 0 0", False)):
+        names = zip(("MAJOR", "MINOR", "PATCH"), version.split(), strict=True)
+        header.write_text("".join(f"#define CUTLASS_{name} {number}\n" for name, number in names))
+        cutlass._located.cache_clear()
+        if good:
+            assert cutlass.locate() == (header.parent.parent.resolve(), version.replace(" ", "."))
+        else:
+            with pytest.raises(ToolchainMissing, match="3.5 or later"):
+                cutlass.locate()
+    header.write_text("nothing")
+    cutlass._located.cache_clear()
+    with pytest.raises(ToolchainMissing, match="names no version"):
+        cutlass.locate()
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "none"))
+    with pytest.raises(ToolchainMissing, match="not found"):
+        one(CompileOnly(), FreeKernel.parse(device_text(uses=["cutlass"])))
+    cutlass._located.cache_clear()
+
+
+@pytest.fixture
+def live(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    options = Options(baselines=("cublas", "nvmmh"))
+
+    def make(step=20.0, **keys):
+        return FreeLive(options, step, FreeOptions(**keys), factory="free_workers:make_handler")
+
+    return make
+
+
+def ordered(order, number=0):
+    return FreeKernel.parse(f"// order: {order}\n" + device_text(BODY + f"int x{number};"))
+
+
+def answers(live, kernels):
+    return {e.config: (e, b) for e, b in live.evaluate(P, kernels)}
+
+
+def test_a_live_answer_has_what_was_measured_and_what_was_seen_here(live):
+    kernel = ordered("pass")
+    evaluation, baselines = answers(live(), [kernel])[kernel]
+    assert evaluation.status is Status.PASSED and evaluation.timing.median_us == 2.0
+    assert evaluation.counters["registers"] < 256, "not what the worker says of the machine code"
+    assert list(baselines.timings) == ["cublas"], "nvmmh would need a compiler in the jail"
+
+
+def test_failures_before_a_worker_need_none_and_losses_cost_one_kernel(live):
+    kernels = [ordered("pass", 1), ordered("exit", 2), FreeKernel.parse(device_text("x")), ordered("pass", 3)]
+    found = answers(live(), kernels)
+    assert [found[k][0].status.value for k in kernels] == ["passed", "exited", "compile_error", "passed"]
+
+
+def test_forged_answers_are_not_taken(live):
+    for order, status in (("other", Status.RULE_BROKEN), ("negative", Status.EXITED)):
+        kernel = ordered(order)
+        (found,) = [e for e, _ in live().evaluate(P, [kernel])]
+        assert found.status is status and found.config == kernel and found.timing is None
+
+
+def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
+    kernels = [ordered("pid", n) for n in range(3)]
+    found = [e.detail.split() for e, _ in live(batch=2).evaluate(P, kernels)]
+    pids = [pid for pid, _ in found]
+    assert pids[0] == pids[1] != pids[2] and all(there == "True" for _, there in found)
+
+
+def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
+    monkeypatch.setattr("outblas.free.live.FACTORY", "free_workers:make_handler")
+    monkeypatch.setattr(FreeLive.__init__, "__defaults__", (None, "free_workers:make_handler"))
+    monkeypatch.syspath_prepend(HERE)
+    options = Options(baselines=("cublas",))
+    with LiveEvaluator(0, options, factory="free_workers:templates", compile_ahead=False) as evaluator:
+        template = Sm90WgmmaConfig(64, 64)
+        found = {e.config: e for e in evaluator.evaluate([(P, template), (P, ordered("pid")), (P, template)])}
+    assert found[template].detail != found[ordered("pid")].detail.split()[0]
+
+
+def test_an_examined_library_is_refused_by_name_and_told_how(tmp_path):
+    kernel = FreeKernel.parse(
+        host_text("#include <cstdlib>\n", requires=["M > 0"]).replace("return 0;", "return system(0);")
+    )
+    found = examine(P, kernel, cache=CubinCache(tmp_path))
+    assert isinstance(found, Evaluation) and found.status is Status.STATIC_REJECTED and "system" in found.detail
+
+
+def test_equal_texts_of_exploits_are_not_the_same_kernel():
+    assert FreeKernel.parse(exploit("forks")) != FreeKernel.parse(exploit("exits"))
