@@ -49,9 +49,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
-    patience: Patience = QUICK, seed: int = 0, shape: Shape | None = None,
+    patience: Patience = QUICK, seed: int = 0, shape: Shape | None = None, kinds: tuple[str, ...] = ("code", "config"),
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
-    settings = Settings(shape or Shape(), seed, turns, parallel, max_tokens=1000)
+    settings = Settings(shape or Shape(), seed, turns, parallel, kinds, max_tokens=1000)
     asked, limits, place = Server(server.url, patience), budget or Budget(requests=requests), Place(str(recording))
     unwatched = lambda *watched: lambda outcome: None  # noqa: E731
     return run_evolve(problems, models or MODELS, asked, place, limits, settings, folder, "test", unwatched)
@@ -335,6 +335,14 @@ def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
     with Ledger(tmp_path / "other" / "store.sqlite") as ledger:
         asked = Counter(q.problem for q in ledger.questions())
     assert asked[far.key] >= 3 * asked[near.key] > 0
+
+
+def test_what_was_not_asked_for_is_not_tried(recording: Path, tmp_path: Path) -> None:
+    says = (Say(answer(kernel(1).text)), Say(config_answer(family="sm80_mma_gemm", bm=64, bn=64)))
+    with serving(in_turn(*says)) as server:
+        evolve(server, recording, tmp_path / "run", 2, kinds=("config",))
+        assert "not asked for" in last_user(server.requests[1])
+    assert outcomes(tmp_path / "run") == [("malformed", "code"), ("proven", "config")]
 
 
 def test_models_take_turns(recording: Path, tmp_path: Path) -> None:

@@ -226,6 +226,10 @@ class Evolution:
         """What became of an answer, recorded."""
         problem = self._problems[question.problem]
         read = read_answer(reply.text, reply.finish, problem, self._gpu)
+        if read.answer and read.answer not in self._settings.kinds:  # whoever asks for knobs alone runs no foreign code
+            words = f"it is {read.answer}, which was not asked for"
+            self._settle(chain, Outcome(question.id, "malformed", read.answer, words=words))
+            return
         if read.candidate is None:
             self._settle(chain, Outcome(question.id, read.kind, read.answer, words=read.words))
             return
