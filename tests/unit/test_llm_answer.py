@@ -156,6 +156,7 @@ def test_the_compact_language_goes_both_ways() -> None:
 def test_knobs_are_described_with_their_values() -> None:
     text = describe()
     assert "family sm90_wgmma_gemm" in text and "schedule: coop, stagger, pingpong, default coop" in text
-    assert "pdl" not in text  # a launch option, not the kernel's
+    assert "pdl: false" not in text  # a launch option, not the kernel's
+    assert "stages: pipeline depth" in text  # what it means, from the record's own docstring
     offered = describe_offered([Sm80MmaConfig(64, 64), Sm80MmaConfig(128, 64, pdl=True)])
     assert "bm: 64, 128" in offered and "pdl: false, true" in offered and "sm90_wgmma_gemm" not in offered
