@@ -125,7 +125,7 @@ class _Job:
 
     def includes(self) -> list[Path]:
         """Folders of headers beside the package's own."""
-        return [self.cutlass[0]] if self.cutlass else []
+        return cutlass.folders() if self.cutlass else []
 
     def words(self, said: str) -> str:
         """What the compiler said, without where this machine keeps its headers."""

@@ -22,7 +22,7 @@ _MOST_BYTES = 256 << 20
 def snapshot() -> dict[str, object]:
     """``what it did`` -> the state that shows it, of this process now."""
     return {
-        "set a timer": tuple(signal.getitimer(which) for which in (0, 1, 2)),
+        "set a timer": tuple(signal.getitimer(which)[0] > 0 for which in (0, 1, 2)),
         "handles signals": _status("SigCgt"),
         "opened files": _files(),
         "changed the code that measures it": _code(),

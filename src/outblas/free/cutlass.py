@@ -40,6 +40,13 @@ def locate() -> tuple[Path, str]:
     return include, version
 
 
+def folders() -> list[Path]:
+    """Folders to include from: the library's, and that of its utilities where it is there. Raises as :func:`locate`."""
+    include, _ = locate()
+    tools = include.parent / "tools" / "util" / "include"
+    return [include, *([tools] if tools.is_dir() else [])]
+
+
 def _version(include: Path) -> str:
     text = (include / "cutlass" / "version.h").read_text(errors="replace")
     found = {name: re.search(rf"#define\s+CUTLASS_{name}\s+(\d+)", text) for name in ("MAJOR", "MINOR", "PATCH")}

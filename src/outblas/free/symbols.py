@@ -40,6 +40,8 @@ _LIBC = _names("""
 _CPP = re.compile(
     r"_Zna[jm]|_Znw[jm]|_Zd[al]Pv|__cxa_|_ZTI|_ZTV|_ZTS|_ZNSt|_ZNKSt|_ZSt|_ZNSo|_ZNSi|_ZNKSs|_ZNSs|_ZNSa|_Zls|_ZGV"
 )
+#: Arithmetic of the compiler's own library (libgcc).
+_LIBGCC = re.compile(r"__(?:u?(?:div|mod|divmod)[dt]i[34]|multi3|(?:float|fix)\w+|(?:popcount|clz|ctz|ffs)[sdt]i2)")
 #: Of those not: threads, futures, files, the system's random numbers, how a program ends.
 _CPP_NOT = re.compile(
     r"thread|future|async|filesystem|filebuf|fstream|random_device|quick_exit|__cxa_atexit_exit|condition_variable"
@@ -68,6 +70,6 @@ def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
 
 def allowed(name: str) -> bool:
     """Whether a library may ask for a function or variable of this name."""
-    if name in _CUDART or name in _LIBC:
+    if name in _CUDART or name in _LIBC or _LIBGCC.fullmatch(name):
         return True
     return bool(_CPP.match(name)) and not _CPP_NOT.search(name)
