@@ -23,6 +23,7 @@ class Say:
     stall_s: float = 0.0
     finish: str = "stop"
     refusal: str | None = None
+    reasoning: str | None = None
     prompt_tokens: int = 100
     answer_tokens: int = 50
     body: bytes | None = None
@@ -86,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _completion(request: dict[str, Any], say: Say) -> dict[str, Any]:
     if say.status != 200:
         return {"error": {"message": say.text or "scripted", "type": "scripted", "code": str(say.status)}}
-    message = {"role": "assistant", "content": say.text, "refusal": say.refusal}
+    message = {"role": "assistant", "content": say.text, "refusal": say.refusal, "reasoning_content": say.reasoning}
     usage = {
         "prompt_tokens": say.prompt_tokens,
         "completion_tokens": say.answer_tokens,

@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS by_question ON sends (question);
 CREATE TABLE IF NOT EXISTS replies (
     send INTEGER PRIMARY KEY, outcome TEXT NOT NULL, text TEXT NOT NULL, finish TEXT NOT NULL,
     prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, usd REAL NOT NULL, seconds REAL NOT NULL,
-    at TEXT NOT NULL
+    reasoning TEXT NOT NULL, at TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS outcomes (
     id INTEGER PRIMARY KEY, question INTEGER NOT NULL UNIQUE, kind TEXT NOT NULL, answer TEXT NOT NULL,
@@ -128,9 +128,9 @@ class Ledger:
         """What came of an attempt."""
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
-               reply.seconds, _now())  # fmt: skip
+               reply.seconds, reply.reasoning, _now())  # fmt: skip
         with self._transaction():
-            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def settle(self, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
         """What became of an answer, and what the archive took for it, in one transaction."""
@@ -162,15 +162,15 @@ class Ledger:
         """(question, reply) of every attempt, or of those at one question, in order; one that was lost with a killed
         process is ``lost``, at the most that it can have cost."""
         query = f"""SELECT s.question, s.prompt_tokens, s.answer_tokens, s.usd, r.outcome, r.text, r.finish,
-                           r.prompt_tokens, r.answer_tokens, r.usd, r.seconds
+                           r.prompt_tokens, r.answer_tokens, r.usd, r.seconds, r.reasoning
                     FROM sends s LEFT JOIN replies r ON r.send = s.id
                     {"" if question is None else "WHERE s.question = ?"} ORDER BY s.id"""
         arguments = () if question is None else (question,)
-        for number, *most, outcome, text, finish, prompt, answer, usd, seconds in self._rows(query, arguments):
+        for number, *most, outcome, text, finish, prompt, answer, usd, seconds, thought in self._rows(query, arguments):
             if outcome is None:
                 yield number, Reply("lost", "", "", Cost(1, *most), 0.0)
             else:
-                yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds)
+                yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, Outcome]:
         """Question -> outcome, of those that have one, in the order in which they had it."""
