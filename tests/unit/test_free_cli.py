@@ -7,12 +7,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from free_fixture import BODY, device_text
+from free_fixture import BODY, device_text, missing
 from outblas import device, doctor
 from outblas.cli import app
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
 from outblas.free.kernel import FreeKernel
+
+compiles = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +27,7 @@ def evaluate(path, *more):
     return CliRunner().invoke(app, given, env={"COLUMNS": "200"})
 
 
+@compiles
 def test_without_a_gpu_a_file_is_compiled_only_and_what_was_seen_is_written(tmp_path):
     path = tmp_path / "kernel.cu"
     path.write_text(device_text())
@@ -36,6 +39,7 @@ def test_without_a_gpu_a_file_is_compiled_only_and_what_was_seen_is_written(tmp_
     assert found.config == FreeKernel.parse(device_text())
 
 
+@compiles
 def test_a_file_that_does_not_compile_is_told_the_compilers_words_and_exits_with_2(tmp_path):
     path = tmp_path / "kernel.cu"
     path.write_text(device_text(BODY.replace("float sum", "flot sum")))
