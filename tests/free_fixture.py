@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from outblas.errors import ToolchainMissing
+from outblas.free.toolchain import find_nvcc, include_folders
+
 EXPLOITS = Path(__file__).parent / "adversarial" / "exploits"
 DEVICE = {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 16)", "ceil(M, 16)", 1]}
 BODY = """
@@ -17,6 +20,16 @@ extern "C" __global__ void gemm(const half* a, const half* b, half* c, int m, in
   c[(size_t)row * n + col] = __float2half(sum);
 }
 """
+
+
+def missing():
+    """Why free kernels cannot be compiled here; None: they can."""
+    try:
+        include_folders()
+        find_nvcc()
+    except ToolchainMissing as error:
+        return str(error)
+    return None
 
 
 def block(**keys):

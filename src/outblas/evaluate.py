@@ -177,7 +177,7 @@ class LiveEvaluator(Evaluator):
                 self._nvmmh.update(dict.fromkeys(new))
 
 
-def evaluate(problem: Problem, config: KernelConfig, gpu_index: int = 0, level: Level = "full") -> Evaluation:
+def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Level = "full") -> Evaluation:
     """Evaluate one candidate in a sandbox of its own; see :class:`LiveEvaluator`."""
     with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
         return next(iter(evaluator.evaluate([(problem, config)])))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from free_fixture import BODY, device_text, exploit, host_text
+from free_fixture import BODY, device_text, exploit, host_text, missing
 from helpers import passed_evaluation
 from outblas.config import Sm90WgmmaConfig
 from outblas.cubin import CubinCache
@@ -20,7 +20,7 @@ from outblas.free import build as building
 from outblas.free import cutlass, landlock
 from outblas.free.build import build
 from outblas.free.confined import Limits, run
-from outblas.free.evaluators import NOT_RUN, CompileOnly, RecordedFree
+from outblas.free.evaluators import NOT_RUN, CompileOnly, RecordedFree, recorder
 from outblas.free.gate import examine
 from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive, FreeOptions
@@ -32,6 +32,7 @@ from outblas.problem import Problem
 from outblas.roofline import H200
 
 P = Problem(64, 64, 64)
+compiles = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 GOOD = FreeKernel.parse(device_text())
 HERE = str(Path(__file__).resolve().parents[1])
 
@@ -48,6 +49,7 @@ def one(evaluator, kernel, problem=P):
     return found
 
 
+@compiles
 def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
     found = one(CompileOnly(), GOOD)
     assert (found.status, found.detail, found.timing) == (Status.LEFT_OUT, NOT_RUN, None)
@@ -60,17 +62,20 @@ def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
     assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+@compiles
 def test_layout_and_dtype_reach_the_text_as_macros():
     text = device_text("#if OUTBLAS_NN != 1 || OUTBLAS_BF16 != 1\n#error wrong\n#endif\n" + BODY)
     assert one(CompileOnly(), FreeKernel.parse(text), Problem(8, 8, 8, "NN", "bf16")).status is Status.LEFT_OUT
     assert one(CompileOnly(), FreeKernel.parse(text)).status is Status.COMPILE_ERROR
 
 
+@compiles
 def test_the_packages_own_parts_can_be_included():
     text = device_text('#include "ptx/mbarrier.cuh"\n#include "ptx/wgmma.cuh"\n' + BODY)
     assert one(CompileOnly(), FreeKernel.parse(text)).status is Status.LEFT_OUT
 
 
+@compiles
 @pytest.mark.parametrize(
     ("kernel", "problem", "status", "words"),
     [
@@ -89,6 +94,7 @@ def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
     assert HERE not in found.log and "site-packages" not in found.log
 
 
+@compiles
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
     monkeypatch.setattr(building, "PLAIN", Limits(0.05, 1 << 34))
     with pytest.raises(CompileError, match="takes over 0.05 s"):
@@ -106,6 +112,7 @@ def test_a_compilers_process_is_shut_in(tmp_path):
         assert (code == 0) is good, said
 
 
+@compiles
 def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
     cache = CubinCache(tmp_path)
     first = build(GOOD, P, cache=cache)
@@ -117,6 +124,7 @@ def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path,
     assert not build(GOOD, P, cache=cache).cubin.from_cache, "a damaged file counts as absent"
 
 
+@compiles
 def test_a_compilers_child_gets_no_secret(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "topsecret")
     seen = {}
@@ -200,6 +208,7 @@ def recorded(tmp_path, *evaluations):
     return path
 
 
+@compiles
 def test_a_recording_answers_what_it_knows_and_compiles_the_rest(tmp_path):
     first = Evaluation(P, GOOD, Status.WRONG, "error 3")
     passed = replace(passed_evaluation(P, Sm90WgmmaConfig(64, 64)), config=GOOD, log="words")
@@ -212,6 +221,30 @@ def test_a_recording_answers_what_it_knows_and_compiles_the_rest(tmp_path):
     assert one(replay, GOOD, Problem(8, 8, 8)).detail == NOT_RUN
     assert replay.baselines(P) == passed.baselines_us and replay.baselines(Problem(8, 8, 8)) == {}
     assert replay.gpu == H200 and replay.source == "recorded:free.jsonl" and replay.provenance["gpu"] == "NVIDIA H200"
+
+
+def test_what_a_live_evaluator_answers_is_written_before_it_is_handed_on(tmp_path):
+    path, wrong = tmp_path / "x.jsonl", Evaluation(P, GOOD, Status.WRONG, "error 3")
+    left_out = Evaluation(P, GOOD, Status.LEFT_OUT, NOT_RUN)
+    template = Evaluation(P, Sm90WgmmaConfig(64, 64), Status.WRONG)
+
+    class Live:
+        gpu, source = H200, "cuda:0"
+
+        def evaluate(self, pairs):
+            return iter((left_out, template, wrong))
+
+        def baselines(self, problem):
+            return {"cublas": 4.0}
+
+    with recorder(Live(), path, {"gpu": "NVIDIA H200"}) as written:
+        found = []
+        for evaluation in written.evaluate([]):
+            found.append(evaluation)
+            assert load(path).evaluations == ((wrong,) if evaluation is wrong else ())
+        assert found == [left_out, template, wrong] and written.source == "cuda:0"
+        assert written.baselines(P) == {"cublas": 4.0} and written.gpu == H200
+    assert one(RecordedFree(path), GOOD) == wrong
 
 
 def test_a_recording_is_continued_past_a_line_that_was_cut_off(tmp_path):
@@ -292,6 +325,7 @@ def answers(live, kernels):
     return {e.config: (e, b) for e, b in live.evaluate(P, kernels)}
 
 
+@compiles
 def test_a_live_answer_has_what_was_measured_and_what_was_seen_here(live):
     kernel = ordered("pass")
     evaluation, baselines = answers(live(), [kernel])[kernel]
@@ -300,12 +334,14 @@ def test_a_live_answer_has_what_was_measured_and_what_was_seen_here(live):
     assert list(baselines.timings) == ["cublas"], "nvmmh would need a compiler in the jail"
 
 
+@compiles
 def test_failures_before_a_worker_need_none_and_losses_cost_one_kernel(live):
     kernels = [ordered("pass", 1), ordered("exit", 2), FreeKernel.parse(device_text("x")), ordered("pass", 3)]
     found = answers(live(), kernels)
     assert [found[k][0].status.value for k in kernels] == ["passed", "exited", "compile_error", "passed"]
 
 
+@compiles
 def test_forged_answers_are_not_taken(live):
     for order, status in (("other", Status.RULE_BROKEN), ("negative", Status.EXITED)):
         kernel = ordered(order)
@@ -313,6 +349,7 @@ def test_forged_answers_are_not_taken(live):
         assert found.status is status and found.config == kernel and found.timing is None
 
 
+@compiles
 def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
     kernels = [ordered("pid", n) for n in range(3)]
     found = [e.detail.split() for e, _ in live(batch=2).evaluate(P, kernels)]
@@ -320,6 +357,7 @@ def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
     assert pids[0] == pids[1] != pids[2] and all(there == "True" for _, there in found)
 
 
+@compiles
 def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
     monkeypatch.setattr("outblas.free.live.FACTORY", "free_workers:make_handler")
     monkeypatch.setattr(FreeLive.__init__, "__defaults__", (None, "free_workers:make_handler"))
@@ -331,6 +369,7 @@ def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
     assert found[template].detail != found[ordered("pid")].detail.split()[0]
 
 
+@compiles
 def test_an_examined_library_is_refused_by_name_and_told_how(tmp_path):
     kernel = FreeKernel.parse(
         host_text("#include <cstdlib>\n", requires=["M > 0"]).replace("return 0;", "return system(0);")

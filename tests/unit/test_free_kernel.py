@@ -167,6 +167,9 @@ def test_a_scan_loses_nothing_and_sees_no_comment_in_a_literal():
     assert comments(text) == [" yes "]
     assert canonical("#define F(x) x") != canonical("#define F (x) x")
     assert canonical("a + +b") != canonical("a ++ b")
+    assert canonical('#define S "a  b"') != canonical('#define S "a b"')
+    assert canonical('f(u8"x")') != canonical('f(u8 "x")') and canonical('"x"_s') != canonical('"x" _s')
+    assert canonical("#  define   S  /* c */  1") == canonical("#define S 1") != canonical("# defineS 1")
     assert canonical('"unclosed') and canonical("/* unclosed") == ""
 
 

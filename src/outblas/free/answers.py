@@ -44,7 +44,7 @@ def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
 
 def _positive(timing: Timing) -> None:
     for us in (timing.median_us, *timing.samples_us):
-        if not (isinstance(us, (int, float)) and math.isfinite(us) and us > 0):
+        if isinstance(us, bool) or not (isinstance(us, (int, float)) and math.isfinite(us) and us > 0):
             raise ValueError(f"a time of {us!r} us")
 
 

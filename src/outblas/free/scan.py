@@ -15,7 +15,8 @@ _OPERATORS = (
 _TOKEN = re.compile(
     r"(?:\.?\d(?:[eEpP][+-]|['\w.])*)|[A-Za-z_$\u0080-\U0010ffff][\w$]*|" + "|".join(map(re.escape, _OPERATORS)) + r"|."
 )
-_SPACE = re.compile(r"\s+")
+#: A literal beside a name, as in u8"x" or "x"_s.
+_NAME = re.compile(r"\w[\"']|[\"']\w")
 
 
 class Piece(NamedTuple):
@@ -51,13 +52,15 @@ def spliced(text: str) -> str:
 
 def canonical(text: str) -> str:
     """One spelling for all texts that differ in comments and white space only: tokens apart by one space, a directive
-    on a line of its own, in which runs of white space (which mean something after a macro's name) are one space."""
+    on a line of its own, in which white space (which means something after a macro's name) is one space. Literals are
+    as they were, and cling to what they touched: a prefix or a suffix."""
     lines: list[str] = []
     line: list[str] = []  # of the present line: tokens, or the pieces of a directive
+    touching = False  # whether no white space was between the last piece and this one
 
     def close() -> None:
         if line and line[0] == "#":
-            lines.append(_SPACE.sub(" ", "".join(line)).replace("# ", "#", 1).strip())
+            lines.append("".join(line).strip())
         elif line:
             lines.append(" ".join(line))
         line.clear()
@@ -67,15 +70,23 @@ def canonical(text: str) -> str:
         if kind == "line":
             close()
         elif kind in ("comment", "space"):
-            if directive:
+            if directive and len(line) > 1 and line[-1] != " ":
                 line.append(" ")
-        elif kind == "literal" or directive:
+        elif directive:
             line.append(part)
+        elif kind == "code" and not line and part.startswith("#"):
+            line.extend(("#", part[1:]) if part != "#" else "#")
         else:
-            tokens = _TOKEN.findall(part)
+            tokens = [part] if kind == "literal" else _TOKEN.findall(part)
+            if (
+                touching
+                and line
+                and (kind == "literal" or line[-1][-1:] in "\"'")
+                and _NAME.search(line[-1] + tokens[0])
+            ):
+                line[-1] += tokens.pop(0)
             line.extend(tokens)
-            if len(line) == len(tokens) and tokens and tokens[0] == "#":  # a directive begins here
-                line[:] = ["#", part.lstrip()[1:]]
+        touching = kind in ("code", "literal")
     close()
     return _joined(lines)
 

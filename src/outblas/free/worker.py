@@ -97,7 +97,8 @@ class FreeHandler(Handler):
 
         worst, gates = 0.0, tuple[str, ...]()
         if self._options.level == "full" and not proved:
-            for small in representatives(desk.problem, config.launch, self._options.gpu):
+            allowed = representatives(desk.problem, config.launch, self._options.gpu)
+            for small in allowed or [desk.problem]:
                 emit.begin(index)  # a sign of life: each proof has the time limit to itself
                 verdict = self._guarded(kernel, prove(kernel, small, None, "full", self._options.gpu_index))
                 if verdict.status is not Status.PASSED:
