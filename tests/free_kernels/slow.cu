@@ -17,6 +17,7 @@ extern "C" __global__ void gemm_slow(const Half* A, const Half* B, Half* C, int 
   float sum = 0.0f;
 #pragma unroll 1
   for (int k = 0; k < K; ++k)
-    sum = fmaf(static_cast<float>(A[row * K + k]), static_cast<float>(B[OUTBLAS_NN ? k * static_cast<size_t>(N) + col : col * K + k]), sum);
+    sum = fmaf(static_cast<float>(A[row * K + k]),
+               static_cast<float>(B[OUTBLAS_NN ? k * static_cast<size_t>(N) + col : col * K + k]), sum);
   C[row * N + col] = Half(sum);
 }

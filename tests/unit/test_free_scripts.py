@@ -82,8 +82,8 @@ def test_the_note_is_there_only_where_cutlass_was_measured(tmp_path: Path) -> No
             notes_of_cutlass(tmp_path)
 
 
-#: Microseconds of a GPU that is not there; the third kernel fails.
-TIMES = {"naive": 40.0, "mma_direct": 10.0, "wgmma_ring": 5.0}
+#: Microseconds of a GPU that is not there; what is not here fails. The last is hopeless, and not timed directly.
+TIMES = {"naive": 40.0, "mma_direct": 10.0, "wgmma_ring": 5.0, "shared_tiles": 900.0}
 
 
 def timing(us: float) -> Timing:
@@ -135,7 +135,7 @@ def test_examples_are_recorded_once_and_their_orders_compared(pretended: Any, tm
     assert all(what.startswith("1024") for what, _ in pretended.asked), "what is recorded is not asked again"
     assert all(example("naive").name in proved for _, proved in pretended.asked), "proved in full once"
     assert all(example("split_k").name not in proved for _, proved in pretended.asked)
-    assert len(load(arguments.out).evaluations) == 8
+    assert len(load(arguments.out).evaluations) == 2 * (len(TIMES) + 1)
     assert pretended.rank(kernels, problems, arguments)
     written = json.loads(arguments.ranking.read_text())
     assert written["agree"] and [row["problem"] for row in written["problems"]] == [p.key for p in problems]

@@ -2,7 +2,8 @@
 // per CTA, four stages; a stage is free when both warpgroups of both CTAs have read it. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_wgmma_multicast", "acc": "fp32", "grid": ["2 * ceil(M, 256)", "ceil(N, 256)", 1],
- "block": [384, 1, 1], "cluster": [2, 1, 1], "shared": 197696, "requires": ["K % 8 == 0", "N % 2 == 0", "ceil(N, 256) <= 65535"],
+ "block": [384, 1, 1], "cluster": [2, 1, 1], "shared": 197696,
+ "requires": ["K % 8 == 0", "N % 2 == 0", "ceil(N, 256) <= 65535"],
  "tensor_maps": [{"operand": "A", "box": [128, 64], "swizzle": 128}, {"operand": "B", "box": [128, 64], "swizzle": 128}]}
 */
 #include "ptx/cluster.cuh"

@@ -1,5 +1,5 @@
-// CuTe on mma.sync: cp.async into a ring of {{STAGES}} stages of {{TILE_M}} x {{TILE_N}} x {{TILE_K}}, ldmatrix, {{WARPS_M}} x {{WARPS_N}} warps. TN and NN, fp16
-// and bf16, accumulation in fp32.
+// CuTe on mma.sync: cp.async into a ring of {{STAGES}} stages of {{TILE_M}} x {{TILE_N}} x {{TILE_K}}, ldmatrix,
+// {{WARPS_M}} x {{WARPS_N}} warps. TN and NN, fp16 and bf16, accumulation in fp32.
 /* outblas-launch
 {"form": "device", "entry": "gemm_cute_sm80", "acc": "fp32", "uses": ["cutlass"],
  "grid": ["ceil(N, {{TILE_N}})", "ceil(M, {{TILE_M}})", 1], "block": [{{THREADS}}, 1, 1], "shared": {{SHARED}},
@@ -142,7 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row < rows_a && col < rows_b) {
       const Element pair[2] = {Element(acc(i)), Element(acc(i + 1))};
       const size_t to = (static_cast<size_t>(tile_m) * TILE_M + row) * N + static_cast<size_t>(tile_n) * TILE_N + col;
-      *reinterpret_cast<uint32_t*>(C + to) = static_cast<uint32_t>(pair[0].raw()) | static_cast<uint32_t>(pair[1].raw()) << 16;
+      *reinterpret_cast<uint32_t*>(C + to) =
+          static_cast<uint32_t>(pair[0].raw()) | static_cast<uint32_t>(pair[1].raw()) << 16;
     }
   }
 }
