@@ -23,9 +23,12 @@ class Say:
     stall_s: float = 0.0
     finish: str = "stop"
     refusal: str | None = None
+    reasoning: str | None = None
     prompt_tokens: int = 100
     answer_tokens: int = 50
     body: bytes | None = None
+    wait: Callable[[], Any] | None = None
+    half: bool = False  # the connection is dropped in the middle of the body
 
 
 #: (request's JSON, how many requests came before) -> reply.
@@ -63,6 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
             number = len(self.server.requests)
             self.server.requests.append(request)
             say = self.server.script(request, number)
+        if say.wait is not None:
+            say.wait()
         if say.stall_s:
             self.server.released.wait(say.stall_s)
         if say.drop:
@@ -75,13 +80,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: len(body) // 2] if say.half else body)
+        self.close_connection = say.half
 
 
 def _completion(request: dict[str, Any], say: Say) -> dict[str, Any]:
     if say.status != 200:
         return {"error": {"message": say.text or "scripted", "type": "scripted", "code": str(say.status)}}
-    message = {"role": "assistant", "content": say.text, "refusal": say.refusal}
+    message = {"role": "assistant", "content": say.text, "refusal": say.refusal, "reasoning_content": say.reasoning}
     usage = {
         "prompt_tokens": say.prompt_tokens,
         "completion_tokens": say.answer_tokens,

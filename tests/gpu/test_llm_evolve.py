@@ -1,4 +1,4 @@
-"""An evolution on a real GPU, with a scripted server: a wrong kernel repaired, a cheat, knobs; then from its recording."""
+"""An evolution on a real GPU, with a scripted server; then from what it recorded."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, m
 
     def evolve(device: str, folder: Path) -> None:
         with serving(script) as server:
-            run_evolve([PROBLEM], [Model("m")], Server(server.url), parse_place(device), Budget(requests=len(says)),
-                       Settings(turns=2, parallel=1), folder, "test", lambda *watched: lambda outcome: None)  # fmt: skip
+            settings, budget, place = Settings(turns=2, parallel=1), Budget(requests=len(says)), parse_place(device)
+            unwatched = lambda *watched: lambda outcome: None  # noqa: E731
+            run_evolve([PROBLEM], [Model("m")], Server(server.url), place, budget, settings, folder, "test", unwatched)
 
     live = tmp_path / "live"
     evolve("cuda:0", live)

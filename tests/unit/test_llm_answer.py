@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from llm_kernels import answer, config_answer, kernel
-from outblas.config import Sm80MmaConfig
+from outblas.config import FAMILIES, Sm80MmaConfig
 from outblas.errors import ConfigError
 from outblas.llm.answer import read_answer
 from outblas.llm.compact import describe, describe_offered, read_config, write_config
@@ -106,6 +108,28 @@ def test_an_apology_before_a_kernel_is_no_refusal() -> None:
     assert read(f"I'm sorry, I can't do better.\n{answer(kernel(1).text)}")[0] == "candidate"
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["`" * 500_000, "```\n````\n" * 50_000, " " * 500_000 + "```", "```json\n" * 50_000])
+def test_walls_of_fences_are_read_in_no_time(text: str) -> None:
+    assert read(text)[0] in ("malformed", "illegal")
+
+
+def test_knobs_of_any_size_are_refused_or_legal() -> None:
+    hypothesis = pytest.importorskip("hypothesis")
+    st = hypothesis.strategies
+    knobs = {(family, f.name): f for family, cls in FAMILIES.items() for f in fields(cls)}
+    values = st.sampled_from([-1, 0, 1, 2, 3, 7, 8, 16, 64, 128, 256, 10**6, 10**12, 2**64, True, "coop", "workspace"])
+
+    @hypothesis.given(st.sampled_from(sorted(FAMILIES)), st.data())
+    @hypothesis.settings(max_examples=150)
+    def check(family: str, data: Any) -> None:
+        names = [name for of, name in knobs if of == family]
+        chosen = data.draw(st.dictionaries(st.sampled_from(names), values, max_size=4))
+        assert read(config_answer(family=family, **{"bm": 64, "bn": 64, **chosen}))[0] in ("candidate", "illegal")
+
+    check()
+
+
 def test_no_text_raises() -> None:
     hypothesis = pytest.importorskip("hypothesis")
     st = hypothesis.strategies
@@ -132,6 +156,7 @@ def test_the_compact_language_goes_both_ways() -> None:
 def test_knobs_are_described_with_their_values() -> None:
     text = describe()
     assert "family sm90_wgmma_gemm" in text and "schedule: coop, stagger, pingpong, default coop" in text
-    assert "pdl" not in text  # a launch option, not the kernel's
+    assert "pdl: false" not in text  # a launch option, not the kernel's
+    assert "stages: pipeline depth" in text  # what it means, from the record's own docstring
     offered = describe_offered([Sm80MmaConfig(64, 64), Sm80MmaConfig(128, 64, pdl=True)])
     assert "bm: 64, 128" in offered and "pdl: false, true" in offered and "sm90_wgmma_gemm" not in offered

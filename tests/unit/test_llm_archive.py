@@ -85,13 +85,14 @@ def test_what_was_sent_and_never_heard_is_counted_at_its_most(tmp_path: Path) ->
         question = ledger.ask(1, 0, "p", 0, "m", "new", [], [{"role": "user", "content": "?"}])
         ledger.sent(question.id, Cost(1, 100, 200, 0.5))
         send = ledger.sent(question.id, Cost(1, 100, 200, 0.5))
-        ledger.replied(send, Reply("answered", "yes", "stop", Cost(1, 10, 20, 0.05), 1.0))
+        ledger.replied(send, Reply("answered", "yes", "stop", Cost(1, 10, 20, 0.05), 1.0, "Hm."))
     with Ledger(tmp_path / "s.sqlite") as ledger:
         assert ledger.spent() == Cost(2, 110, 220, 0.55)
         assert [r.outcome for _, r in ledger.replies()] == ["lost", "answered"]
         (only,) = ledger.transcript()
+        assert only["attempts"][1]["reasoning"] == "Hm."
         assert only["messages"] == ({"role": "user", "content": "?"},) and only["outcome"] is None
-        assert ledger.questions() == [question]
+        assert list(ledger.questions()) == [question]
 
 
 def test_an_outcome_and_its_entries_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -103,8 +105,9 @@ def test_a_server_cannot_ask_for_more_than_a_few_minutes() -> None:
             assert isinstance(reply, Reply) and 0 < waits[0] <= 300
 
 
-def test_a_dropped_connection_is_tried_again_and_charged_in_full() -> None:
-    with serving(scripted(Say(drop=True), Say("yes"))) as server:
+@pytest.mark.parametrize("say", [Say(drop=True), Say("never whole", half=True)])
+def test_a_dropped_connection_is_tried_again_and_charged_in_full(say: Say) -> None:
+    with serving(scripted(say, Say("yes"))) as server:
         reply, book, _, account = ask(server)
         assert isinstance(reply, Reply) and book.outcomes == ["dropped", "answered"]
         assert account.spent.answer_tokens == 1000 + 50
@@ -186,6 +189,19 @@ def test_without_the_servers_count_the_most_is_charged() -> None:
     with serving(scripted(Say(body=body))) as server:
         reply, book, *_ = ask(server)
         assert isinstance(reply, Reply) and reply.text == "yes" and reply.took == book.most[0]
+
+
+def test_a_date_to_come_back_at() -> None:
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=100), usegmt=True)
+    with serving(scripted(Say(status=503, headers={"Retry-After": date}), Say("yes"))) as server:
+        reply, _, waits, _ = ask(server)
+        assert isinstance(reply, Reply) and 50 < waits[0] <= 100
+
+
+def test_what_a_model_thought_is_kept() -> None:
+    with serving(scripted(Say("yes", reasoning="Hm. \ud800"))) as server:
+        reply, *_ = ask(server)
+        assert isinstance(reply, Reply) and (reply.text, reply.reasoning) == ("yes", "Hm. ?")
 
 
 def test_a_refusal_is_an_answer() -> None:

@@ -20,7 +20,7 @@ import pytest
 from llm_kernels import PROBLEM, answer, config_answer, failed, kernel, passed, record
 from llm_server import Say, ScriptedServer, serving
 from outblas.config import Candidate, Sm80MmaConfig, config_name
-from outblas.errors import DeviceError, RecordError, UsageError
+from outblas.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.llm import evolve_run
 from outblas.llm.archive import Shape
@@ -49,9 +49,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
-    patience: Patience = QUICK, seed: int = 0, shape: Shape | None = None,
+    patience: Patience = QUICK, seed: int = 0, shape: Shape | None = None, kinds: tuple[str, ...] = ("code", "config"),
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
-    settings = Settings(shape or Shape(), seed, turns, parallel, max_tokens=1000)
+    settings = Settings(shape or Shape(), seed, turns, parallel, kinds, max_tokens=1000)
     asked, limits, place = Server(server.url, patience), budget or Budget(requests=requests), Place(str(recording))
     unwatched = lambda *watched: lambda outcome: None  # noqa: E731
     return run_evolve(problems, models or MODELS, asked, place, limits, settings, folder, "test", unwatched)
@@ -214,6 +214,61 @@ def test_a_failing_device_loses_no_answer(
     assert sorted(made[0].asked + made[1].asked) == sorted(kernel(i).name for i in range(8))  # none twice
 
 
+def test_an_evaluation_that_was_recorded_is_not_made_again(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the evaluation's record and its outcome's: here the second outcome cannot be written."""
+    settle, count = Ledger.settle, iter(range(99))
+
+    def fails_once(self: Ledger, *arguments: Any) -> None:
+        if next(count) == 1:
+            raise RecordError("the disk is full", "space", "free some")
+        settle(self, *arguments)
+
+    monkeypatch.setattr(Ledger, "settle", fails_once)
+    with serving(lambda request, number: Say(answer(kernel(number).text))) as server:
+        with pytest.raises(RecordError, match="the disk is full"):
+            evolve(server, recording, tmp_path / "run", 4)
+        with Store(tmp_path / "run" / "store.sqlite") as store, Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+            assert len(list(store.evaluations())) == 2 and len(ledger.entries()) == len(ledger.outcomes()) == 1
+        evolve(server, recording, tmp_path / "run", 4)
+        assert len(server.requests) == 4
+    with Store(tmp_path / "run" / "store.sqlite") as store:
+        assert [config_name(e.config) for e in store.evaluations()] == [kernel(i).name for i in range(4)]
+    assert outcomes(tmp_path / "run") == [("proven", "code")] * 4
+
+
+def test_the_same_idea_at_the_same_time_is_evaluated_once(recording: Path, tmp_path: Path) -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def script(request: dict[str, Any], number: int) -> Say:
+        return Say(answer(kernel(1).text + f"// {number}\n"), wait=together.wait if number < 4 else None)
+
+    with serving(script) as server:
+        evolve(server, recording, tmp_path / "run", 6, parallel=4, turns=2)
+    with Store(tmp_path / "run" / "store.sqlite") as store, Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+        assert len(list(store.evaluations())) == 1 and len(ledger.entries()) == 1
+        words = [o.words for o in ledger.outcomes().values() if o.kind == "duplicate"]
+    assert Counter(kind for kind, _ in outcomes(tmp_path / "run")) == {"proven": 1, "duplicate": 5}
+    assert all(w.startswith("proven\nstatus: passed") for w in words)
+
+
+def test_a_kernel_for_a_tool_that_is_missing_is_told_so(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: Any) -> None:
+        raise ToolchainMissing("CUTLASS is not installed", "its headers", "pip install nvidia-cutlass")
+
+    monkeypatch.setattr("outblas.free.gate.examine", missing)
+    text = kernel(1).text.replace('"acc"', '"uses": ["cutlass"], "acc"')
+    with serving(in_turn(Say(answer(text)), Say(answer(kernel(2).text)))) as server:
+        evolve(server, recording, tmp_path / "run", 2, turns=2)
+        assert "CUTLASS is not installed" in last_user(server.requests[1])
+    assert outcomes(tmp_path / "run") == [("contract", "code"), ("proven", "code")]
+    with serving(in_turn(Say(answer(kernel(77).text)))) as server, pytest.raises(ToolchainMissing):
+        evolve(server, recording, tmp_path / "other", 2)  # NVRTC itself: nothing that a model could do without
+
+
 def test_a_server_that_goes_away_ends_the_run_and_its_questions_are_asked_again(
     recording: Path, tmp_path: Path
 ) -> None:  # fmt: skip
@@ -257,12 +312,12 @@ def test_the_budget_is_never_passed(parallel: int, recording: Path, tmp_path: Pa
     price = Price(1.0, 2.0)
     with serving(lambda request, number: Say(answer(kernel(number % 20).text), answer_tokens=400)) as server:
         evolve(server, recording, tmp_path / "run", parallel=parallel, models=[Model("m", price=price)],
-               budget=Budget(usd=0.02))  # fmt: skip
+               budget=Budget(usd=0.04))  # fmt: skip
         done = len(server.requests)
     with Ledger(tmp_path / "run" / "store.sqlite") as ledger:
         spent = ledger.spent()
     assert spent.requests == done >= 5
-    assert spent.usd == pytest.approx(done * (100 + 2 * 400) / 1e6) and spent.usd <= 0.02
+    assert spent.usd == pytest.approx(done * (100 + 2 * 400) / 1e6) and spent.usd <= 0.04
 
 
 def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
@@ -280,6 +335,14 @@ def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
     with Ledger(tmp_path / "other" / "store.sqlite") as ledger:
         asked = Counter(q.problem for q in ledger.questions())
     assert asked[far.key] >= 3 * asked[near.key] > 0
+
+
+def test_what_was_not_asked_for_is_not_tried(recording: Path, tmp_path: Path) -> None:
+    says = (Say(answer(kernel(1).text)), Say(config_answer(family="sm80_mma_gemm", bm=64, bn=64)))
+    with serving(in_turn(*says)) as server:
+        evolve(server, recording, tmp_path / "run", 2, kinds=("config",))
+        assert "not asked for" in last_user(server.requests[1])
+    assert outcomes(tmp_path / "run") == [("malformed", "code"), ("proven", "config")]
 
 
 def test_models_take_turns(recording: Path, tmp_path: Path) -> None:

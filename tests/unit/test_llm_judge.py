@@ -8,7 +8,7 @@ import pytest
 
 from llm_kernels import PROBLEM, failed, kernel, passed
 from outblas.config import Candidate
-from outblas.errors import DeviceError, RecordError
+from outblas.errors import DeviceError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
 from outblas.free.kernel import FreeKernel
 from outblas.llm.judge import Judge
@@ -64,6 +64,31 @@ def test_what_is_known_is_not_asked_for() -> None:
     async def run() -> None:
         judge = Judge(Scripted(), lambda evaluation: pytest.fail("recorded again"), [known])
         assert await judge.evaluate(PROBLEM, kernel(1)) is known
+        judge.close()
+
+    asyncio.run(run())
+
+
+def test_a_missing_tool_fails_those_who_need_it_only() -> None:
+    class Without(Scripted):
+        def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+            for one in super().evaluate(pairs):
+                if one.config == kernel(2):
+                    raise ToolchainMissing("nvcc is missing", "nvcc", "pip install it")
+                yield one
+
+    async def run() -> None:
+        evaluator = Without()
+        judge = Judge(evaluator, lambda evaluation: None)
+        evaluator.let.clear()
+        first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
+        while not evaluator.batches:
+            await asyncio.sleep(0.01)
+        rest = [asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(i))) for i in (1, 2, 3)]
+        await asyncio.sleep(0.05)
+        evaluator.let.set()
+        answers = await asyncio.gather(first, *rest, return_exceptions=True)
+        assert [isinstance(a, ToolchainMissing) for a in answers] == [False, False, True, False]
         judge.close()
 
     asyncio.run(run())

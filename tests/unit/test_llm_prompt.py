@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from helpers import ROOT
 from llm_kernels import PROBLEM, failed, kernel, passed
 from outblas.config import config_to_json
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.free.evaluators import CompileOnly
+from outblas.free.kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
+from outblas.llm.headers import LISTED, listing
 from outblas.llm.outcome import KINDS, clipped, kind_of, score_of, words_of
 from outblas.llm.prompt import FOLLOW_UPS, first_prompt, follow_up, notes_of
 from outblas.problem import Problem
@@ -53,6 +59,41 @@ def test_every_follow_up_asks_for_an_answer(kind: str) -> None:
 
 def test_only_kinds_that_nothing_can_follow_end_a_chain() -> None:
     assert set(KINDS) - set(FOLLOW_UPS) == {"compiled", "unanswered"}
+
+
+def test_the_functions_that_prompts_list_are_all_there_are() -> None:
+    for name in LISTED:
+        text = (ROOT / "src" / "outblas" / "kernels" / "ptx" / f"{name}.cuh").read_text()
+        functions = re.findall(r"__device__ __forceinline__ \w+ (\w+)\(", text)
+        assert functions or name == "types"
+        for function in functions:
+            assert re.search(rf"^  .*\b{function}\(", listing(), re.M), function
+
+
+TMA = """/* outblas-launch
+{"form": "device", "entry": "gemm", "acc": "fp32", "grid": [1, 1, 1], "block": [128, 1, 1],
+ "tensor_maps": [{"operand": "A", "box": [64, 64], "swizzle": 128}]}
+*/
+HEADERS
+extern "C" __global__ void gemm(const half* A, const half* B, half* C, int M, int N, int K, void* workspace,
+                                const __grid_constant__ TensorMap map) {
+  tma_prefetch(&map);
+  u32 a[4] = {0, 0, 0, 0};
+  float d[4] = {0, 0, 0, 0};
+  mma_f32<OUTBLAS_BF16>(d, a, 0, 0);
+  wgmma_fence();
+  C[threadIdx.x] = __float2half(d[0]);
+}
+"""
+
+
+def test_what_the_contract_says_of_headers_is_so() -> None:
+    pytest.importorskip("cuda.bindings")
+    headers = [f'#include "ptx/{name}.cuh"' for name in LISTED]
+    text = TMA.replace("HEADERS", "\n".join(["#include <cuda_fp16.h>", *headers]))
+    (found,) = CompileOnly(H200).evaluate([(PROBLEM, FreeKernel.parse(text))])
+    assert found.status is Status.LEFT_OUT, found.log
+    assert found.counters["hmma"] == 1
 
 
 def test_notes_are_of_the_regime() -> None:

@@ -91,7 +91,7 @@ def test_the_readme_has_the_markers_once_each() -> None:
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/llm.md"):
         document = ROOT / name
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
             if not target.startswith("http"):

@@ -14,7 +14,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 #: Tried candidates that a prompt lists: the best, and the last.
 _BEST, _LAST = 8, 8
 _MAX_TOKENS = 4096
-#: The content of the last fenced block of JSON.
-_BLOCK = re.compile(r"```json[^\n]*\n(.*?)```", re.S | re.I)
 
 #: (conversation, seed) -> the answer's text.
 Ask = Callable[[Sequence["Message"], int], str]
@@ -82,9 +79,10 @@ class LanguageModel(Agent):
 
 def read_choices(text: str) -> list[KernelConfig]:
     """The configs of an answer, in its order, without those that cannot be read; none where it has no list."""
+    from outblas.llm.answer import fenced
     from outblas.llm.compact import read_config
 
-    blocks = _BLOCK.findall(text)
+    blocks = [body for language, body in fenced(text) if language == "json"]
     try:
         data = json.loads(blocks[-1]) if blocks else []
     except (ValueError, RecursionError):

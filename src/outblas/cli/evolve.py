@@ -81,6 +81,8 @@ def evolve(
     if temperature is not None:
         common.not_negative("--temperature", temperature)
     server = Server(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
+    if place.gpu_index is not None and "code" in settings.kinds:
+        _say_what_holds()
     path = run or Path("runs") / _folder(problems, models[0].name, str(place))
     with watching(f"evolving {len(problems)} problems on {place} with {model}, budget {budget}") as watch:
         reason, files = run_evolve(
@@ -93,6 +95,14 @@ def evolve(
     out.print(
         f"transcript:   {files.transcript}\nreport:       {files.report}\neverything:   {files.store}", markup=False
     )
+
+
+def _say_what_holds() -> None:
+    """What keeps the code of strangers in its place on this machine, and what does not."""
+    from outblas.free.jail import report
+
+    for line in report():
+        common.err.print(f"jail: {line.part}: {line.words}", markup=False)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

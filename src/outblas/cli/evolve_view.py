@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outblas.cli.common import err, number
 from outblas.llm.evolve_run import Watching
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from outblas.llm.evolve import Evolution
     from outblas.llm.ledger import Outcome
 
+#: Seconds between two pictures of a live view.
+_TICK_S = 0.5
+
 
 @contextmanager
 def watching(title: str) -> Iterator[Watching]:
@@ -27,11 +31,17 @@ def watching(title: str) -> Iterator[Watching]:
         return
     from rich.live import Live
 
-    with Live(console=err, refresh_per_second=2, transient=True) as live:
+    with Live(console=err, auto_refresh=False, transient=True) as live:
 
-        def watch(evolution: Evolution, *rest: object) -> Callable[[Outcome | None], None]:
-            live.get_renderable = lambda: table(title, evolution, *rest)  # type: ignore[method-assign, arg-type]
-            return lambda outcome: None
+        def watch(evolution: Evolution, *rest: Any) -> Callable[[Outcome | None], None]:
+            loop = asyncio.get_running_loop()
+
+            def tick() -> None:  # in the loop's thread, which alone changes what is shown
+                live.update(table(title, evolution, *rest), refresh=True)
+                loop.call_later(_TICK_S, tick)
+
+            loop.call_soon(tick)
+            return lambda outcome: live.update(table(title, evolution, *rest), refresh=True)
 
         yield watch
 

@@ -5,6 +5,7 @@ With a GPU :class:`outblas.evaluate.LiveEvaluator` does. All keep the contract o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outblas.config import Candidate
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.free.kernel import FreeKernel
-from outblas.free.recorded import Recorded, load
+from outblas.free.recorded import Recorded, Recorder, load
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
@@ -139,6 +140,45 @@ class RecordedFree:
 
     def close(self) -> None:
         return None
+
+
+class _Recording:
+    """An evaluator whose answers are written down as they come."""
+
+    def __init__(self, inner: FreeEvaluator, file: Recorder) -> None:
+        self._inner, self._file = inner, file
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._inner.gpu
+
+    @property
+    def source(self) -> str:
+        return self._inner.source
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        for evaluation in self._inner.evaluate(pairs):
+            if isinstance(evaluation.config, FreeKernel) and evaluation.status is not Status.LEFT_OUT:
+                self._file.append(evaluation)
+            yield evaluation
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        return self._inner.baselines(problem)
+
+
+@contextlib.contextmanager
+def recorder(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[FreeEvaluator]:
+    """``inner``, whose answers on free kernels are appended to a file for :class:`RecordedFree`, each before it is
+    handed on. What was not run (LEFT_OUT) is not written.
+
+    Args:
+        provenance: of :func:`outblas.provenance.collect`, for the head of a new file.
+
+    Raises:
+        RecordError: the file is another's, or cannot be written; what it holds is whole.
+    """
+    with Recorder(path, inner.gpu, provenance) as file:
+        yield _Recording(inner, file)
 
 
 def compiled(problem: Problem, kernel: FreeKernel, built: Built) -> Evaluation:

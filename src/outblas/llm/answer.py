@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 CODE, CONFIG = "code", "config"
 #: How blocks of either kind may be marked.
 _LANGUAGES = {"cuda": CODE, "cpp": CODE, "c++": CODE, "cu": CODE, "c": CODE, "json": CONFIG}
-#: A fence of three or more at the start of a line, its language, and all up to the same fence.
-_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.S | re.M)
+#: How a fence begins: three or more of a kind at the start of a line, then a language.
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)")
 #: Longest answer that is looked for words of a refusal, and the words.
 _REFUSAL_CHARS = 2000
 _REFUSAL = re.compile(
@@ -55,7 +55,7 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
         return Answer("refusal", words=_short(text))
     if not text.strip():
         return Answer("empty", words="the limit of tokens was reached" if finish == "length" else "")
-    blocks = [(_LANGUAGES[m[2].lower()], m[3]) for m in _FENCED.finditer(text) if m[2].lower() in _LANGUAGES]
+    blocks = [(_LANGUAGES[language], body) for language, body in fenced(text) if language in _LANGUAGES]
     kernels = [(kind, body) for kind, body in blocks if _is_candidate(kind, body)]
     if len(kernels) > 1 and all(one == kernels[0] for one in kernels):
         kernels = kernels[:1]
@@ -71,6 +71,23 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
     if not blocks and len(text) < _REFUSAL_CHARS and _REFUSAL.search(text):
         return Answer("refusal", words=_short(text))
     return Answer("malformed", words=f"{len(kernels)} candidates in {len(blocks)} blocks were found, one was asked for")
+
+
+def fenced(text: str) -> list[tuple[str, str]]:
+    """(language, body) of every fenced block that is closed, in order; the language in lower case."""
+    found = []
+    fence, language, body = "", "", list[str]()
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        if not fence:
+            if mark := _FENCE.match(line):
+                fence, language, body = mark[1], mark[2].lower(), []
+        elif len(bare) >= len(fence) and bare == fence[0] * len(bare):
+            found.append((language, "".join(body)))
+            fence = ""
+        else:
+            body.append(line)
+    return found
 
 
 def _is_candidate(kind: str, body: str) -> bool:

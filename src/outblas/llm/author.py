@@ -5,8 +5,8 @@ What comes next follows from what is recorded of the chain alone, so that a chai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from outblas.llm.budget import Message
 from outblas.llm.client import Reply
@@ -44,6 +44,12 @@ class Chain:
     def unfinished(self, turns: int) -> bool:
         return self.open_question() is not None or self.wants_follow_up(turns)
 
+    def forget(self, turns: int) -> None:
+        """Let go of the texts of a chain that is finished: the record has them."""
+        if not self.unfinished(turns):
+            self.questions = [replace(q, messages=()) for q in self.questions]
+            self.replies.clear()
+
     def continued(self, text: str) -> list[Message]:
         """The conversation with the last answer and what is said to it. An empty answer is left out: servers refuse
         messages without content."""
@@ -55,16 +61,19 @@ class Chain:
 
 
 def chains_of(
-    questions: Sequence[Question], outcomes: dict[int, Outcome], replies: Sequence[tuple[int, Reply]]
+    questions: Iterable[Question], outcomes: Mapping[int, Outcome], replies: Iterable[tuple[int, Reply]], turns: int
 ) -> dict[int, Chain]:
-    """Every chain of a record, by number."""
-    answered = {question: reply for question, reply in replies if reply.answered}
+    """Every chain of a record, by number; those that are finished without their texts."""
     chains: dict[int, Chain] = {}
+    of_question: dict[int, Chain] = {}
     for question in questions:
         chain = chains.setdefault(question.chain, Chain(question.chain))
         chain.questions.append(question)
+        of_question[question.id] = chain
         if question.id in outcomes:
             chain.outcomes[question.id] = outcomes[question.id]
-        if question.id in answered:
-            chain.replies[question.id] = answered[question.id]
+        chain.forget(turns)  # a later question brings the whole conversation again
+    for number, reply in replies:
+        if reply.answered and of_question[number].unfinished(turns):
+            of_question[number].replies[number] = reply
     return chains

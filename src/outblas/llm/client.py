@@ -7,11 +7,13 @@ nobody says what a request cost that was lost on the way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 from outblas.errors import OutblasError, ToolchainMissing, UsageError
@@ -48,7 +50,7 @@ class Reply:
         text: the answer, or the server's words on why there is none.
         finish: why the model stopped, as the server says (``stop``, ``length``, ``content_filter``).
         took: what the budget is charged: the server's own count, or the most it can have been.
-        seconds: from sending to the outcome.
+        seconds: from sending to the outcome. reasoning: what the model thought, where the server tells.
     """
 
     outcome: str
@@ -56,6 +58,7 @@ class Reply:
     finish: str
     took: Cost
     seconds: float
+    reasoning: str = ""
 
     @property
     def answered(self) -> bool:
@@ -221,7 +224,9 @@ class Client:
         if usage is not None and usage.prompt_tokens is not None:
             prompt, answer = int(usage.prompt_tokens), int(usage.completion_tokens or 0)
             took = Cost(1, prompt, answer, model.price.usd(prompt, answer))
-        return Reply("answered", _whole(text), finish, took, self._clock() - begin)
+        # No part of the interface, but what servers of reasoning models call it.
+        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+        return Reply("answered", _whole(text), finish, took, self._clock() - begin, _whole(str(thought)))
 
 
 def _whole(text: str) -> str:
@@ -255,10 +260,12 @@ def _connect(base_url: str | None, silence_s: float) -> Any:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks to wait, of ``Retry-After`` or its sister in milliseconds; 0 if it does not say."""
+    """Seconds that a server asks to wait: of ``Retry-After``, a number or a date, or of its sister in milliseconds; 0
+    if it does not say."""
+    wait = 0.0
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
+        with contextlib.suppress(ValueError):
             return min(LONGEST_WAIT_S, max(0.0, float(headers.get(name, "")) * unit))
-        except ValueError:
-            continue
-    return 0.0
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
+    return min(LONGEST_WAIT_S, max(0.0, wait))

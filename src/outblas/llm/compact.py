@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
@@ -37,7 +38,7 @@ def write_config(config: KernelConfig) -> dict[str, Any]:
 
 
 def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
-    """Every family with its knobs, their usual values and defaults, a line per knob; without launch options."""
+    """Every family with what its knobs mean, their usual values and defaults; without launch options' values."""
     return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
 
 
@@ -53,8 +54,8 @@ def describe_offered(offered: Sequence[KernelConfig]) -> str:
 
 def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
     cls = FAMILIES[family]
-    about = (cls.__doc__ or "").partition("\n")[0]
-    yield f"family {family}: {about}"
+    about, _, knobs = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
+    yield f"family {family}. {about}\n{knobs.rstrip()}\n  Values:"
     for field in fields(cls):
         kind = str(field.type)
         if offered is None and field.name in LAUNCH_OPTIONS:
@@ -65,7 +66,7 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
             values = (False, True) if kind == "bool" else WORDS.get(kind) or _usual()[family, field.name]
         shown = [_json(v) for v in _thinned(values)]
         default = "" if field.default is MISSING else f", default {_json(field.default)}"
-        yield f"  {field.name}: {', '.join(shown)}{default}"
+        yield f"    {field.name}: {', '.join(shown)}{default}"
 
 
 def _thinned(values: Sequence[Any]) -> list[Any]:

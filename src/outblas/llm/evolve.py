@@ -13,13 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from outblas.config import config_name, config_to_json
+from outblas.config import Candidate, config_name, config_to_json
+from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
 from outblas.free.evaluators import FreeEvaluator
+from outblas.free.kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG, read_answer
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.author import Chain, chains_of
-from outblas.llm.budget import BudgetSpent, Cost
+from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import Client, Rejected, Reply, ServerError, Unanswered
 from outblas.llm.judge import Judge
 from outblas.llm.ledger import Ledger, Outcome, Question
@@ -82,12 +84,12 @@ class Evolution:
         self._gpu = evaluator.gpu
         self.archive = Archive(settings.shape, settings.seed, ledger.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations(run_id)}
-        self._chains = chains_of(ledger.questions(), ledger.outcomes(), list(ledger.replies()))
+        self._chains = chains_of(ledger.questions(), ledger.outcomes(), ledger.replies(), settings.turns)
         self._tried = {
             (question.problem, outcome.name): outcome
             for chain in self._chains.values()
             for question in chain.questions
-            if (outcome := chain.outcomes.get(question.id)) is not None and outcome.name
+            if (outcome := chain.outcomes.get(question.id)) and outcome.name and outcome.kind != "duplicate"
         }
         self._left = deque(c for c in self._chains.values() if c.unfinished(settings.turns))
         self._baselines: dict[str, dict[str, float]] = {}
@@ -224,12 +226,23 @@ class Evolution:
         """What became of an answer, recorded."""
         problem = self._problems[question.problem]
         read = read_answer(reply.text, reply.finish, problem, self._gpu)
+        if read.answer and read.answer not in self._settings.kinds:  # whoever asks for knobs alone runs no foreign code
+            words = f"it is {read.answer}, which was not asked for"
+            self._settle(chain, Outcome(question.id, "malformed", read.answer, words=words))
+            return
         if read.candidate is None:
             self._settle(chain, Outcome(question.id, read.kind, read.answer, words=read.words))
             return
         name = config_name(read.candidate)
         if (problem.key, name) not in self._tried:
-            evaluation = await self._judge.evaluate(problem, read.candidate)
+            try:
+                evaluation = await self._judge.evaluate(problem, read.candidate)
+            except ToolchainMissing as error:
+                if not _needs_more(read.candidate):
+                    raise
+                words = f"it needs what is not installed here: {error.wrong}"
+                self._settle(chain, Outcome(question.id, "contract", read.answer, words=words))
+                return
             if (problem.key, name) not in self._tried:  # another chain may have had the same idea meanwhile
                 self._take(chain, question, read.answer, name, evaluation)
                 return
@@ -256,6 +269,7 @@ class Evolution:
     def _settle(self, chain: Chain, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
         self._ledger.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
+        chain.forget(self._settings.turns)
         self._watch(outcome)
 
     def _record(self, evaluation: Evaluation) -> None:
@@ -280,6 +294,7 @@ class Evolution:
     def _known_us(self, key: str) -> float | None:
         return min((us for us in (self._best(key)[0], *self._baselines[key].values()) if us is not None), default=None)
 
-    @property
-    def spent(self) -> Cost:
-        return self._client.account.spent
+
+def _needs_more(candidate: Candidate) -> bool:
+    """Whether it asks for tools that nobody else does, which its author can do without."""
+    return isinstance(candidate, FreeKernel) and (candidate.launch.form == "host" or bool(candidate.launch.uses))

@@ -105,7 +105,9 @@ def run_evolve(
                          "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
     files = EvolveFiles(path)
     with open_place(place) as evaluator, _sole_driver(files):
-        about = _open(files, _identity(problems, models, place, settings), command)
+        recorded = getattr(evaluator, "provenance", None) or None
+        origin = {"source": evaluator.source, "gpu": evaluator.gpu.name, "recording": recorded}
+        about = _open(files, _identity(problems, models, place, settings), {**origin, "command": command})
         with Store(files.store) as store:
             store.begin(path.name, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
             with Ledger(files.store) as ledger:
@@ -174,7 +176,7 @@ def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place
     }))  # fmt: skip
 
 
-def _open(files: EvolveFiles, wanted: Mapping[str, Any], command: str) -> dict[str, Any]:
+def _open(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Make the folder and its run.json, or check that it is of the same settings; returns run.json's content."""
     if files.run.exists():
         about = read_run(files.path)
@@ -186,7 +188,7 @@ def _open(files: EvolveFiles, wanted: Mapping[str, Any], command: str) -> dict[s
                 "repeat those settings to resume it, or choose another --run",
             )
         return about
-    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, "command": command, "started": _now()}
+    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": _now()}
     write_atomic(files.run, _text(about))
     return about
 
@@ -228,17 +230,25 @@ def _finish(
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    lines = [json.dumps(entry) for entry in ledger.transcript()]
-    write_atomic(files.transcript, "".join(f"{line}\n" for line in lines).encode())
+    _write_transcript(files.transcript, ledger)
     spent = ledger.spent()
     provenance = collect(command, place.gpu_index)
-    recorded = getattr(evaluator, "provenance", None)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
     write_atomic(files.run, _text({
-        **about, "finished": _now(), "ended": reason, "source": evaluator.source, "gpu": evaluator.gpu.name,
-        "spent": asdict(spent), "best": best, "provenance": provenance, "recording": recorded or None,
+        **about, "finished": _now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance,
     }))  # fmt: skip
+
+
+def _write_transcript(path: Path, ledger: Ledger) -> None:
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(entry)}\n" for entry in ledger.transcript())
+        scratch.replace(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written ({error.strerror})", "free disk space", "repeat the command"
+                          ) from error  # fmt: skip
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:

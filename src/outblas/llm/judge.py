@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from outblas.config import Candidate, config_name
-from outblas.errors import DeviceError
+from outblas.errors import DeviceError, ToolchainMissing
 from outblas.evaluation import Evaluation
 from outblas.free.kernel import FAMILY as FREE
 from outblas.problem import Problem
@@ -102,6 +102,11 @@ class Judge:
             error = DeviceError("the evaluator left a candidate out", "an evaluation for each", "report this")
         except BaseException as raised:
             error = raised
+        if isinstance(error, ToolchainMissing) and len(pairs) > 1:  # of one of them: the others may need less
+            for problem, candidate in pairs:
+                if (problem.key, config_name(candidate)) in left:
+                    self._answer([(problem, candidate)])
+            return
         for pair in sorted(left):
             self._tell(self._failed, pair, error)
 

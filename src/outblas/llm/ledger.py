@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -32,10 +32,11 @@ CREATE TABLE IF NOT EXISTS sends (
     id INTEGER PRIMARY KEY, question INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL,
     usd REAL NOT NULL, at TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS by_question ON sends (question);
 CREATE TABLE IF NOT EXISTS replies (
     send INTEGER PRIMARY KEY, outcome TEXT NOT NULL, text TEXT NOT NULL, finish TEXT NOT NULL,
     prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, usd REAL NOT NULL, seconds REAL NOT NULL,
-    at TEXT NOT NULL
+    reasoning TEXT NOT NULL, at TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS outcomes (
     id INTEGER PRIMARY KEY, question INTEGER NOT NULL UNIQUE, kind TEXT NOT NULL, answer TEXT NOT NULL,
@@ -127,9 +128,9 @@ class Ledger:
         """What came of an attempt."""
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
-               reply.seconds, _now())  # fmt: skip
+               reply.seconds, reply.reasoning, _now())  # fmt: skip
         with self._transaction():
-            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def settle(self, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
         """What became of an answer, and what the archive took for it, in one transaction."""
@@ -149,36 +150,32 @@ class Ledger:
                 ],
             )
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> Iterator[Question]:
         """All of them, in the order in which they were asked."""
-        found = []
         for number, chain, turn, problem, island, model, purpose, *texts, at in self._rows(
             "SELECT id, chain, turn, problem, island, model, purpose, parents, messages, at FROM questions ORDER BY id"
         ):
             parents, messages = (tuple(json.loads(text)) for text in texts)
-            found.append(Question(number, chain, turn, problem, island, model, purpose, parents, messages, at))
-        return found
+            yield Question(number, chain, turn, problem, island, model, purpose, parents, messages, at)
 
-    def replies(self) -> Iterator[tuple[int, Reply]]:
-        """(question, reply) of every attempt, in order; one that was lost with a killed process is ``lost``, at the
-        most that it can have cost."""
-        query = """SELECT s.question, s.prompt_tokens, s.answer_tokens, s.usd, r.outcome, r.text, r.finish,
-                          r.prompt_tokens, r.answer_tokens, r.usd, r.seconds
-                   FROM sends s LEFT JOIN replies r ON r.send = s.id ORDER BY s.id"""
-        for question, *most, outcome, text, finish, prompt, answer, usd, seconds in self._rows(query):
+    def replies(self, question: int | None = None) -> Iterator[tuple[int, Reply]]:
+        """(question, reply) of every attempt, or of those at one question, in order; one that was lost with a killed
+        process is ``lost``, at the most that it can have cost."""
+        query = f"""SELECT s.question, s.prompt_tokens, s.answer_tokens, s.usd, r.outcome, r.text, r.finish,
+                           r.prompt_tokens, r.answer_tokens, r.usd, r.seconds, r.reasoning
+                    FROM sends s LEFT JOIN replies r ON r.send = s.id
+                    {"" if question is None else "WHERE s.question = ?"} ORDER BY s.id"""
+        arguments = () if question is None else (question,)
+        for number, *most, outcome, text, finish, prompt, answer, usd, seconds, thought in self._rows(query, arguments):
             if outcome is None:
-                yield question, Reply("lost", "", "", Cost(1, *most), 0.0)
+                yield number, Reply("lost", "", "", Cost(1, *most), 0.0)
             else:
-                yield question, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds)
+                yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, Outcome]:
         """Question -> outcome, of those that have one, in the order in which they had it."""
         columns = "question, kind, answer, name, us, ratio, gain, words"
         return {row[0]: Outcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
-
-    def times(self) -> dict[int, str]:
-        """Question -> when its outcome was recorded (UTC, ISO 8601)."""
-        return dict(self._rows("SELECT question, at FROM outcomes"))
 
     def entries(self) -> list[Entry]:
         """The archive's, in the order of their insertion."""
@@ -197,15 +194,12 @@ class Ledger:
 
     def transcript(self) -> Iterator[dict[str, Any]]:
         """Every question with its attempts and its outcome, as JSON."""
-        replies: dict[int, list[dict[str, Any]]] = {}
-        for question, r in self.replies():
-            replies.setdefault(question, []).append({**_fields(r), "took": _fields(r.took)})
         outcomes = self.outcomes()
         for q in self.questions():
             yield {
-                **_fields(q),
-                "attempts": replies.get(q.id, []),
-                "outcome": _fields(outcomes[q.id]) if q.id in outcomes else None,
+                **vars(q),
+                "attempts": [{**vars(r), "took": vars(r.took)} for _, r in self.replies(q.id)],
+                "outcome": vars(outcomes[q.id]) if q.id in outcomes else None,
             }
 
     def close(self) -> None:
@@ -218,9 +212,10 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rows(self, query: str) -> list[tuple[Any, ...]]:
+    def _rows(self, query: str, arguments: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Row by row: prompts and answers of a long run are more than one wants in memory."""
         with self._guard():
-            return self._db.execute(query).fetchall()
+            yield from self._db.execute(query, arguments)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -244,10 +239,6 @@ class Ledger:
                 "a whole store, writable, with free disk space, and one driver",
                 "free some space and repeat the command: what was recorded before is intact",
             ) from error
-
-
-def _fields(record: object) -> Mapping[str, Any]:
-    return vars(record)
 
 
 def _now() -> str:

@@ -15,6 +15,7 @@ from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
 from outblas.llm.compact import describe, describe_offered
+from outblas.llm.headers import listing
 from outblas.llm.outcome import clipped
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, regime
@@ -159,6 +160,7 @@ def _contract(problem: Problem, gpu: Gpu) -> str:
         arch=f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}",
         acc=problem.acc,
         element="half" if problem.dtype == "fp16" else "__nv_bfloat16",
+        headers=listing(),
         b_stored="N x K by rows" if problem.layout == "TN" else "K x N by rows",
     )
 

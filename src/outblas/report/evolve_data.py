@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def load_evolution(path: Path) -> EvolveRun:
         for question, reply in ledger.replies():
             costs[question] = costs.get(question, Cost()) + reply.took
             attempts[reply.outcome] += 1
-        questions, entries = tuple(ledger.questions()), tuple(ledger.entries())
+        questions, entries = tuple(replace(q, messages=()) for q in ledger.questions()), tuple(ledger.entries())
         return EvolveRun(path, about, questions, ledger.outcomes(), costs, attempts, entries, evaluations)
 
 

@@ -1,0 +1,35 @@
+"""What our headers offer to a free kernel, as prompts list it: every device function's signature with its comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+
+#: Headers in `kernels/ptx/` that prompts list, the rest being of use to our own generators only.
+LISTED = ("types", "sync", "load", "cp_async", "mma", "mbarrier", "tma", "wgmma", "cluster")
+#: A function's comment, its template line and its head up to the body.
+_FUNCTION = re.compile(
+    r"(?P<comment>(?:^//[^\n]*\n)*)(?P<template>^template[^\n]*\n)?"
+    r"^__device__ __forceinline__ (?P<head>[^{;]*?\))\s*\{",
+    re.M,
+)
+
+
+@cache
+def listing() -> str:
+    """All of them, a header after the other."""
+    return "\n".join(line for name in LISTED for line in _header(name))
+
+
+def _header(name: str) -> Iterator[str]:
+    text = (files("outblas") / "kernels" / "ptx" / f"{name}.cuh").read_text(encoding="utf-8")
+    yield f"ptx/{name}.cuh:"
+    for alias in re.findall(r"^using [^;]*;", text, re.M):
+        yield f"  {alias}"
+    for found in _FUNCTION.finditer(text):
+        for line in found["comment"].splitlines():
+            yield f"  {line}"
+        template = " ".join((found["template"] or "").split())
+        yield f"  {template} {' '.join(found['head'].split())}".replace("   ", "  ")
