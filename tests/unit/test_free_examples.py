@@ -15,6 +15,7 @@ import torch
 from emulation import emulate
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.free.carried import Carried
 from outblas.free.examples import all_examples, example, names
 from outblas.free.gate import examine
 from outblas.free.kernel import FreeKernel
@@ -134,3 +135,15 @@ def test_what_does_not_compile_is_a_status() -> None:
         pytest.skip(str(error))
     assert isinstance(found, Evaluation) and found.status is Status.COMPILE_ERROR
     assert "rounded_to_half" in found.log
+
+
+def test_a_carried_kernel_is_of_the_headers_that_it_includes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    problem, folder = Problem(48, 64, 64), Carried(tmp_path)
+    try:
+        for name in ("naive", "mma_direct"):
+            folder.build(example(name), problem)
+    except ToolchainMissing as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr("outblas.free.carried.kernels_sha", lambda: "other kernel files")
+    assert folder.get(example("naive"), problem) is not None
+    assert folder.get(example("mma_direct"), problem) is None

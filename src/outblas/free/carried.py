@@ -18,11 +18,12 @@ from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.source import kernels_sha
+from outblas.source import kernel_headers, kernels_sha
 
 
 class Carried:
-    """One checksummed file per kernel, layout, dtype and architecture, of the package's present kernel files.
+    """One checksummed file per kernel, layout, dtype and architecture; of the package's present kernel files, where the
+    text includes any.
 
     Unlike the compile cache's, its keys do not ask which compiler or which CUTLASS this machine has.
 
@@ -65,7 +66,9 @@ class Carried:
         return found
 
     def _key(self, kernel: FreeKernel, problem: Problem) -> str:
-        parts = [kernel.name, problem.layout, problem.dtype, architecture(self._gpu), kernels_sha()]
+        includes_ours = any(name in kernel.text for name, _ in kernel_headers())
+        headers = kernels_sha() if includes_ours else ""
+        parts = [kernel.name, problem.layout, problem.dtype, architecture(self._gpu), headers]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
