@@ -76,6 +76,16 @@ def test_the_packages_own_parts_can_be_included():
 
 
 @compiles
+def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
+    names = ("cuda.h", "cuda_runtime.h", "stdint.h", "cstdint", "cstdio", "cmath", "cuda/barrier", "mma.h")
+    body = "".join(f"#include <{name}>\n" for name in names) + BODY.replace(
+        "int k, void*)", "int k, void*, const __grid_constant__ CUtensorMap map)"
+    ).replace("float sum = 0.0f;", "float sum = sizeof(map) == 128 && alignof(CUtensorMap) == 64 ? (uint32_t)0 : 1;")
+    text = device_text(body, tensor_maps=[{"operand": "A", "box": [8, 8]}])
+    assert one(CompileOnly(), FreeKernel.parse(text)).detail == NOT_RUN
+
+
+@compiles
 @pytest.mark.parametrize(
     ("kernel", "problem", "status", "words"),
     [
