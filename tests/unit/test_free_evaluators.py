@@ -129,8 +129,8 @@ def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path,
     assert not first.cubin.from_cache and build(GOOD, P, cache=cache).cubin.from_cache
     assert not build(GOOD, Problem(64, 64, 64, "NN"), cache=cache).cubin.from_cache
     assert not build(FreeKernel.parse(device_text(BODY + "// x")), P, cache=cache).cubin.from_cache
-    (path,) = [p for p in (tmp_path / "cubin").glob("*/*") if p.read_bytes().endswith(first.cubin.image)][:1]
-    path.write_bytes(path.read_bytes()[:-1])
+    for path in (tmp_path / "cubin").glob("*/*"):
+        path.write_bytes(path.read_bytes()[:-1])
     assert not build(GOOD, P, cache=cache).cubin.from_cache, "a damaged file counts as absent"
 
 
