@@ -91,9 +91,9 @@ class CutlassSm90:
         if self.swizzle not in (1, 2, 4, 8):
             return f"swizzle {self.swizzle}, 1, 2, 4 or 8"
         if self.scheduler == "stream_k" and self.schedule != "cooperative":
-            return "stream_k with a schedule other than cooperative"
+            return f"stream_k with schedule {self.schedule}, schedule cooperative"
         if self.schedule == "warp_specialized" and self.swizzle != 1:
-            return "a swizzle without a persistent scheduler"
+            return f"swizzle {self.swizzle} without a persistent scheduler, swizzle 1"
         return self._stages_reason()
 
     def _stages_reason(self) -> str | None:
@@ -105,7 +105,7 @@ class CutlassSm90:
         epilogue = 4 * min(m, 128) * 32 * 2  # at most four chunks of C
         need = stages * 2 * k * (m + n) + epilogue + _SHARED_REST
         if need > _SHARED_LIMIT:
-            return f"{stages} stages need {need} bytes of shared memory, a CTA has {_SHARED_LIMIT}"
+            return f"{stages} stages need {need} bytes of shared memory, at most {_SHARED_LIMIT}"
         return None
 
     def text(self) -> str:
@@ -183,7 +183,7 @@ class CuteSm80:
         if type(self.stages) is not int or not 2 <= self.stages <= 8:
             return f"{self.stages!r} stages, 2 to 8"
         if self.shared_bytes > _SHARED_LIMIT:
-            return f"{self.stages} stages need {self.shared_bytes} bytes of shared memory, a CTA has {_SHARED_LIMIT}"
+            return f"{self.stages} stages need {self.shared_bytes} bytes of shared memory, at most {_SHARED_LIMIT}"
         return None
 
     def text(self) -> str:
