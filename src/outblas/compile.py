@@ -245,15 +245,17 @@ def _or_error(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Co
 
 
 def compile_any(source: Source, arch: str = "sm_90a") -> Cubin:
-    """:func:`compile_source` afresh, whatever ptxas warns of: for kernels that are written, not chosen."""
+    """:func:`compile_source` afresh, whatever ptxas warns of, with headers found beside those that include them: for
+    kernels that are written by others, in a working directory that is empty."""
     _check_arch(arch)
-    return _compile(source, arch, fatal_warnings=False)
+    options = [option for option in _options(source, arch) if option != "--no-source-include"]
+    return _compile(source, arch, options, fatal_warnings=False)
 
 
-def _compile(source: Source, arch: str, fatal_warnings: bool = True) -> Cubin:
+def _compile(source: Source, arch: str, options: list[str] | None = None, fatal_warnings: bool = True) -> Cubin:
     nvrtc_version()
     start = time.perf_counter()
-    image, log = _nvrtc_compile(source, _options(source, arch))
+    image, log = _nvrtc_compile(source, _options(source, arch) if options is None else options)
     if fatal_warnings and (fatal := sorted(set(_FATAL.findall(log)))):
         raise CompileError(
             f"ptxas warns of {', '.join(fatal)} for {source.entry}: {_line_with(log, fatal[0])}",

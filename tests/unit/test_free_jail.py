@@ -155,9 +155,12 @@ def test_a_report_says_what_is_missing_and_what_none_covers():
 
 def test_a_home_is_never_readable_as_a_whole(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/", *sys.path])
+    recorded = tmp_path / "recorded"
+    recorded.mkdir()
+    monkeypatch.setattr("outblas.free.jail._home", lambda: str(recorded))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(recorded), "/", *sys.path])
     roots = readable_roots(("/extra",))
-    assert str(tmp_path) not in roots and "/" not in roots and "/extra" in roots
+    assert str(tmp_path) not in roots and str(recorded) not in roots and "/" not in roots and "/extra" in roots
 
 
 def test_before_it_is_closed_a_jail_reports_nothing_as_held():

@@ -52,7 +52,7 @@ class Bench:
 class Desk(plain._Desk):
     renewed = 0
 
-    def __init__(self, problem, options, baselines):
+    def __init__(self, problem, options, baselines, *more):
         self.problem, self.bench = problem, Bench()
         self.prover = SimpleNamespace(call=lambda verdict: verdict, graph=lambda executable: PASSED)
         self.graphs, self._entries, self._left_out = {}, baselines, {}

@@ -21,6 +21,7 @@ from outblas.errors import CompileError, ToolchainMissing
 from outblas.free import cutlass
 from outblas.free.confined import Folder, Limits, memory_limit, run
 from outblas.free.elf import cubins, global_bytes
+from outblas.free.headers import FIRST, HEADERS
 from outblas.free.kernel import FreeKernel
 from outblas.free.toolchain import find_nvcc, include_folders
 from outblas.problem import Problem
@@ -117,7 +118,13 @@ class _Job:
     def key(self) -> str:
         """SHA-256 (hex) of all that the result depends on."""
         parts = [FORMAT, "free-1", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
-        parts += [*defines(self.problem), self.kernel.text, kernels_sha(), *map(str, self.includes())]
+        parts += [
+            *defines(self.problem),
+            self.kernel.text,
+            kernels_sha(),
+            json.dumps(HEADERS),
+            *map(str, self.includes()),
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def toolchain(self) -> str:
@@ -147,12 +154,12 @@ class _Device(_Job):
 
     def compile(self) -> Cubin:
         launch, key = self.kernel.launch, self.key()
-        options = [*defines(self.problem), *(f"-I{path}" for path in self.includes())]
+        options = [*defines(self.problem), f"--pre-include={FIRST}", *(f"-I{path}" for path in self.includes())]
         if self.cutlass:
             options += _CUTLASS_DEFINES
         job = {
-            "text": self.kernel.text, "entry": launch.entry, "headers": kernel_headers(), "options": options,
-            "acc": launch.acc, "arch": self.arch, "key": key,
+            "text": self.kernel.text, "entry": launch.entry, "headers": (*kernel_headers(), *HEADERS),
+            "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
         }  # fmt: skip
         with Folder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import glob
 import os
+import pwd
 import resource
 import sys
 from dataclasses import dataclass, field
@@ -143,7 +144,16 @@ def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
     homes = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR") if os.environ.get(name)}
     caches = {os.environ[name] for name in ("OUTBLAS_CACHE_DIR",) if os.environ.get(name)}
     found = [*_SYSTEM, *sorted(prefixes | modules | homes | caches), *more]
-    return [path for path in found if os.path.abspath(path) not in ("/", os.path.expanduser("~"))]
+    whole = ("/", os.path.expanduser("~"), _home())  # HOME may be the worker's own folder by now
+    return [path for path in found if os.path.abspath(path) not in whole]
+
+
+def _home() -> str:
+    """The user's home by the system's records; ``/`` where they do not know the user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/"
 
 
 def devices() -> list[str]:

@@ -72,11 +72,10 @@ def _roots() -> list[Path]:
 
 
 def _headers(root: Path) -> list[Path]:
-    """Its own, those of the wheels beside it (CUDA 12 has one wheel a folder), and what NVRTC finds beside a header
-    only where that folder is named."""
+    """Its own, and those of the wheels beside it (CUDA 12 has one wheel a folder)."""
     include = root / "include"
     beside = ("cuda_cccl", "cuda_crt") if root.name == "cuda_runtime" else ()
-    folders = [include, include / "cccl", *(root.parent / name / "include" for name in beside), include / "crt"]
+    folders = [include, include / "cccl", *(root.parent / name / "include" for name in beside)]
     return [folder for folder in folders if folder.is_dir()]
 
 
