@@ -1,8 +1,8 @@
 """What a process that runs strangers' code may still do, and in words what keeps it there.
 
-The jail closes in two steps, for a GPU's worker has to start in between: :meth:`Jail.files` at the very beginning
-(landlock holds for threads started later, and CUDA starts some), :meth:`Jail.calls` once CUDA, torch and the
-baselines are up. Each part is used where the system has it; :meth:`Jail.report` says which.
+The jail closes once CUDA, torch and the baselines are up, before anything of a candidate is loaded, for CUDA does not
+start in it everywhere: :meth:`Jail.files` (landlock holds for this thread and those that it starts later, not for CUDA's
+own), then :meth:`Jail.calls` (seccomp holds for all). Each part is used where the system has it; :meth:`Jail.report` says which.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Jail:
         os.environ.update(kept)
 
     def files(self) -> None:
-        """Open nothing outside; drop the privileges of root; set limits. Before any thread that is to be bound."""
+        """Open nothing outside; drop the privileges of root; set limits. Of this thread, and of all that it starts."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limits = [
             (resource.RLIMIT_CPU, self.cpu_seconds),

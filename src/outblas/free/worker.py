@@ -44,10 +44,10 @@ def make_handler(options: Options, cell: Cell) -> FreeHandler:
     if cell.jailed:
         _no_words()
         jail.environment()
-        jail.files()
     handler = FreeHandler(options, cell)
-    handler.warm()
+    handler.warm()  # CUDA does not start behind landlock on every machine (error 304)
     if cell.jailed:
+        jail.files()
         jail.calls()
     return handler
 
