@@ -1,8 +1,9 @@
 """What a process that runs strangers' code may still do, and in words what keeps it there.
 
 The jail closes once CUDA, torch and the baselines are up, before anything of a candidate is loaded, for CUDA does not
-start in it everywhere: :meth:`Jail.files` (landlock holds for this thread and those that it starts later, not for CUDA's
-own), then :meth:`Jail.calls` (seccomp holds for all). Each part is used where the system has it; :meth:`Jail.report` says which.
+start in it everywhere: :meth:`Jail.files` (landlock holds for this thread and those that it starts later, not for
+CUDA's own), then :meth:`Jail.calls` (seccomp holds for all). Each part is used where the system has it;
+:meth:`Jail.report` says which.
 """
 
 from __future__ import annotations
