@@ -50,7 +50,7 @@ def late():
 
 class _Accounting:
     def __init__(self):
-        from outblas.workers.ledger import Ledger
+        from outblas.ledger import Ledger
 
         self.ledger = Ledger("idle")
         self.ledger.count("started")

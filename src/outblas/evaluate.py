@@ -12,13 +12,13 @@ from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
 from outblas.evaluator import Evaluator
 from outblas.free.kernel import FreeKernel
+from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
 from outblas.source import kernel_kind
 from outblas.worker import Baselines, Item, Options
-from outblas.workers.ledger import Account, Ledger
 
 if TYPE_CHECKING:
     from outblas.free.live import FreeOptions

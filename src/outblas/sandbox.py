@@ -8,7 +8,7 @@ The handler is made in the worker by a module-level factory, so that everything 
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
-    handler.ledger            # optional: what it spends its seconds on (outblas.workers.ledger)
+    handler.ledger            # optional: what it spends its seconds on (outblas.ledger)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
-from outblas.workers.ledger import Account
+from outblas.ledger import Account
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
