@@ -159,7 +159,13 @@ def test_a_compilers_child_gets_no_secret(monkeypatch):
         '#if __has_embed(<../x>)\n#endif', '#pragma GCC dependency "/etc/passwd"', 'asm(".incbin \\"/etc/passwd\\"");',
         'asm(".inc" "bin \\"x\\"");', 'asm(R"(.incbin "x")");', 'asm("\\x2eincbin \\"x\\"");', 'asm("syscall");',
         "cuModuleLoadData(&m, x);", "nvrtcCompileProgram(p, 0, 0);", "__cudaRegisterFatBinary(x);",
-        'dlsym(h, "cuLibraryLoadData");',
+        'dlsym(h, "cuLibraryLoadData");', '__attribute__((section(".nv_fatbin"))) char x[9];',
+        '#define S(x) #x\nasm(S(.incbin "/etc/passwd"));',
+        # What the scan takes for a comment or a literal, and a compiler does not.
+        "#if 0\n.5'0 'x/*'\n#endif\n#include \"/etc/passwd\"\n// */",
+        '#if 0\n"a"R"("\n#endif\n#include "/etc/passwd"\n//)"',
+        'auto s = R"x( )x\\\n" /* )x";\n#include "/etc/passwd"\n// */', '// x \r#include "/etc/passwd"',
+        '// x \\ \n#include "/etc/passwd"', "/* x */ #include X", '// #include "/etc/passwd"',
     ],
 )  # fmt: skip
 def test_texts_that_reach_outside_are_refused_unread(line):
@@ -168,7 +174,7 @@ def test_texts_that_reach_outside_are_refused_unread(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>", "// #include </etc/passwd>",
+    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>", "// #include <a.h>", "// see #include of things",
      '#error don\'t\n#include <a.h>', "#if __has_include(<cuda_fp8.h>)\n#endif", "#pragma unroll 4",
      'asm volatile("wgmma.fence.sync.aligned;");', "cuTensorMapEncodeTiled(x);"],
 )  # fmt: skip
