@@ -276,10 +276,20 @@ def test_a_recording_is_continued_past_a_line_that_was_cut_off(tmp_path):
     assert load(path).provenance == {"gpu": "NVIDIA H200"}
 
 
+def test_a_head_without_an_end_of_line_is_kept_when_its_file_is_continued(tmp_path):
+    path = recorded(tmp_path)
+    path.write_bytes(path.read_bytes().rstrip())
+    with Recorder(path, H200, {}) as file:
+        file.append(Evaluation(P, GOOD, Status.WRONG, "x"))
+    assert [e.detail for e in load(path).evaluations] == ["x"] and load(path).provenance == {"gpu": "NVIDIA H200"}
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\x01", b"[]\n", b'{"format": "other"}\n', json.dumps({"format": FORMAT, "gpu": "h1"}).encode() + b"\n",
-     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n{}\n"],
+     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n{}\n", b"[" * 100_000 + b"\n",
+     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n" + b"[" * 100_000 + b"\n",
+     json.dumps({"format": FORMAT, "gpu": "h200", "provenance": "me"}).encode() + b"\n"],
 )  # fmt: skip
 def test_foreign_and_damaged_recordings_are_refused_and_left_alone(tmp_path, data):
     path = tmp_path / "x.jsonl"
