@@ -174,7 +174,8 @@ def test_texts_that_reach_outside_are_refused_unread(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>", "// #include <a.h>", "// see #include of things",
+    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>",
+     "// #include <a.h>", "// see #include of things",
      '#error don\'t\n#include <a.h>', "#if __has_include(<cuda_fp8.h>)\n#endif", "#pragma unroll 4",
      'asm volatile("wgmma.fence.sync.aligned;");', "cuTensorMapEncodeTiled(x);"],
 )  # fmt: skip

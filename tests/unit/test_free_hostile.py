@@ -99,6 +99,23 @@ def test_what_host_code_says_of_baselines_does_not_replace_what_is_known(monkeyp
         assert evaluator.baselines(P) == {"cublas": 4.0}
 
 
+@pytest.mark.parametrize("leave", ["close", "raise"])
+def test_who_leaves_in_the_middle_leaves_no_worker_and_no_folder(monkeypatch, tmp_path, leave):
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kernels = [FreeKernel.parse(f"// order: pid\n{device_text(BODY + f'int x{i};')}") for i in range(2)]
+    live = FreeLive(Options(baselines=()), 20.0, factory="free_workers:make_handler")
+    coming = live.evaluate(P, kernels)
+    pid = next(coming)[0].detail.split()[0]
+    assert list(tmp_path.glob("outblas-free-*")) and Path(f"/proc/{pid}").exists()
+    if leave == "close":
+        coming.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            coming.throw(KeyboardInterrupt)
+    assert not list(tmp_path.glob("outblas-free-*")) and not Path(f"/proc/{pid}").exists()
+
+
 def test_a_compilers_children_end_with_it(tmp_path):
     """The whole group is killed, not the program alone."""
     from outblas.free.confined import Limits, run

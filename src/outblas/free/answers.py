@@ -63,8 +63,7 @@ def _checked(told: Evaluation) -> Evaluation:
         if verdict.status is not told.status:
             raise ValueError(f"{told.status.value} with a verdict of {verdict.status.value}")
         gates = tuple(str(gate)[:_WORDS] for gate in verdict.gates[:_GATES])
-        ratio = _ratio(verdict)
-        verdict = replace(verdict, gates=gates, detail=_text(verdict.detail), max_err_ratio=ratio)
+        verdict = replace(verdict, gates=gates, detail=_text(verdict.detail), max_err_ratio=_ratio(verdict))
     elif told.status is Status.PASSED:
         raise ValueError("passed without a verdict")
     # What the machine code says is known to who compiled it.
@@ -80,7 +79,7 @@ def _ratio(verdict: Verdict) -> float | None:
         raise ValueError("an error of another kind")
     if verdict.status is Status.PASSED and not ratio <= 1.0:
         raise ValueError(f"passed with an error of {ratio:.3g} bounds")
-    return float(ratio) if isinstance(ratio, float) and math.isfinite(ratio) or abs(ratio) < _LARGE else None
+    return float(ratio) if isinstance(ratio, float) and math.isfinite(ratio) or ratio < _LARGE else None
 
 
 def _positive(timing: Timing) -> None:
