@@ -18,10 +18,11 @@ from outblas.free.examples import all_examples
 from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget
 from outblas.llm.evolve import Settings
-from outblas.llm.evolve_run import EvolveFiles, Server, run_evolve
+from outblas.llm.evolve_run import Server, run_evolve
 from outblas.llm.ledger import Ledger
 from outblas.llm.models import Model
 from outblas.llm.places import Place
+from outblas.llm.run_folder import EvolveFiles
 from outblas.problem import Problem
 from outblas.store import Store
 
