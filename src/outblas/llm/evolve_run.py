@@ -23,7 +23,7 @@ from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
-from outblas.llm.run_folder import KIND, EvolveFiles, as_text, now, open_folder, sole_driver, without_passwords
+from outblas.llm.run_folder import KIND, EvolveFiles, as_text, held, now, open_folder, without_passwords
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.roofline import Gpu
@@ -64,7 +64,7 @@ def run_evolve(
         raise UsageError("a budget in USD and a model without a price", "US dollars per million tokens of each",
                          "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
     files, command = EvolveFiles(path), without_passwords(command)
-    with open_place(place) as evaluator, sole_driver(files):
+    with open_place(place) as evaluator, held(files):
         recorded = getattr(evaluator, "provenance", None) or None
         origin = {"source": evaluator.source, "gpu": evaluator.gpu.name, "recording": recorded}
         about = open_folder(files, _identity(problems, models, place, settings), {**origin, "command": command})

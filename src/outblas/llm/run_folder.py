@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from outblas import __version__
 from outblas.errors import RecordError, UsageError
-from outblas.files import write_atomic
+from outblas.files import sole_driver, write_atomic
 
 FORMAT, KIND = 1, "evolve"
 
@@ -56,22 +55,21 @@ class EvolveFiles:
 
 
 @contextmanager
-def sole_driver(files: EvolveFiles) -> Iterator[None]:
-    """The folder, made where it is missing, for this process alone."""
+def held(files: EvolveFiles) -> Iterator[None]:
+    """The folder, made where it is missing, for this process alone.
+
+    Raises:
+        UsageError: something else is there. RecordError: another process has it, or it cannot be written.
+    """
     path = files.path
     try:
         if path.exists() and not files.run.exists() and (not path.is_dir() or {*path.iterdir()} - {files.lock}):
             raise UsageError(f"{path} is there and is no run", "a new or empty directory", "choose another --run")
-        path.mkdir(parents=True, exist_ok=True)
-        lock = files.lock.open("wb")
     except OSError as error:
-        raise RecordError(f"{path} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
-                          ) from error  # fmt: skip
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RecordError(f"{path} is in use by another process", "one driver per run", "wait for it") from error
+        raise RecordError(
+            f"{path} cannot be read ({error.strerror})", "a readable folder", "choose another --run"
+        ) from error
+    with sole_driver(files.lock):
         yield
 
 
