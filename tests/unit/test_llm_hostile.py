@@ -60,6 +60,12 @@ def test_a_key_that_a_server_echoes_is_written_nowhere(status: int, recording: P
     assert KEY not in said and not [path for path in written if KEY.encode() in path.read_bytes()]
 
 
+def test_a_key_with_an_end_of_line_is_the_key(recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")
+    _, said = evolve(lambda request, number: Say(answer(kernel(1).text)), recording, tmp_path / "run", 1)
+    assert "proven" in said and "none of" not in said
+
+
 def test_addresses_are_written_without_passwords() -> None:
     command = "outblas evolve --base-url https://me:word@host:8000/v1 --model a@b"
     assert without_passwords(command) == "outblas evolve --base-url https://...@host:8000/v1 --model a@b"

@@ -227,6 +227,13 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
         train(tmp_path, missing, KnobWords(), say=lambda text: None)
 
 
+def test_an_archive_that_teaches_nothing_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UsageError, match="nothing to learn from"):
+        go(tmp_path / "run", stage="supervised", archive=str(tmp_path / "empty.jsonl"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_trainings_in_one_run_are_refused(tmp_path: Path) -> None:
     with sole_driver(tmp_path / ".driver.lock"), pytest.raises(RecordError, match="in use by another process"):
         go(tmp_path)

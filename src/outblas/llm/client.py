@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from outblas.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.llm.budget import Account, Cost, Message, at_most
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
-from outblas.llm.reply import Reply, failure, read_completion
+from outblas.llm.reply import Reply, api_key, failure, read_completion
 
 #: Statuses that say: later, perhaps.
 RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
@@ -80,7 +81,8 @@ class Client:
         account: what may be spent. clock, sleep, jitter: tests put others in their place.
 
     Raises:
-        ToolchainMissing: the package ``openai`` is not installed. UsageError: no key for OpenAI's own server.
+        ToolchainMissing: the package ``openai`` is not installed. UsageError: no key for OpenAI's own server, or an
+            address that is none.
     """
 
     def __init__(
@@ -196,7 +198,8 @@ def check_server(base_url: str | None = None) -> None:
     """Whether a server could be asked at all.
 
     Raises:
-        UsageError: neither an address nor a key is set. ToolchainMissing: the package ``openai`` is not installed.
+        UsageError: neither an address nor a key is set, or the address is none.
+        ToolchainMissing: the package ``openai`` is not installed.
     """
     _connect(base_url, 1.0)
 
@@ -214,10 +217,13 @@ def _connect(base_url: str | None, silence_s: float) -> Any:
             "openai is not installed", "the client of a language model's server", "pip install 'outblas[llm]'"
         ) from error
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
-    key = os.environ.get("OPENAI_API_KEY")
+    key = api_key()
     if not key and address is None:
         raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
                          "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
+    if address is not None and not re.match(r"https?://[^/]", address):
+        raise UsageError(f"--base-url {address!r}", "an address that begins with http:// or https://",
+                         "e.g. http://localhost:8000/v1")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s)
 

@@ -17,7 +17,7 @@ from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
 from outblas.llm.budget import Account, Budget
-from outblas.llm.client import Client, Patience
+from outblas.llm.client import Client, Patience, check_server
 from outblas.llm.evolve import Evolution, Settings
 from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
@@ -63,6 +63,7 @@ def run_evolve(
     if budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in models):
         raise UsageError("a budget in USD and a model without a price", "US dollars per million tokens of each",
                          "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
+    check_server(server.base_url)  # before anything is written
     files, command = EvolveFiles(path), without_passwords(command)
     with open_place(place) as evaluator, held(files):
         recorded = getattr(evaluator, "provenance", None) or None

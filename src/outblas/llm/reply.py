@@ -72,10 +72,16 @@ def read_completion(found: Any, most: Cost, price: Price, seconds: float) -> Rep
 def failure(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
     """An attempt without an answer. Some servers repeat the key that they refuse: it is not kept."""
     text = " ".join(str(words).split())
-    key = os.environ.get("OPENAI_API_KEY") or ""
+    key = api_key()
     if len(key) >= _LEAST_KEY:
         text = text.replace(key, "[OPENAI_API_KEY]")
     return Reply(outcome, _whole(text[:_FAILURE_CHARS]), "", took, seconds)
+
+
+def api_key() -> str:
+    """``OPENAI_API_KEY``, empty where it is not set; without the end of line that a file leaves, which no header may
+    have."""
+    return (os.environ.get("OPENAI_API_KEY") or "").strip()
 
 
 def _took(usage: Any, most: Cost, price: Price) -> Cost:

@@ -57,6 +57,8 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     _check_loggers(settings)
     if settings.stage != "supervised":
         parse_place(settings.device)  # before a large model is loaded
+    elif settings.archive is not None:
+        taught_rows(settings.archive, language, chat=False)
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
     from accelerate.state import PartialState
 
