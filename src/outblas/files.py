@@ -37,6 +37,30 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
 
 @contextlib.contextmanager
+def sole_driver(lock: Path) -> Iterator[None]:
+    """A run's folder for this process alone, until the block ends; another one is refused at once. The lock is a file,
+    which stays.
+
+    Raises:
+        RecordError: another process has it, or the folder cannot be written.
+    """
+    path = lock.parent
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = lock.open("wb")
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RecordError(f"{path} is in use by another process", "one driver per run", "wait for it") from error
+        yield
+
+
+@contextlib.contextmanager
 def alone(path: Path, do: str) -> Iterator[None]:
     """One at a time, of all processes and threads, between reading ``path`` and writing it again: so that two that add
     to it both leave what is theirs. The lock is a file beside it, which stays.

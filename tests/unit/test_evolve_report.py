@@ -16,12 +16,12 @@ from outblas.errors import RecordError
 from outblas.evaluation import Evaluation, Status
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.budget import Cost
-from outblas.llm.client import Reply
 from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.outcome import score_of
+from outblas.llm.reply import Reply
 from outblas.problem import Problem
 from outblas.report import write_report
-from outblas.report.evolve_data import EvolveRun, load_evolution
+from outblas.report.evolve_data import ANCESTORS, EvolveRun, load_evolution
 from outblas.report.evolve_page import render_evolution
 from outblas.report.lineage import difference
 from outblas.store import Store
@@ -108,6 +108,24 @@ def test_the_lineage_of_the_best_goes_back_through_repairs(run: EvolveRun) -> No
     assert [nodes[n].generation for n in (kernel(1).name, config_name(CONFIG), kernel(3).name, kernel(4).name)] == [
         0, 0, 1, 2,
     ]  # fmt: skip
+
+
+def test_a_long_lineage_is_told_of_as_far_as_it_is_a_picture(tmp_path: Path) -> None:
+    """A thousand generations, which are more than calls may be nested."""
+    writer = Writer(tmp_path / "run")
+    kernels = [kernel(i) for i in range(1000)]
+    writer.ledger._db.execute("PRAGMA synchronous = OFF")
+    for i, one in enumerate(kernels):
+        writer.turn(i + 1, 0, "proven", passed(one, 3.9 - 1e-3 * i), tuple(kernels[max(0, i - 2) : i]))
+    writer.close()
+    run = load_evolution(tmp_path / "run")
+    best = run.archive.best(PROBLEM.key)
+    assert best is not None and best.name == kernels[-1].name
+    nodes = run.lineage(PROBLEM.key, best.name)
+    assert len(nodes) == ANCESTORS + 1 and nodes[-1].name == best.name and nodes[-1].generation == ANCESTORS
+    assert nodes[-1].parents == (kernels[-3].name, kernels[-2].name)
+    page = render_evolution(run)
+    assert len(page) < 7e6, "with Plotly, which is most of it"
 
 
 def test_code_and_knobs_are_accounted_for_apart(run: EvolveRun) -> None:

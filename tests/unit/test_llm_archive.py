@@ -10,8 +10,8 @@ import pytest
 from outblas.errors import RecordError
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.budget import Cost
-from outblas.llm.client import Reply
 from outblas.llm.ledger import Ledger, Outcome
+from outblas.llm.reply import Reply
 from outblas.store import Store
 
 

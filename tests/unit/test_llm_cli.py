@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from llm_kernels import PROBLEM, answer, kernel, passed, record
 from llm_server import Say, serving
 from outblas.cli import app, evolve_view
+from outblas.llm.budget import Account, Budget, Cost
 
 pytest.importorskip("openai")
 runner = CliRunner()
@@ -45,6 +48,7 @@ def run(*arguments: object) -> tuple[int, str]:
         (["--mnk", "64_64_64", "--model", "m", "--timeout", "0"], "--timeout"),
         (["--mnk", "64_64_64", "--model", "m", "--answers", "poems"], "--answers"),
         (["--mnk", "64_64_64", "--model", "m", "--requests-per-minute", "0"], "--requests-per-minute"),
+        (["--mnk", "64_64_64", "--model", "m", "--device", "compile", "--base-url", "localhost:8000/v1"], "http://"),
         (["--mnk", "64_64_64,64_64_64", "--model", "m", "--device", "compile"], "twice"),
     ],
 )
@@ -76,6 +80,14 @@ def test_it_says_what_comes_and_where_it_went(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(3).text
     code, said = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "p.html")]), ""
     assert code.exit_code == 0 and (tmp_path / "p.html").is_file()
+
+
+def test_what_is_left_is_told_by_the_rate_of_this_session() -> None:
+    account = Account(Budget(requests=100), Cost(80))
+    client: Any = SimpleNamespace(seconds=10.0)
+    assert "left" not in evolve_view.spent_words(account.budget, account, client)
+    account.settle(Cost(), Cost(10))
+    assert "(90% of the budget, about 10 s left)" in evolve_view.spent_words(account.budget, account, client)
 
 
 def test_the_live_view_shows_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

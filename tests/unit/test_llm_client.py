@@ -13,8 +13,9 @@ import pytest
 from llm_server import Say, ScriptedServer, serving
 from outblas.errors import UsageError
 from outblas.llm.budget import Account, Budget, BudgetSpent, Cost, Price
-from outblas.llm.client import Client, Patience, Rejected, Reply, ServerError, Unanswered, check_server
+from outblas.llm.client import Client, Patience, Rejected, ServerError, Unanswered, check_server
 from outblas.llm.models import Model
+from outblas.llm.reply import ANSWER_CHARS, Reply
 
 pytest.importorskip("openai")
 
@@ -122,8 +123,12 @@ def test_a_stall_is_cut_and_tried_again(patience: Patience) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"not json", b"{}", b'{"choices": []}', b"[]", b'{"choices": [{"message": {"content": 7}}]}', b""]
-)
+    "body",
+    [
+        b"<html>a page</html>", b"[" * 100_000, b"null", b'{"choices": null}', b'"\xff"', b"not json", b"{}", b"[]",
+        b"", b'{"choices": []}', b'{"choices": [{"message": {"content": 7}}]}',
+    ],
+)  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_tried_again(body: bytes) -> None:
     with serving(scripted(Say(body=body), Say("yes"))) as server:
         reply, book, _, _ = ask(server)
@@ -140,8 +145,9 @@ def test_after_the_last_attempt_the_question_has_no_answer() -> None:
 def test_nobody_listens() -> None:
     with serving(scripted(Say())) as server:
         pass
-    error, book, _, _ = ask(server)
+    error, book, _, account = ask(server)
     assert isinstance(error, Unanswered) and set(book.outcomes) == {"dropped"}
+    assert account.spent == Cost(4), "nothing was sent: no tokens, no dollars"
 
 
 def test_a_question_that_the_server_refuses_is_not_asked_again() -> None:
@@ -208,6 +214,27 @@ def test_a_refusal_is_an_answer() -> None:
     with serving(scripted(Say("", refusal="I will not."))) as server:
         reply, *_ = ask(server)
         assert isinstance(reply, Reply) and (reply.text, reply.finish) == ("I will not.", "refusal")
+
+
+@pytest.mark.parametrize("usage", [(-5, 50), (100, -50), (0, 0), (10**30, 1), (1, 10**30), (float("inf"), 1), (1.5, 1)])
+def test_what_is_no_count_of_tokens_is_charged_in_full(usage: Any) -> None:
+    with serving(scripted(Say("yes", prompt_tokens=usage[0], answer_tokens=usage[1]))) as server:
+        reply, book, _, account = ask(server)
+        assert isinstance(reply, Reply) and account.spent == book.most[0]
+
+
+def test_an_answer_without_end_is_cut() -> None:
+    with serving(scripted(Say("x" * (ANSWER_CHARS + 1), reasoning="y" * (ANSWER_CHARS + 1)))) as server:
+        reply, *_ = ask(server)
+        assert isinstance(reply, Reply) and reply.finish == "length"
+        assert len(reply.text) == len(reply.reasoning) == ANSWER_CHARS
+
+
+def test_a_page_instead_of_an_answer_is_told() -> None:
+    page = Say(body=b"<html>Sign in, please</html>", headers={"Content-Type": "text/html"})
+    with serving(scripted(page)) as server:
+        _, book, *_ = ask(server)
+        assert "Sign in, please" in book.replies[0].text
 
 
 def test_half_a_surrogate_pair_is_no_trouble() -> None:

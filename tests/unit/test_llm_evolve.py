@@ -27,10 +27,11 @@ from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget, Price
 from outblas.llm.client import Patience, ServerError
 from outblas.llm.evolve import Settings
-from outblas.llm.evolve_run import EvolveFiles, Server, run_evolve, write_recording
+from outblas.llm.evolve_run import Server, run_evolve, write_recording
 from outblas.llm.ledger import Ledger
 from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place, parse_place
+from outblas.llm.run_folder import EvolveFiles
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.store import Store

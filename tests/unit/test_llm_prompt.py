@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from helpers import ROOT
 from llm_kernels import PROBLEM, failed, kernel, passed
 from outblas.config import config_to_json
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.free.contract import _Device, _Host, _Map
 from outblas.free.evaluators import CompileOnly
 from outblas.free.kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG
@@ -70,6 +72,34 @@ def test_the_functions_that_prompts_list_are_all_there_are() -> None:
             assert re.search(rf"^  .*\b{function}\(", listing(), re.M), function
 
 
+def test_the_contract_of_prompts_is_that_of_the_parser() -> None:
+    """Both launch blocks parse, and between them and the words around them every key is named, and no other."""
+    text = prompt(kinds=(CODE,))
+    device = re.search(r"/\* outblas-launch\n.*?\*/", text, re.S)
+    host = re.search(r"Its block is (\{.*?\})", text)
+    assert device and host
+    blocks = [device[0], f"/* outblas-launch {host[1]} */"]
+    launches = [FreeKernel.parse(block + ' extern "C"').launch for block in blocks]
+    assert [launch.form for launch in launches] == ["device", "host"]
+    assert launches[0].why_not(PROBLEM) is None and len(launches[0].tensor_maps) == 1
+    keys = [set(json.loads(block[block.index("{") : -2])) for block in blocks]
+    assert keys[0] | {"uses"} == set(_Device.model_fields) and keys[1] == set(_Host.model_fields)
+    assert set(json.loads(device[0][20:-2])["tensor_maps"][0]) == set(_Map.model_fields)
+    optional = re.search(r"([a-z_, ]+) and uses may be left out", " ".join(text.split()))
+    assert optional
+    left_out = {name.strip() for name in optional[1].split(",")} | {"uses"}
+    assert left_out == {name for name, field in _Device.model_fields.items() if not field.is_required()}
+
+
+def test_the_contract_of_the_documentation_is_that_of_the_parser() -> None:
+    text = (ROOT / "docs" / "free_kernels.md").read_text().partition("## The contract")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| (both|device|) ?\|", text, re.M)
+    named = {key for keys, _ in rows for key in re.findall(r"`(\w+)`", keys)}
+    assert named == set(_Device.model_fields)
+    both = {key for keys, form in rows if form != "device" for key in re.findall(r"`(\w+)`", keys)}
+    assert both == set(_Host.model_fields)
+
+
 TMA = """/* outblas-launch
 {"form": "device", "entry": "gemm", "acc": "fp32", "grid": [1, 1, 1], "block": [128, 1, 1],
  "tensor_maps": [{"operand": "A", "box": [64, 64], "swizzle": 128}]}
@@ -100,6 +130,7 @@ def test_notes_are_of_the_regime() -> None:
     assert notes_of(Problem(64, 64, 64), H200)[0] == "launch"
     assert notes_of(Problem(8192, 8192, 8192), H200)[0] == "compute"
     assert notes_of(Problem(16, 16384, 16384), H200) == ["memory", "few_rows"]
+    assert notes_of(Problem(16384, 16, 16384), H200) == ["memory"], "its rows are many"
     assert "long_k" in notes_of(Problem(128, 128, 16384), H200)
     assert "tails" in notes_of(Problem(128 * 10, 128 * 14, 4096), H200)
     assert "ragged" in notes_of(Problem(100, 101, 103), H200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -268,11 +269,21 @@ def test_a_stage_is_gone_on_with_only_if_asked_and_only_with_its_settings(tmp_pa
         claim(tmp_path, TrainSettings("random:tiny", (PROBLEM,), group=4), resume=True, begun=True)
 
 
+def test_settings_that_cannot_be_read_are_one_error(tmp_path: Path) -> None:
+    begun = TrainSettings("random:tiny", (PROBLEM,), steps=4)
+    for damaged in ("{", "7"):
+        (tmp_path / "settings.json").write_text(damaged)
+        with pytest.raises(RecordError, match="settings.json cannot be read"):
+            claim(tmp_path, begun, resume=True, begun=True)
+
+
 @pytest.mark.parametrize(
     "odd",
     [
         {"stage": "third"}, {"steps": 0}, {"group": 1}, {"prompts": 0}, {"temperature": 0.0}, {"lora": -1},
         {"memory_fraction": 0.0}, {"batch_seconds": 0.0}, {"save_every": 0}, {"stage": "supervised"}, {"problems": ()},
+        {"temperature": math.nan}, {"kl": -0.1}, {"kl": math.nan}, {"least_std": 0.0}, {"clip": 0.0}, {"lr": 0.0},
+        {"max_tokens": 0}, {"micro_batch": 0},
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(odd: dict[str, Any]) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from outblas.errors import DeviceError, ToolchainMissing, UsageError
+from outblas.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation
+from outblas.files import sole_driver
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 from outblas.store import Store
@@ -224,6 +225,19 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
     missing = TrainSettings(str(tmp_path / "nothing"), (PROBLEM,), language="knobs", cpu=True)
     with pytest.raises(UsageError, match="cannot be loaded"):
         train(tmp_path, missing, KnobWords(), say=lambda text: None)
+
+
+def test_an_archive_that_teaches_nothing_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UsageError, match="nothing to learn from"):
+        go(tmp_path / "run", stage="supervised", archive=str(tmp_path / "empty.jsonl"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_trainings_in_one_run_are_refused(tmp_path: Path) -> None:
+    with sole_driver(tmp_path / ".driver.lock"), pytest.raises(RecordError, match="in use by another process"):
+        go(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".driver.lock"}
 
 
 def test_what_is_not_installed_is_said_before_anything_is_written(

@@ -63,10 +63,11 @@ def _plain(
 
 
 def spent_words(budget: Budget, account: Account, client: Client) -> str:
-    """What is spent, and how long the rest of the budget will last at this rate."""
+    """What is spent, and how long the rest of the budget will last at the rate of this session."""
     spent, seconds = account.spent, client.seconds
     share = budget.share(spent, seconds)
-    left = f", about {seconds * (1 - share) / share:.0f} s left" if share > 0 else ""
+    now = share - budget.share(account.before, 0.0)
+    left = f", about {seconds * (1 - share) / now:.0f} s left" if now > 0 else ""
     money = f", {spent.usd:.4f} USD" if spent.usd else ""
     return f"spent {spent.requests} requests, {spent.tokens} tokens{money} ({share:.0%} of the budget{left})"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outblas.baselines import Bindable
+from outblas.believed import too_fast
 from outblas.errors import OutblasError
 from outblas.evaluation import Status, Timing, Verdict
 from outblas.free import conduct, fresh
@@ -138,7 +139,7 @@ class FreeHandler(Handler):
             return held
         known = {name: t.median_us for name, t in baselines.timings.items()}
         floor = floor_us(desk.problem, self._options.gpu)
-        if suspicion := fresh.too_fast(timing, known, floor):
+        if suspicion := too_fast(timing.median_us, known, floor):
             return Verdict(Status.RULE_BROKEN, (), suspicion)
         below = timing.median_us < floor
         return replace(new, detail=f"within error of the floor of {floor:.3f} us" if below else "")

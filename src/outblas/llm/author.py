@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outblas.llm.budget import Message
-from outblas.llm.client import Reply
 from outblas.llm.ledger import Outcome, Question
 from outblas.llm.prompt import FOLLOW_UPS
+from outblas.llm.reply import Reply
 
 
 @dataclass

@@ -91,6 +91,8 @@ class Account:
 
     def __init__(self, budget: Budget, spent: Cost | None = None) -> None:
         self.budget, self.spent, self.reserved = budget, spent or Cost(), Cost()
+        #: Spent before, by earlier sessions of a run.
+        self.before = self.spent
 
     def reserve(self, most: Cost, seconds: float = 0.0) -> None:
         """Set ``most`` aside for a request.

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from outblas.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.llm.budget import Account, Cost, Message, at_most
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
+from outblas.llm.reply import Reply, api_key, failure, read_completion
 
 #: Statuses that say: later, perhaps.
 RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
@@ -39,30 +41,6 @@ class Unanswered(OutblasError, RuntimeError):
 
 class Rejected(OutblasError, RuntimeError):
     """One question that the server refuses for what it is, such as its length; others may be answered."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What came of one attempt.
-
-    Attributes:
-        outcome: ``answered``, ``http 429`` and the like, ``dropped``, ``timeout`` or ``unreadable``.
-        text: the answer, or the server's words on why there is none.
-        finish: why the model stopped, as the server says (``stop``, ``length``, ``content_filter``).
-        took: what the budget is charged: the server's own count, or the most it can have been.
-        seconds: from sending to the outcome. reasoning: what the model thought, where the server tells.
-    """
-
-    outcome: str
-    text: str
-    finish: str
-    took: Cost
-    seconds: float
-    reasoning: str = ""
-
-    @property
-    def answered(self) -> bool:
-        return self.outcome == "answered"
 
 
 class Book(Protocol):
@@ -103,7 +81,8 @@ class Client:
         account: what may be spent. clock, sleep, jitter: tests put others in their place.
 
     Raises:
-        ToolchainMissing: the package ``openai`` is not installed. UsageError: no key for OpenAI's own server.
+        ToolchainMissing: the package ``openai`` is not installed. UsageError: no key for OpenAI's own server, or an
+            address that is none.
     """
 
     def __init__(
@@ -186,8 +165,8 @@ class Client:
     ) -> tuple[Reply, float | None]:
         import openai
 
-        def failed(outcome: str, text: object, took: Cost) -> Reply:
-            return Reply(outcome, _whole(" ".join(str(text).split())[:2000]), "", took, self._clock() - begin)
+        def failed(outcome: str, words: object, took: Cost) -> Reply:
+            return failure(outcome, words, took, self._clock() - begin)
 
         options: dict[str, Any] = {self._limit_name: self._max_tokens, **self._extra}
         if self._temperature is not None:
@@ -195,14 +174,16 @@ class Client:
         request = self._open.chat.completions.create(model=model.name, messages=list(messages), **options)
         try:
             found = await asyncio.wait_for(request, self._patience.stall_s)
-            return self._read(found, model, most, begin), None
+            return read_completion(found, most, model.price, self._clock() - begin), None
         except openai.APIStatusError as error:
             return self._refused(error, failed(f"http {error.status_code}", error.message, Cost(1)))
-        except (asyncio.TimeoutError, openai.APITimeoutError):
-            return failed("timeout", f"nothing within {self._clock() - begin:.0f} s", most), 0.0
+        except (asyncio.TimeoutError, openai.APITimeoutError) as error:
+            took = Cost(1) if _never_connected(error) else most
+            return failed("timeout", f"nothing within {self._clock() - begin:.0f} s", took), 0.0
         except openai.APIConnectionError as error:
-            return failed("dropped", error.__cause__ or error, most), 0.0
-        except (openai.OpenAIError, ValueError, TypeError, AttributeError, IndexError) as error:
+            took = Cost(1) if _never_connected(error) else most
+            return failed("dropped", error.__cause__ or error, took), 0.0
+        except (openai.OpenAIError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             return failed("unreadable", f"{type(error).__name__}: {error}", most), 0.0
 
     def _refused(self, error: Any, reply: Reply) -> tuple[Reply, float | None]:
@@ -212,35 +193,20 @@ class Client:
             return reply, 0.0
         return reply, _retry_after(error.response.headers) if error.status_code in RETRIED else None
 
-    def _read(self, found: Any, model: Model, most: Cost, begin: float) -> Reply:
-        """The answer of a completion; raises what reading a malformed one raises."""
-        choice = found.choices[0]
-        message, usage = choice.message, found.usage
-        text = message.content or getattr(message, "refusal", None) or ""
-        if not isinstance(text, str):
-            raise TypeError(f"the answer is {type(text).__name__}")
-        finish = "refusal" if getattr(message, "refusal", None) else str(choice.finish_reason or "")
-        took = most
-        if usage is not None and usage.prompt_tokens is not None:
-            prompt, answer = int(usage.prompt_tokens), int(usage.completion_tokens or 0)
-            took = Cost(1, prompt, answer, model.price.usd(prompt, answer))
-        # No part of the interface, but what servers of reasoning models call it.
-        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
-        return Reply("answered", _whole(text), finish, took, self._clock() - begin, _whole(str(thought)))
-
-
-def _whole(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may hold and no file can."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
 
 def check_server(base_url: str | None = None) -> None:
     """Whether a server could be asked at all.
 
     Raises:
-        UsageError: neither an address nor a key is set. ToolchainMissing: the package ``openai`` is not installed.
+        UsageError: neither an address nor a key is set, or the address is none.
+        ToolchainMissing: the package ``openai`` is not installed.
     """
     _connect(base_url, 1.0)
+
+
+def _never_connected(error: BaseException) -> bool:
+    """Whether nothing was sent, so that it can have cost nothing."""
+    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
 
 
 def _connect(base_url: str | None, silence_s: float) -> Any:
@@ -251,10 +217,13 @@ def _connect(base_url: str | None, silence_s: float) -> Any:
             "openai is not installed", "the client of a language model's server", "pip install 'outblas[llm]'"
         ) from error
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
-    key = os.environ.get("OPENAI_API_KEY")
+    key = api_key()
     if not key and address is None:
         raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
                          "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
+    if address is not None and not re.match(r"https?://[^/]", address):
+        raise UsageError(f"--base-url {address!r}", "an address that begins with http:// or https://",
+                         "e.g. http://localhost:8000/v1")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s)
 

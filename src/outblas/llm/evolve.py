@@ -22,12 +22,13 @@ from outblas.llm.answer import CODE, CONFIG, read_answer
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.author import Chain, chains_of
 from outblas.llm.budget import BudgetSpent
-from outblas.llm.client import Client, Rejected, Reply, ServerError, Unanswered
+from outblas.llm.client import Client, Rejected, ServerError, Unanswered
 from outblas.llm.judge import Judge
 from outblas.llm.ledger import Ledger, Outcome, Question
 from outblas.llm.models import Model
 from outblas.llm.outcome import counters_text, kind_of, score_of, words_of
 from outblas.llm.prompt import first_prompt, follow_up
+from outblas.llm.reply import Reply
 from outblas.llm.schedule import gap, next_problem
 from outblas.problem import Problem
 from outblas.roofline import floor_us
@@ -70,7 +71,8 @@ class Evolution:
     """One run of the loop.
 
     Args:
-        store, run_id: where evaluations go. ledger: everything else. client: asks; its book is the ledger.
+        store, run_id: where evaluations go; those of other ids, too, are known. ledger: everything else.
+        client: asks; its book is the ledger.
         watch: called after every outcome.
     """
 
@@ -83,7 +85,7 @@ class Evolution:
         self._store, self._run_id, self._settings, self._watch = store, run_id, settings, watch
         self._gpu = evaluator.gpu
         self.archive = Archive(settings.shape, settings.seed, ledger.entries())
-        self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations(run_id)}
+        self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
         self._chains = chains_of(ledger.questions(), ledger.outcomes(), ledger.replies(), settings.turns)
         self._tried = {
             (question.problem, outcome.name): outcome

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from outblas import __version__
 from outblas.config import config_from_json, config_name, config_to_json
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation
@@ -21,56 +17,20 @@ from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
 from outblas.llm.budget import Account, Budget
-from outblas.llm.client import Client, Patience
+from outblas.llm.client import Client, Patience, check_server
 from outblas.llm.evolve import Evolution, Settings
 from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
+from outblas.llm.run_folder import KIND, EvolveFiles, as_text, held, now, open_folder, without_passwords
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.roofline import Gpu
 from outblas.store import Store
 
-FORMAT, KIND = 1, "evolve"
 #: Called when the run begins, with what may be watched; what it returns is called after every outcome.
 Watching = Callable[[Evolution, Budget, Account, Client], Callable[[Outcome | None], None]]
-
-
-@dataclass(frozen=True)
-class EvolveFiles:
-    """Where a run keeps what."""
-
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store.sqlite"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".driver.lock"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best"
-
-    @property
-    def transcript(self) -> Path:
-        return self.path / "transcript.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def recording(self) -> Path:
-        """Of a run on a GPU: what it measured, for ``--device`` of another."""
-        return self.path / "recorded.jsonl"
 
 
 @dataclass(frozen=True)
@@ -103,18 +63,20 @@ def run_evolve(
     if budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in models):
         raise UsageError("a budget in USD and a model without a price", "US dollars per million tokens of each",
                          "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
-    files = EvolveFiles(path)
-    with open_place(place) as evaluator, _sole_driver(files):
+    check_server(server.base_url)  # before anything is written
+    files, command = EvolveFiles(path), without_passwords(command)
+    with open_place(place) as evaluator, held(files):
         recorded = getattr(evaluator, "provenance", None) or None
         origin = {"source": evaluator.source, "gpu": evaluator.gpu.name, "recording": recorded}
-        about = _open(files, _identity(problems, models, place, settings), {**origin, "command": command})
+        about = open_folder(files, _identity(problems, models, place, settings), {**origin, "command": command})
         with Store(files.store) as store:
-            store.begin(path.name, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
+            run_id = path.resolve().name
+            store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
             with Ledger(files.store) as ledger:
-                reason = _evolve(problems, models, server, evaluator, budget, settings, store, path.name, ledger,
+                reason = _evolve(problems, models, server, evaluator, budget, settings, store, run_id, ledger,
                                  watching)  # fmt: skip
-                told = store.evaluations(path.name)
-                _finish(files, ledger, told, about, evaluator, place, command, reason)
+                reason += unheard(ledger)
+                _finish(files, ledger, store.evaluations(), about, evaluator, place, command, reason)
     from outblas.report import write_report
 
     write_report(path, files.report)
@@ -147,26 +109,6 @@ def _evolve(
         ) from error
 
 
-@contextmanager
-def _sole_driver(files: EvolveFiles) -> Iterator[None]:
-    """The folder, made where it is missing, for this process alone."""
-    path = files.path
-    try:
-        if path.exists() and not files.run.exists() and (not path.is_dir() or {*path.iterdir()} - {files.lock}):
-            raise UsageError(f"{path} is there and is no run", "a new or empty directory", "choose another --run")
-        path.mkdir(parents=True, exist_ok=True)
-        lock = files.lock.open("wb")
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
-                          ) from error  # fmt: skip
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RecordError(f"{path} is in use by another process", "one driver per run", "wait for it") from error
-        yield
-
-
 def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings) -> dict[str, Any]:
     """What makes two runs the same run; the budget, the address and how many ask at once may change."""
     kept = {k: v for k, v in asdict(settings).items() if k != "parallel"}
@@ -176,46 +118,14 @@ def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place
     }))  # fmt: skip
 
 
-def _open(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the folder and its run.json, or check that it is of the same settings; returns run.json's content."""
-    if files.run.exists():
-        about = read_run(files.path)
-        odd = sorted(key for key in wanted if about.get(key) != wanted[key])
-        if odd:
-            raise UsageError(
-                f"{files.path} holds a run with other settings ({', '.join(odd)})",
-                ", ".join(f"{key}={about.get(key)!r}" for key in odd),
-                "repeat those settings to resume it, or choose another --run",
-            )
-        return about
-    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": _now()}
-    write_atomic(files.run, _text(about))
-    return about
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """The content of an evolution's run.json.
-
-    Raises:
-        RecordError: it cannot be read, or is of another kind or format.
-    """
-    file = EvolveFiles(path).run
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{file} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
-    if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
-        raise RecordError(f"{file} is not of `outblas evolve`", f"kind {KIND}, format {FORMAT}", "choose another --run")
-    return data
-
-
-def is_evolution(path: Path) -> bool:
-    """Whether a folder is of `outblas evolve`."""
-    try:
-        data = json.loads(EvolveFiles(path).run.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and data.get("kind") == KIND
+def unheard(ledger: Ledger) -> str:
+    """What to add to why a run ended where no request was ever answered: most likely it is not for the budget."""
+    count, last = 0, None
+    for _, reply in ledger.replies():
+        if reply.answered:
+            return ""
+        count, last = count + 1, reply
+    return "" if last is None else f"; none of {count} requests was answered (the last: {last.outcome}, {last.text})"
 
 
 def _finish(
@@ -235,8 +145,8 @@ def _finish(
     provenance = collect(command, place.gpu_index)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
-    write_atomic(files.run, _text({
-        **about, "finished": _now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance,
+    write_atomic(files.run, as_text({
+        **about, "finished": now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance,
     }))  # fmt: skip
 
 
@@ -272,11 +182,3 @@ def _best(ledger: Ledger) -> dict[str, dict[str, Any]]:
         if entry.problem not in best or entry.score > best[entry.problem]["score"]:
             best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
     return best
-
-
-def _text(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1) + "\n").encode()
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

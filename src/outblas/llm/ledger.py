@@ -20,7 +20,7 @@ from typing import Any
 from outblas.errors import RecordError
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Cost, Message
-from outblas.llm.client import Reply
+from outblas.llm.reply import Reply
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS questions (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from outblas.believed import below_floor
 from outblas.evaluation import Evaluation, Status
-from outblas.free.fresh import too_fast
 from outblas.roofline import Gpu, floor_us
 
 #: Kinds of outcome -> what they mean; the order is that of reports.
@@ -46,17 +46,11 @@ LOG_CHARS = 4000
 
 
 def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
-    """One of :data:`KINDS`. What is faster than its floor is a cheat until proven otherwise."""
+    """One of :data:`KINDS`. What is faster than its floor is a cheat until proven otherwise (outblas.believed): that
+    holds for recorded ones and for kernels of our families, too."""
     if below_floor(evaluation, gpu):
         return "cheat"
     return _OF_STATUS[evaluation.status]
-
-
-def below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:
-    """Whether it claims to be faster than the hardware allows, by the rule of who times free kernels: that holds for
-    recorded ones and for kernels of our families, too."""
-    timing = evaluation.timing
-    return timing is not None and bool(too_fast(timing, evaluation.baselines_us, floor_us(evaluation.problem, gpu)))
 
 
 def score_of(evaluation: Evaluation) -> float | None:

@@ -143,7 +143,7 @@ def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
     names = [regime(problem, gpu).partition("_")[0]]
     tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
     last = tiles % gpu.sms
-    if min(problem.m, problem.n) < _FEW_ROWS:
+    if problem.m < _FEW_ROWS:
         names.append("few_rows")
     if problem.k > _LONG_K * max(problem.m, problem.n) and tiles < gpu.sms:
         names.append("long_k")

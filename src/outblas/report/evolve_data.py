@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,10 +16,13 @@ from outblas.evaluation import Evaluation
 from outblas.free.kernel import FreeKernel
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.budget import Cost
-from outblas.llm.evolve_run import EvolveFiles, read_run
 from outblas.llm.ledger import Ledger, Outcome, Question
 from outblas.llm.outcome import KINDS
+from outblas.llm.run_folder import EvolveFiles, read_run
 from outblas.store import Store
+
+#: Ancestors of a kernel that are told of, at most: a longer lineage is no picture.
+ANCESTORS = 200
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Node:
     """A candidate in a lineage.
 
     Attributes:
-        name: the candidate's. outcome: of its first try. generation: longest way from a candidate without parents.
+        name: the candidate's. outcome: of its first try. generation: longest way from a candidate
+            without parents, among those that are told of.
         parents: names of the candidates that its model was shown, or that it corrects.
     """
 
@@ -84,21 +88,23 @@ class EvolveRun:
         return [(by_id[o.question], o) for o in self.outcomes.values() if by_id[o.question].problem == problem]
 
     def lineage(self, problem: str, name: str) -> list[Node]:
-        """A candidate and all that it comes from, ancestors first."""
-        asked = {o.name: (q, o) for q, o in reversed(self.of(problem)) if o.name and o.kind != "duplicate"}
+        """A candidate and what it comes from, ancestors first: the :data:`ANCESTORS` that are nearest."""
+        first = {o.name: (q, o) for q, o in reversed(self.of(problem)) if o.name and o.kind != "duplicate"}
+        if name not in first:
+            return []
+        parents: dict[str, list[str]] = {}
+        waiting = deque([name])
+        while waiting and len(parents) <= ANCESTORS:
+            one = waiting.popleft()
+            if one not in parents:
+                parents[one] = [p for p in self._parents(first[one][0]) if p in first]
+                waiting.extend(parents[one])
         made: dict[str, Node] = {}
-
-        def visit(one: str, above: frozenset[str]) -> Node | None:
-            if one in made or one not in asked or one in above:
-                return made.get(one)
-            question, outcome = asked[one]
-            found = [visit(parent, above | {one}) for parent in self._parents(question)]
-            parents = [node for node in found if node is not None]
-            generation = 1 + max((node.generation for node in parents), default=-1)
-            made[one] = Node(one, outcome, generation, tuple(node.name for node in parents))
-            return made[one]
-
-        visit(name, frozenset())
+        tried = {one: place for place, one in enumerate(reversed(first))}
+        for one in sorted(parents, key=tried.__getitem__):  # what a model was shown had been tried before
+            mine = [p for p in parents[one] if p in made]
+            generation = 1 + max((made[p].generation for p in mine), default=-1)
+            made[one] = Node(one, first[one][1], generation, tuple(mine))
         return sorted(made.values(), key=lambda node: (node.generation, node.outcome.question))
 
     def text(self, problem: str, name: str) -> str:

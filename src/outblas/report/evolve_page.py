@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.llm.outcome import KINDS
 from outblas.problem import Problem
-from outblas.report.evolve_data import EvolveRun, Side
+from outblas.report.evolve_data import ANCESTORS, EvolveRun, Side
 from outblas.report.lineage import code, difference, progress, tree
 from outblas.report.shell import chart, html_page, spelt, table, when
 from outblas.results import PROVENANCE
@@ -133,7 +133,7 @@ def _section(run: EvolveRun, key: str, index: int) -> str:
         parts += [
             "<h3>Lineage of the best</h3>",
             chart(index, "tree", "Lineage", "The best kernel is at the right; an edge leads from each kernel that its "
-                  "model was shown or has corrected. Filled: proven."),
+                  f"model was shown or has corrected, of the {ANCESTORS} nearest. Filled: proven."),
             "<h3>The best kernel</h3>",
             *_best(run, key, best.name),
         ]  # fmt: skip

@@ -13,7 +13,7 @@ from outblas.compare_result import KIND, read_comparison
 from outblas.config import config_from_name
 from outblas.counters import HEAD, cells
 from outblas.files import write_atomic
-from outblas.llm.evolve_run import is_evolution
+from outblas.llm.run_folder import is_evolution
 from outblas.report.compare_page import render_comparison
 from outblas.report.counters import short_config
 from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from outblas.believed import below_floor
 from outblas.config import Candidate, config_from_json
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
+from outblas.roofline import H200
 from outblas.train_llm.language import Language, Text
-from outblas.train_llm.rewards import Refused, faster_than_floor
+from outblas.train_llm.rewards import Refused
 
 #: Kernels per problem that are learned from, the fastest.
 KEPT = 8
@@ -105,7 +107,7 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
 def _of_evaluations(found: Iterable[Evaluation], language: Language, chat: bool) -> Iterator[dict[str, Any]]:
     by_problem: dict[Problem, dict[Candidate, Evaluation]] = {}
     for e in found:
-        if e.status is Status.PASSED and not faster_than_floor(e):
+        if e.status is Status.PASSED and not below_floor(e, H200):
             by_problem.setdefault(e.problem, {}).setdefault(e.config, e)
     for problem, passed in by_problem.items():
         best = sorted(passed.values(), key=lambda e: e.timing.median_us if e.timing else 0.0)

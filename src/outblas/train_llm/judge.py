@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
+from outblas.believed import below_floor
 from outblas.config import Candidate, config_name
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.store import Store
 from outblas.train_llm.language import Language
-from outblas.train_llm.rewards import Parts, Refused, faster_than_floor, parts
+from outblas.train_llm.rewards import Parts, Refused, parts
 
 #: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.
 _ASKED_AGAIN = (Status.LAUNCH_ERROR,)
@@ -120,7 +121,7 @@ class Judge:
         if evaluation is None:
             return Judged(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
         paid = parts(evaluation, self._timed, gpu)
-        if faster_than_floor(evaluation, gpu):
+        if below_floor(evaluation, gpu):
             return Judged(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
         low = None if evaluation.speedup is None else evaluation.speedup.low
         return Judged(key[1], evaluation.status.value, evaluation.detail, paid, low)

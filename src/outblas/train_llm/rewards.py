@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Union
 
+from outblas.believed import below_floor
 from outblas.evaluation import FAILURES, Evaluation, Status
 from outblas.reward import CLIP, gated
-from outblas.roofline import H200, Gpu, floor_us
+from outblas.roofline import H200, Gpu
 
 #: What a missed step before the proof costs, beside what the failure itself costs.
 STEP = 0.25
@@ -22,9 +23,6 @@ STEP = 0.25
 UNPROVEN = -CLIP
 #: Least and largest logarithm of a speed-up that is told apart.
 LOG_CLIP = 3.0
-#: A proven kernel may be so much faster than its floor, whose figures are sustained rates and no limits of physics: of
-#: 247,407 recorded proven cells 83 are, by at most 2.5%. What is faster still has not done the work.
-FLOOR_MARGIN = 0.05
 #: The last status that a candidate may have without having been compiled, and without having passed the static gate.
 _NOT_COMPILED = (Status.ILLEGAL, Status.COMPILE_ERROR)
 
@@ -77,7 +75,7 @@ def parts(answer: Union[Evaluation, Refused], timed: bool, gpu: Gpu = H200) -> P
         return Parts(-STEP, -STEP, -STEP, -2 * CLIP)
     if answer.status is Status.LEFT_OUT:
         return Parts(correct=UNPROVEN)
-    if answer.status is not Status.PASSED or faster_than_floor(answer, gpu):
+    if answer.status is not Status.PASSED or below_floor(answer, gpu):
         return _failed(answer)
     return Parts(speed=speed(answer) if timed else 0.0)
 
@@ -90,15 +88,8 @@ def speed(evaluation: Evaluation) -> float:
     """
     if evaluation.speedup is None:
         return 0.0
-    low = max(evaluation.speedup.low, math.exp(-LOG_CLIP))
+    low = max(math.exp(-LOG_CLIP), evaluation.speedup.low)  # in this order: what is no number comes to the least
     return CLIP * math.tanh(min(LOG_CLIP, math.log(low)) / CLIP)
-
-
-def faster_than_floor(evaluation: Evaluation, gpu: Gpu = H200) -> bool:
-    """Whether a time is below what the GPU can do (``roofline.floor_us``), by more than the margin."""
-    if evaluation.timing is None:
-        return False
-    return evaluation.timing.median_us < (1.0 - FLOOR_MARGIN) * floor_us(evaluation.problem, gpu)
 
 
 def advantages(

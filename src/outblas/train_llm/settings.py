@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outblas.errors import UsageError
+from outblas.errors import RecordError, UsageError
 from outblas.files import write_atomic
 from outblas.problem import Problem
 from outblas.train_llm.folders import STAGES
@@ -81,14 +81,25 @@ class TrainSettings:
             (self.prompts < 1, f"--prompts {self.prompts}", "1 or more", "pass a larger --prompts"),
             (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass one"),
             (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger one"),
-            (self.temperature <= 0, f"--temperature {self.temperature:g}", "above 0", "pass a larger one"),
+            *(
+                (not value > 0, f"--{name} {value:g}", "above 0", "pass a larger one")
+                for name, value in self._positive()
+            ),
+            (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass one"),
             (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
-            (self.batch_seconds <= 0, f"--batch-seconds {self.batch_seconds:g}", "above 0", "pass a larger one"),
             (supervised and not self.archive, "no archive to learn from", "--archive FILE", "name one"),
         )
         for broken, wrong, expected, do in rules:
             if broken:
                 raise UsageError(wrong, expected, do)
+
+    def _positive(self) -> list[tuple[str, float]]:
+        """Options that have to be above 0, of those that are given."""
+        given = {
+            "temperature": self.temperature, "least-std": self.least_std, "clip": self.clip, "lr": self.lr,
+            "batch-seconds": self.batch_seconds, "max-tokens": self.max_tokens, "micro-batch": self.micro_batch,
+        }  # fmt: skip
+        return [(name, value) for name, value in given.items() if value is not None]
 
     @property
     def learning_rate(self) -> float:
@@ -100,6 +111,16 @@ class TrainSettings:
         return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
 
 
+def _begun_with(path: Path) -> dict[str, Any]:
+    try:
+        was = json.loads(path.read_text(encoding="utf-8"))
+        return dict(was)
+    except (OSError, ValueError, TypeError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error})", "the settings of a stage", "choose another run"
+        ) from error
+
+
 def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
     """Note in a stage's folder what it was begun with, or compare.
 
@@ -108,7 +129,7 @@ def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> N
 
     Raises:
         UsageError: it holds a training and ``resume`` is not asked for, or it was begun with other settings.
-        RecordError: it cannot be written.
+        RecordError: it cannot be read or written.
     """
     path = folder / "settings.json"
     wanted = replace(settings).to_json()
@@ -117,7 +138,7 @@ def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> N
             f"{folder} holds a training", "a new folder, or --resume", "add --resume or choose another run"
         )
     if path.exists() and resume:
-        was = json.loads(path.read_text(encoding="utf-8"))
+        was = _begun_with(path)
         odd = sorted(key for key in {*was, *wanted} - set(_FREE) if was.get(key) != wanted.get(key))
         if odd:
             raise UsageError(

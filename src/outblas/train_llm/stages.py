@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import ToolchainMissing, UsageError
+from outblas.files import sole_driver
 from outblas.llm.places import parse_place
 from outblas.train_llm.dataset import prompt_rows, taught_rows
 from outblas.train_llm.evaluators import COMPILE, evaluator_of
@@ -49,16 +50,24 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
 
     Raises:
         ToolchainMissing: a package is not installed. UsageError: the folder is another training's, or settings that
-            make no sense together. DeviceError: the evaluator has no GPU, or lost it. RecordError: the disk.
+            make no sense together. DeviceError: the evaluator has no GPU, or lost it. RecordError: the disk, or another
+            process trains in the same run.
     """
     check_installed()
     _check_loggers(settings)
     if settings.stage != "supervised":
         parse_place(settings.device)  # before a large model is loaded
+    elif settings.archive is not None:
+        taught_rows(settings.archive, language, chat=False)
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
     from accelerate.state import PartialState
 
     state = PartialState(cpu=settings.cpu)
+    with sole_driver(run / ".driver.lock") if state.is_main_process else contextlib.nullcontext():
+        return _train(run, settings, language, resume, say, state)
+
+
+def _train(run: Path, settings: TrainSettings, language: Language, resume: bool, say: Say, state: Any) -> Trained:
     stage = run / settings.stage
     checkpoint = None
     if state.is_main_process:

@@ -1,0 +1,137 @@
+"""The folder of an evolution: what lies where, who may write to it, and which run it is of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from outblas import __version__
+from outblas.errors import RecordError, UsageError
+from outblas.files import sole_driver, write_atomic
+
+FORMAT, KIND = 1, "evolve"
+
+
+@dataclass(frozen=True)
+class EvolveFiles:
+    """Where a run keeps what."""
+
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".driver.lock"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def transcript(self) -> Path:
+        return self.path / "transcript.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def recording(self) -> Path:
+        """Of a run on a GPU: what it measured, for ``--device`` of another."""
+        return self.path / "recorded.jsonl"
+
+
+@contextmanager
+def held(files: EvolveFiles) -> Iterator[None]:
+    """The folder, made where it is missing, for this process alone.
+
+    Raises:
+        UsageError: something else is there. RecordError: another process has it, or it cannot be written.
+    """
+    path = files.path
+    try:
+        if path.exists() and not files.run.exists() and (not path.is_dir() or {*path.iterdir()} - {files.lock}):
+            raise UsageError(f"{path} is there and is no run", "a new or empty directory", "choose another --run")
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be read ({error.strerror})", "a readable folder", "choose another --run"
+        ) from error
+    with sole_driver(files.lock):
+        yield
+
+
+def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the folder and its run.json, or check that it is of the same settings; returns run.json's content."""
+    if files.run.exists():
+        about = read_run(files.path)
+        was, asked = _flat({key: about.get(key) for key in wanted}), _flat(wanted)
+        odd = sorted(key for key in {*was, *asked} if was.get(key) != asked.get(key))
+        if odd:
+            raise UsageError(
+                f"{files.path} holds a run with other settings ({', '.join(odd)})",
+                ", ".join(f"{key}={was.get(key)!r}" for key in odd),
+                "repeat those settings to resume it, or choose another --run",
+            )
+        return about
+    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": now()}
+    write_atomic(files.run, as_text(about))
+    return about
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The content of an evolution's run.json.
+
+    Raises:
+        RecordError: it cannot be read, or is of another kind or format.
+    """
+    file = EvolveFiles(path).run
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
+    if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
+        raise RecordError(f"{file} is not of `outblas evolve`", f"kind {KIND}, format {FORMAT}", "choose another --run")
+    return data
+
+
+def is_evolution(path: Path) -> bool:
+    """Whether a folder is of `outblas evolve`."""
+    try:
+        data = json.loads(EvolveFiles(path).run.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("kind") == KIND
+
+
+def without_passwords(command: str) -> str:
+    """A command without what an address has before its ``@``: it is written into reports, which are handed on."""
+    return re.sub(r"://[^/@\s]+@", "://...@", command)
+
+
+def as_text(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _flat(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """``{"shape": {"width": 1}}`` as ``{"shape.width": 1}``, so that what differs can be named."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flat(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+    return found
