@@ -50,7 +50,7 @@ def late():
 
 class _Accounting:
     def __init__(self):
-        from outblas.workers.ledger import Ledger
+        from outblas.ledger import Ledger
 
         self.ledger = Ledger("idle")
         self.ledger.count("started")
@@ -185,6 +185,13 @@ def jailed(folder):
                     emit.done(index, "forked")
                 except PermissionError:
                     emit.done(index, "refused")
+            elif item == "raises":
+                emit.begin(index)
+                raise RuntimeError("as the judge would")
+            elif item == "half a message":
+                emit.begin(index)
+                os.write(pipe.fileno(), (100).to_bytes(4, "big") + b'["done"')
+                time.sleep(60)
             elif item in ("pickle", "no json", "other index", "not asked", "long"):
                 emit.begin(index)
                 if item == "pickle":

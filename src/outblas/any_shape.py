@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -85,10 +84,7 @@ class AnyShape:
                 a = {name: file[name] for name in file.files}
             if int(a["format"]) != FORMAT:
                 raise ValueError(f"format {int(a['format'])}")
-            layers = range(int(a["layers"]))
-            nets = Regressor(
-                a["mean"], a["scale"], tuple(a[f"w{i}"] for i in layers), tuple(a[f"b{i}"] for i in layers)
-            )
+            nets = Regressor.from_arrays(a)
             kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
             _check_widths(nets)
             return cls(kernels, nets, float(a["margin"]), float(a["sure"]), policy, str(a["about"]))
@@ -101,20 +97,15 @@ class AnyShape:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write atomically."""
-        nets, buffer = self.nets, io.BytesIO()
-        arrays: dict[str, Any] = {f"w{i}": w for i, w in enumerate(nets.weights)}
-        arrays |= {f"b{i}": b for i, b in enumerate(nets.biases)}
+        buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
             format=FORMAT,
-            layers=len(nets.weights),
-            mean=nets.mean,
-            scale=nets.scale,
             kernels=np.array([config_name(c) for c in self.kernels]),
             margin=self.margin,
             sure=self.sure,
             about=self.about,
-            **arrays,
+            **self.nets.to_arrays(),
         )
         write_atomic(Path(path), buffer.getvalue())
 

@@ -10,7 +10,7 @@ A learned policy (``outblas.policy``) sees the belief among its inputs; agent ``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,19 @@ class Regressor:
     scale: Features
     weights: tuple[Features, ...]
     biases: tuple[Features, ...]
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str = "") -> Regressor:
+        """What :meth:`to_arrays` gave. Raises KeyError, ValueError: it did not."""
+        layers = range(int(arrays["layers"]))
+        weights, biases = (tuple(arrays[f"{prefix}{letter}{i}"] for i in layers) for letter in "wb")
+        return cls(arrays["mean"], arrays["scale"], weights, biases)
+
+    def to_arrays(self, prefix: str = "") -> dict[str, Any]:
+        """Name -> array for an .npz file; ``prefix`` goes before the names of the layers."""
+        arrays: dict[str, Any] = {f"{prefix}w{i}": w for i, w in enumerate(self.weights)}
+        arrays |= {f"{prefix}b{i}": b for i, b in enumerate(self.biases)}
+        return {"layers": np.int64(len(self.weights)), "mean": self.mean, "scale": self.scale, **arrays}
 
     def __call__(self, problem: Features, candidates: Features) -> tuple[Floats, Floats]:
         """Mean and standard deviation over the nets of the predicted log time, up to a constant: float64[C] each."""

@@ -42,6 +42,11 @@ class Child:
         self._process.join(JOIN_S)
         return self._process.exitcode
 
+    def kill(self) -> None:
+        """Kill the process, which breaks its pipe; :meth:`end` is still due."""
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            self._process.kill()
+
     def end(self, kill: bool) -> None:
         """Close the pipe, and wait for the process or kill it."""
         with contextlib.suppress(OSError):

@@ -12,13 +12,13 @@ from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
 from outblas.evaluator import Evaluator
 from outblas.free.kernel import FreeKernel
+from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
 from outblas.source import kernel_kind
 from outblas.worker import Baselines, Item, Options
-from outblas.workers.ledger import Account, Ledger
 
 if TYPE_CHECKING:
     from outblas.free.live import FreeOptions
@@ -116,7 +116,9 @@ class LiveEvaluator(Evaluator):
         live = FreeLive(self.options, self._step_s, self._free)
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             for evaluation, baselines in live.evaluate(problem, [kernel for _, kernel in group]):
-                if baselines is not None:
+                # Code of form host shares its judge's process: what that says of others is taken for want of better.
+                forms_host = isinstance(evaluation.config, FreeKernel) and evaluation.config.launch.form == "host"
+                if baselines is not None and not (forms_host and problem in self._baselines):
                     self._baselines[problem] = baselines
                 yield evaluation
 

@@ -64,13 +64,7 @@ class Policy:
                 arrays = {name: file[name] for name in file.files}
             if (found := (int(arrays["format"]), str(arrays["inputs"]))) != (FORMAT, _inputs()):
                 raise ValueError(f"format or inputs {found[0]}")
-            layers = range(int(arrays["layers"]))
-            regressor = Regressor(
-                arrays["mean"],
-                arrays["scale"],
-                tuple(arrays[f"regressor_w{i}"] for i in layers),
-                tuple(arrays[f"regressor_b{i}"] for i in layers),
-            )
+            regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
             return cls(regressor, scorer, str(arrays["about"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -81,17 +75,12 @@ class Policy:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it by atomic rename; raises RecordError where the disk refuses."""
         sink = io.BytesIO()
-        layers = {f"regressor_w{i}": w for i, w in enumerate(self.regressor.weights)}
-        layers |= {f"regressor_b{i}": b for i, b in enumerate(self.regressor.biases)}
         np.savez_compressed(
             sink,
             format=np.int64(FORMAT),
             inputs=np.array(_inputs()),
             about=np.array(self.about),
-            layers=np.int64(len(self.regressor.weights)),
-            mean=self.regressor.mean,
-            scale=self.regressor.scale,
-            **layers,  # type: ignore[arg-type]
+            **self.regressor.to_arrays("regressor_"),
             **{f"scorer_{name}": array for name, array in self.scorer.items()},  # type: ignore[arg-type]
         )
         write_atomic(Path(path), sink.getvalue())

@@ -8,7 +8,7 @@ The handler is made in the worker by a module-level factory, so that everything 
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
-    handler.ledger            # optional: what it spends its seconds on (outblas.workers.ledger)
+    handler.ledger            # optional: what it spends its seconds on (outblas.ledger)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from typing import Any
 from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
-from outblas.workers.ledger import Account
+from outblas.ledger import Account
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
@@ -69,7 +70,8 @@ class Sandbox:
         factory: ``module:function`` that makes the handler in the worker. args: its arguments, picklable.
         step_timeout_s: seconds without a word after which the worker counts as hung.
         codec: module whose ``encode(value)`` makes JSON of an answer in the worker and whose ``decode(data)`` reads it
-            here, for a worker that is not trusted: nothing of it is unpickled. None: answers are pickled.
+            here, for a worker that is not trusted: nothing of it is unpickled, its errors are losses, and it is killed
+            when it is needed no more. None: answers are pickled.
         memory_bytes: of host memory that the worker may fill; watched every second. None: not watched.
         batch_timeout_s: seconds for a whole batch, however much the worker talks. None: no limit.
 
@@ -143,7 +145,7 @@ class Sandbox:
 
     def close(self) -> None:
         """End the worker; harmless when done twice. No zombie is left."""
-        self._end(kill=False)
+        self._end(kill=self._codec is not None, count=False)
 
     def _batch(
         self, batch: list[tuple[int, Any]], left: set[int]
@@ -160,7 +162,7 @@ class Sandbox:
                     self._end(kill=True)
                     return current, loss
                 try:
-                    kind, *rest = receive(connection, self._codec, left)
+                    kind, *rest = self._received(child, left)
                 except Unreadable as error:
                     self._end(kill=True)
                     return current, Lost(Status.EXITED, f"the worker sent what cannot be read ({error})")
@@ -175,6 +177,8 @@ class Sandbox:
                     return current, Lost(Status.FAULT, rest[0])
                 elif kind == "error":
                     self._end(kill=True)
+                    if self._codec is not None:  # by what was run there, for all that we know
+                        return current, Lost(Status.EXITED, f"the worker failed: {rest[0]}")
                     raise DeviceError(
                         f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
                     )
@@ -185,6 +189,17 @@ class Sandbox:
                     return min(left), Lost(Status.EXITED, "the worker left it unanswered")
         except (EOFError, OSError):
             return current, self._obituary(child)
+
+    def _received(self, child: Child, left: Collection[int]) -> Sequence[Any]:
+        """The next message; a worker that is not trusted may have begun one that it never ends."""
+        if self._codec is None:
+            return receive(child.connection, None, left)
+        overdue = threading.Timer(self._step_s, child.kill)
+        overdue.start()
+        try:
+            return receive(child.connection, self._codec, left)
+        finally:
+            overdue.cancel()
 
     def _silent(self, child: Child, end: float | None) -> Lost | None:
         """Wait for the worker's next word; why it is given up if that does not come."""

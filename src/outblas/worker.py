@@ -2,7 +2,7 @@
 
 A bad candidate becomes an Evaluation with its status; only a lost CUDA context ends the worker.
 
-Its seconds (outblas.workers.ledger) are of one of these phases, each with what it is done for counted beside it:
+Its seconds (outblas.ledger) are of one of these phases, each with what it is done for counted beside it:
 
 =========  ==========================================================================================================
 start      what is slow the first time in a process: imports, CUDA's context, the first kernels of torch and cuBLAS
@@ -32,12 +32,12 @@ from outblas.baselines import LT_AUTO, NAMES, RIVALS, Bindable
 from outblas.config import Candidate, KernelConfig, config_name, launch_of
 from outblas.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
+from outblas.ledger import Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import H200, Gpu
 from outblas.sandbox import Emit, Faulted
 from outblas.stats import MIN_ROUNDS
-from outblas.workers.ledger import Ledger
 
 if TYPE_CHECKING:
     from outblas.free.build import Built

@@ -159,7 +159,13 @@ def test_a_compilers_child_gets_no_secret(monkeypatch):
         '#if __has_embed(<../x>)\n#endif', '#pragma GCC dependency "/etc/passwd"', 'asm(".incbin \\"/etc/passwd\\"");',
         'asm(".inc" "bin \\"x\\"");', 'asm(R"(.incbin "x")");', 'asm("\\x2eincbin \\"x\\"");', 'asm("syscall");',
         "cuModuleLoadData(&m, x);", "nvrtcCompileProgram(p, 0, 0);", "__cudaRegisterFatBinary(x);",
-        'dlsym(h, "cuLibraryLoadData");',
+        'dlsym(h, "cuLibraryLoadData");', '__attribute__((section(".nv_fatbin"))) char x[9];',
+        '#define S(x) #x\nasm(S(.incbin "/etc/passwd"));',
+        # What the scan takes for a comment or a literal, and a compiler does not.
+        "#if 0\n.5'0 'x/*'\n#endif\n#include \"/etc/passwd\"\n// */",
+        '#if 0\n"a"R"("\n#endif\n#include "/etc/passwd"\n//)"',
+        'auto s = R"x( )x\\\n" /* )x";\n#include "/etc/passwd"\n// */', '// x \r#include "/etc/passwd"',
+        '// x \\ \n#include "/etc/passwd"', "/* x */ #include X", '// #include "/etc/passwd"',
     ],
 )  # fmt: skip
 def test_texts_that_reach_outside_are_refused_unread(line):
@@ -168,7 +174,8 @@ def test_texts_that_reach_outside_are_refused_unread(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>", "// #include </etc/passwd>",
+    ["#include <cuda_fp16.h>", '#include "ptx/wgmma.cuh"', "#include <cute/tensor.hpp>",
+     "// #include <a.h>", "// see #include of things",
      '#error don\'t\n#include <a.h>', "#if __has_include(<cuda_fp8.h>)\n#endif", "#pragma unroll 4",
      'asm volatile("wgmma.fence.sync.aligned;");', "cuTensorMapEncodeTiled(x);"],
 )  # fmt: skip
@@ -270,10 +277,20 @@ def test_a_recording_is_continued_past_a_line_that_was_cut_off(tmp_path):
     assert load(path).provenance == {"gpu": "NVIDIA H200"}
 
 
+def test_a_head_without_an_end_of_line_is_kept_when_its_file_is_continued(tmp_path):
+    path = recorded(tmp_path)
+    path.write_bytes(path.read_bytes().rstrip())
+    with Recorder(path, H200, {}) as file:
+        file.append(Evaluation(P, GOOD, Status.WRONG, "x"))
+    assert [e.detail for e in load(path).evaluations] == ["x"] and load(path).provenance == {"gpu": "NVIDIA H200"}
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\x01", b"[]\n", b'{"format": "other"}\n', json.dumps({"format": FORMAT, "gpu": "h1"}).encode() + b"\n",
-     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n{}\n"],
+     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n{}\n", b"[" * 100_000 + b"\n",
+     json.dumps({"format": FORMAT, "gpu": "h200"}).encode() + b"\n" + b"[" * 100_000 + b"\n",
+     json.dumps({"format": FORMAT, "gpu": "h200", "provenance": "me"}).encode() + b"\n"],
 )  # fmt: skip
 def test_foreign_and_damaged_recordings_are_refused_and_left_alone(tmp_path, data):
     path = tmp_path / "x.jsonl"

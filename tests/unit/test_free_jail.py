@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from outblas.evaluation import Status
 from outblas.free import landlock, seccomp
 from outblas.free.jail import Jail, lines, readable_roots, report
 from outblas.sandbox import Lost, Sandbox
@@ -210,6 +211,24 @@ def test_messages_that_are_none_cost_the_worker_and_run_nothing_here(importable,
     found = answers(jailed(tmp_path), [word, 3])
     assert isinstance(found[0], Lost) and found[0].status.value == "exited"
     assert found[1] == 6 and not (tmp_path / "unpickled").exists()
+
+
+def test_a_message_that_does_not_end_is_no_wait_for_ever(importable, tmp_path):
+    found = answers(jailed(tmp_path, step=2.0), ["half a message", 3])
+    assert isinstance(found[0], Lost) and found[1] == 6
+
+
+def test_an_error_of_a_worker_that_is_not_trusted_costs_one_item_and_not_the_run(importable, tmp_path):
+    found = answers(jailed(tmp_path), [1, "raises", 3])
+    assert found[0] == 2 and found[2] == 6
+    assert found[1] == Lost(Status.EXITED, "the worker failed: RuntimeError: as the judge would")
+
+
+def test_a_worker_that_is_not_trusted_gets_no_time_to_say_goodbye(importable, tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr("outblas.child.Child.end", lambda self, kill: ended.append(kill) or self._process.kill())
+    answers(jailed(tmp_path), [1])
+    assert ended == [True]
 
 
 @calls

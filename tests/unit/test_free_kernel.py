@@ -147,11 +147,32 @@ def test_equal_kernels_have_equal_names_however_they_are_spelt(other):
         BODY.replace("int k, void*", "int k, void *x"),
         BODY.replace("#include <cuda_fp16.h>", "#include <cuda_fp16.h>\n#define f(x) x"),
         BODY + 'constexpr char text[] = "a  b";',
+        BODY.replace("return;", "return\u00a0;"),
+        BODY + "// x \\ \nint y;",  # NVRTC takes the second line for code, g++ for a comment
+        BODY + "// x \rint y;",  # nvcc takes that for code, NVRTC for a comment
+        BODY + 'constexpr int size = sizeof(R"(a\\\nb)");',
+        BODY + "#if 0\n.5'0 'x/*'\n#endif\nint y;\n// */",
     ],
 )
 def test_other_kernels_have_other_names(other):
     assert parse(device_text(other)).name != parse(device_text()).name
     assert len({parse(device_text(other)), parse(device_text())}) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("// x \\ \nint y;", "// x \\ \nint z;"),
+        ("// x \rint y;", "// x \rint z;"),
+        ('const char* s = R"(a\\\nb)";', 'const char* s = R"(ab)";'),
+        ("#if 0\n.5'0 'x/*'\n#endif\nint y;\n// */", "#if 0\n.5'0 'x/*'\n#endif\nint z;\n// */"),
+        ('const char* s = "a"R"(";\nint y;\n//)"', 'const char* s = "a"R"(";\nint z;\n//)"'),
+        ("%:define X 1\nint y;", "%:define X 1 int y;"),
+        ("x?\\\n?/\ny", "x?\\\n?/\n y"),
+    ],
+)
+def test_what_compilers_read_in_two_ways_makes_two_names(one, other):
+    assert parse(device_text(BODY + one)).name != parse(device_text(BODY + other)).name
 
 
 def test_the_block_is_part_of_the_name_in_canonical_form():

@@ -9,7 +9,7 @@ import pytest
 from free_fixture import BODY, device_text, host_text
 from outblas import worker as plain
 from outblas.config import Sm90WgmmaConfig
-from outblas.evaluation import Evaluation, Status, Timing, Verdict
+from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.free import worker as free
 from outblas.free.answers import decode, encode
 from outblas.free.kernel import FreeKernel
@@ -171,9 +171,55 @@ def test_template_candidates_are_not_run_there(world):
     assert voice.answers[0][0].status is Status.ILLEGAL
 
 
+def test_a_guard_that_breaks_while_it_is_timed_is_a_memory_violation(world, monkeypatch):
+    def check(*_):
+        world.kernels[GOOD.name].broken = True
+        return PASSED
+
+    monkeypatch.setattr(free.fresh, "check_fresh", check)
+    found = world.ask(GOOD)
+    assert found.status is Status.MEMORY_VIOLATION and "after timing" in found.detail and found.timing is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("baselines_us", "cublas"), float("nan")), (("baselines_us", "cublas"), "4"),
+        (("baselines_us", "cublas"), 10**20),
+        (("speedup", "ratio"), float("inf")), (("speedup", "low"), None), (("speedup", "baseline"), 3),
+        (("timing", "samples_us"), []), (("timing", "samples_us"), [1.0] * 200_000), (("timing", "repeats"), 0),
+        (("timing", "repeats"), "8"), (("timing", "spread"), "0"), (("timing", "mode"), {}), (("timing", "more"), 1),
+        (("verdict", "status"), "wrong"), (("verdict", "max_err_ratio"), 1.5), (("verdict", "max_err_ratio"), "0"),
+        (("verdict", "max_err_ratio"), -1), (("verdict", "detail"), 7), (("verdict",), None), (("detail",), ["x"]),
+    ],
+)  # fmt: skip
+def test_fields_of_another_kind_are_no_answer(path, value):
+    told = encode((passed(), Baselines()))
+    place = told["evaluation"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises((ValueError, TypeError)):
+        decode(told)
+
+
+def test_words_of_an_answer_are_cut_and_errors_beyond_numbers_are_none():
+    verdict = Verdict(Status.WRONG, ("g" * 9000,) * 99, "d" * 9000, float("inf"))
+    told = Evaluation(P, GOOD, Status.WRONG, "d" * 9000, verdict, counters={"registers": 9.0}, log="x")
+    found, _ = decode(encode((told, None)))
+    assert found.verdict.max_err_ratio is None and len(found.detail) == len(found.verdict.detail) < 1000
+    assert len(found.verdict.gates) < 20 and len(found.verdict.gates[0]) < 1000 and not found.counters and not found.log
+    assert decode(encode((passed(), None)))[0].verdict.max_err_ratio == 0.5
+
+
+def passed():
+    timing, speedup = Timing("offline", (1.0,), 1.0, 0.0), Speedup("cublas", 2.0, 1.9, 2.1)
+    return Evaluation(P, GOOD, Status.PASSED, "", PASSED, timing, {"cublas": 4.0}, speedup)
+
+
 @pytest.mark.parametrize("us", [0.0, -1.0, float("nan"), float("inf"), "1", True])
 def test_times_that_are_none_are_no_answer(us):
-    value = encode((Evaluation(P, GOOD, Status.PASSED, timing=Timing("offline", (1.0,), 1.0, 0.0)), Baselines()))
+    value = encode((passed(), Baselines()))
     value["evaluation"]["timing"]["median_us"] = us
     with pytest.raises(ValueError):
         decode(value)

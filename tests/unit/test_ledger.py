@@ -16,13 +16,13 @@ from outblas.compile_ahead import CompileAhead
 from outblas.config import Sm90WgmmaConfig
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
+from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.sandbox import Lost, Sandbox
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune
-from outblas.workers.ledger import Account, Ledger, total
 from outblas.workers.local import LocalTransport
 from outblas.workers.pool import PoolEvaluator
 from outblas.workers.transport import Evaluate, Spec, Task

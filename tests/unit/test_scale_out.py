@@ -13,9 +13,9 @@ import pytest
 
 from helpers import ROOT
 from outblas.config import Sm90WgmmaConfig
+from outblas.ledger import Account
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.workers.ledger import Account
 
 
 @pytest.fixture(name="script")

@@ -309,7 +309,7 @@ def test_the_ledger_counts_what_was_done(handler, monkeypatch):
 
 def test_the_desk_accounts_for_its_parts(monkeypatch):
     """lt_auto chooses once per problem, however often the problem comes back."""
-    from outblas.workers.ledger import Ledger
+    from outblas.ledger import Ledger
 
     class Auto:
         name, chosen = "lt_auto", ""

@@ -32,6 +32,8 @@ from outblas.source import kernel_headers, kernels_sha
 #: Seconds and bytes that a compilation may take, without and with CUTLASS.
 PLAIN = Limits(30.0, 16 << 30)
 WITH_CUTLASS = Limits(120.0, 48 << 30)
+#: Bytes of what a compiler makes of a text, at most.
+MAX_IMAGE = 64 << 20
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
 _NVCC = (
     "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
@@ -165,7 +167,7 @@ class _Device(_Job):
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
                 raise _told(json.loads(self.words((folder / "error").read_text())))
-            cubin = decode((folder / "cubin").read_bytes(), key) if (folder / "cubin").is_file() else None
+            cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
         if cubin is None:
             raise _died("NVRTC", code, said)
         return replace(cubin, from_cache=False, log=self.words(cubin.log))
@@ -197,16 +199,24 @@ class _Host(_Job):
             said = self.words(said.replace(f"{folder}/", ""))
             if code != 0 or not library.is_file():
                 raise _refused(said) if code > 0 else _died("nvcc", code, said)
-            image = library.read_bytes()
+            image = _made(library)
         return _measured(image, self.arch, said, time.perf_counter() - start)
+
+
+def _made(path: Path) -> bytes:
+    """What the compiler made. Raises CompileError: it is too large to keep."""
+    size = path.stat().st_size
+    if size > MAX_IMAGE:
+        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE >> 20}", "hold less data")
+    return path.read_bytes()
 
 
 def _measured(image: bytes, arch: str, said: str, seconds: float) -> Cubin:
     facts = _together([sass_facts(each) for each in cubins(image)])
-    registers = [int(x) for x in re.findall(r"Used (\d+) registers", said)]
-    shared = [int(x) for x in re.findall(r"(\d+) bytes smem", said)]
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    stack = [int(x) for x in re.findall(r"(\d+) bytes stack frame", said)]
+    registers = [int(x) for x in re.findall(r"Used (\d{1,9}) registers", said)]
+    shared = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes smem", said)]
+    spills = re.findall(r"\b(\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads", said)
+    stack = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes stack frame", said)]
     return Cubin(
         image,
         "outblas_launch",

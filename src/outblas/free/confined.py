@@ -40,7 +40,7 @@ class Folder:
     """A temporary folder that a job works in; removed in the end."""
 
     def __init__(self) -> None:
-        self._held = tempfile.TemporaryDirectory(prefix="outblas-free-")
+        self._held = tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True)
         self.path = Path(self._held.name)
 
     def __enter__(self) -> Path:

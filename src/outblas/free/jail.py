@@ -131,6 +131,7 @@ def lines(files: bool, calls: bool, version: int) -> list[Line]:
         Line("environment", True, "scrubbed before CUDA starts: no keys, no tokens"),
         Line("limits", True, "processor time, file size, threads (not for root), no core; memory watched every second"),
         Line("answers", True, "cross to the driver as JSON, never as pickles"),
+        Line("older threads", False, "CUDA's own open what the user may: host code could make one run its code"),
         Line("address space", False, "not limited: CUDA maps all of the GPU's memory"),
         Line("GPU memory", False, "that of other processes is kept apart by the driver alone"),
         Line("the judge", False, "host code shares the process that proves and times it: it could forge an answer"),

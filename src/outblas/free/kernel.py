@@ -73,12 +73,13 @@ class FreeKernel:
 
 
 def normalised(text: str) -> str:
-    """The launch block as canonical JSON, then the text without comments and needless white space.
+    """The launch block as canonical JSON, then the text without comments and needless white space; all of it as it is,
+    where compilers may not agree on what a comment is.
 
     Raises:
         ContractError: as :meth:`FreeKernel.parse` for the launch block.
     """
     from outblas.free.contract import MARK, read_launch
-    from outblas.free.scan import canonical
+    from outblas.free.scan import canonical, two_ways
 
-    return f"/* {MARK} {read_launch(text).canonical()} */\n{canonical(text)}"
+    return f"/* {MARK} {read_launch(text).canonical()} */\n{text if two_ways(text) else canonical(text)}"

@@ -89,7 +89,7 @@ class FreeLive:
 
     def _run(self, problem: Problem, batch: Sequence[Built]) -> Iterator[tuple[Evaluation, Baselines | None]]:
         items = [Item(problem, each.kernel, None, False, each) for each in batch]
-        with tempfile.TemporaryDirectory(prefix="outblas-free-") as folder:
+        with tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True) as folder:
             cell = Cell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
             if not self._free.jailed:
                 cell = Cell(cell.folder, cell.cudart, False)

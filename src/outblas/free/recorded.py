@@ -110,6 +110,11 @@ class Recorder:
     def _cut(self) -> None:
         """Remove half a line that a killed run has left."""
         data = self._path.read_bytes()
+        if b"\n" not in data:  # a whole head, or load() would have refused it
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(b"\n")
+            self._file.flush()
+            return
         self._file.truncate(data.rfind(b"\n") + 1)
         self._file.seek(0, os.SEEK_END)
 
@@ -127,9 +132,9 @@ class Recorder:
 def _head(path: Path, line: bytes) -> dict[str, Any]:
     try:
         head = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         head = None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
+    if not (isinstance(head, dict) and head.get("format") == FORMAT and isinstance(head.get("provenance") or {}, dict)):
         raise _refused(path, f"is no recording of free kernels ({FORMAT})")
     return head
 
@@ -144,7 +149,7 @@ def _gpu(path: Path, head: dict[str, Any]) -> Gpu:
 def _evaluation(path: Path, number: int, line: bytes) -> Evaluation:
     try:
         return Evaluation.from_json(json.loads(line))
-    except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
         raise _refused(path, f"has a line {number} that cannot be read ({error})") from error
 
 

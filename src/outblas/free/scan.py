@@ -15,6 +15,12 @@ _OPERATORS = (
 _TOKEN = re.compile(
     r"(?:\.?\d(?:[eEpP][+-]|['\w.])*)|[A-Za-z_$\u0080-\U0010ffff][\w$]*|" + "|".join(map(re.escape, _OPERATORS)) + r"|."
 )
+#: White space to every compiler; what else Python takes for it is none to them.
+_SPACES = " \t\v\f\r"
+#: What compilers do not all read alike: a line that ends in a backslash and blanks, a return without a new line,
+#: trigraphs. What is hard to read right: a quote in a number, a raw literal behind another literal.
+_TWO_WAYS = re.compile(r"\\[ \t\v\f]+\r?\n|\r(?!\n)|\?\?[=/'()!<>-]|\d[\w.]*'\w|[\"']\w*R\"")
+_CONTINUED = re.compile(r"\\\r?\n")
 #: A literal beside a name, as in u8"x" or "x"_s.
 _NAME = re.compile(r"\w[\"']|[\"']\w")
 
@@ -33,6 +39,13 @@ def pieces(text: str) -> Iterator[Piece]:
         kind, stop = _piece(text, at)
         yield Piece(kind, text[at:stop])
         at = stop
+
+
+def two_ways(text: str) -> bool:
+    """Whether compilers may not agree, with each other or with this module, on what is code, comment or literal."""
+    plain = spliced(text)
+    # In raw literals, lines are not continued.
+    return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(plain) or ('R"' in plain and _CONTINUED.search(text)))
 
 
 def comments(text: str) -> list[str]:
@@ -74,8 +87,9 @@ def canonical(text: str) -> str:
                 line.append(" ")
         elif directive:
             line.append(part)
-        elif kind == "code" and not line and part.startswith("#"):
-            line.extend(("#", part[1:]) if part != "#" else "#")
+        elif kind == "code" and not line and part.startswith(("#", "%:")):
+            rest = part[1:] if part.startswith("#") else part[2:]
+            line.extend(("#", rest) if rest else "#")
         else:
             tokens = [part] if kind == "literal" else _TOKEN.findall(part)
             if (
@@ -113,8 +127,8 @@ def _piece(text: str, at: int) -> tuple[str, int]:
     one = text[at]
     if one == "\n":
         return "line", at + 1
-    if one.isspace():
-        return "space", _run(text, at, lambda c: c.isspace() and c != "\n")
+    if one in _SPACES:
+        return "space", _run(text, at, _SPACES)
     if raw := _RAW.match(text, at):
         close = f'){raw[1]}"'
         stop = text.find(close, raw.end())
@@ -128,7 +142,7 @@ def _code_end(text: str, at: int) -> int:
     stop = at
     while stop < len(text):
         c = text[stop]
-        if c.isspace() or c == '"' or text[stop : stop + 2] in ("/*", "//"):
+        if c in _SPACES or c in '\n"' or text[stop : stop + 2] in ("/*", "//"):
             break
         if c == "'" and not (stop > at and text[stop - 1].isalnum() and _in_number(text, at, stop)):
             break
@@ -153,8 +167,8 @@ def _literal_end(text: str, at: int) -> int:
     return min(stop + 1 if text[stop : stop + 1] == quote else stop, len(text))
 
 
-def _run(text: str, at: int, belongs: object) -> int:
+def _run(text: str, at: int, of: str) -> int:
     stop = at
-    while stop < len(text) and belongs(text[stop]):  # type: ignore[operator]
+    while stop < len(text) and text[stop] in of:
         stop += 1
     return stop

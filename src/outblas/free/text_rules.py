@@ -11,6 +11,11 @@ from outblas.free.scan import pieces, spliced
 
 _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
 _HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
+#: What lies between a # and what it asks for, and a directive that reads files wherever it stands, in a comment, too:
+#: what is one is not for a scan alone to say.
+_GAP = r"(?:\s|\\\s|/\*.*?\*/)*"
+_ANYWHERE = re.compile(rf"(?:#|%:|\?\?=){_GAP}((?:include(?:_next)?|import|embed)\b[^\r\n]*)", re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?(?:\*/|$)|//.*", re.DOTALL)
 _HAS = re.compile(r"__has_(?:include|embed)(?:_next)?\s*\(\s*([^)]*)\)")
 #: In literals: assembly that reads files or calls the kernel by itself, and names that the look at symbols refuses.
 _LITERALS = {
@@ -21,19 +26,20 @@ _LITERALS = {
     "sysenter": "assembly that calls the system",
     "svc #0": "assembly that calls the system",
 }
-_INTERNAL = re.compile(r"__cuda(?:Register|Unregister|Init|Push|Pop)\w*|__nv_\w*[Rr]egister\w*")
+_INTERNAL = re.compile(r"nv_?\w*[fF]at[bB]in\w*|__cuda(?:Register|Unregister|Init|Push|Pop)\w*|__nv_\w*[Rr]egister\w*")
 _DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
 
 
 def refusal(text: str) -> str | None:
     """Why a text is not given to a compiler; None: it is."""
-    for line in _directives(text):
+    for line in (*_directives(text), *_anywhere(text), *_anywhere(spliced(text))):
         if reason := _directive(line):
             return reason
     code, literals = _split(text)
     joined = literals.lower()
+    pasted = re.sub(r"##|\s", "", code).lower()  # a macro makes a literal of it
     for what, reason in _LITERALS.items():
-        if what in joined:
+        if what in joined or (what.startswith(".") and f"({what}" in pasted):
             return reason
     for found in (_INTERNAL.search(code + " " + literals), _DRIVER.search(code + " " + literals)):
         if found:
@@ -45,6 +51,17 @@ def _directives(text: str) -> list[str]:
     """Lines that begin with a #, without comments."""
     plain = "".join(" " if p.kind == "comment" else p.text for p in pieces(spliced(text)))
     return [line.strip() for line in plain.split("\n") if line.lstrip().startswith(("#", "%:", "??="))]
+
+
+def _anywhere(text: str) -> list[str]:
+    """Whatever a compiler that reads comments and literals otherwise could take for a directive that reads files."""
+    lines = []
+    for found in _ANYWHERE.finditer(text):
+        before = text[max(0, found.start() - 200) : found.start()].rpartition("\n")[2].rstrip()
+        asked = _COMMENT.sub(" ", found[1])
+        if '"' in asked or "<" in asked or not before or before.endswith("*/"):  # else a sentence on one
+            lines.append(f"#{asked}")
+    return lines
 
 
 def _directive(line: str) -> str | None:

@@ -12,9 +12,9 @@ from outblas import __version__
 from outblas.config import KernelConfig
 from outblas.errors import DeviceError, OutblasError
 from outblas.evaluator import Evaluator
+from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.sandbox import made
-from outblas.workers.ledger import Account, Ledger
 from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Kind, Spec, Task
 
 Message = tuple[Kind, Any]

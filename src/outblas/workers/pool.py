@@ -11,12 +11,12 @@ from outblas.config import KernelConfig
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.evaluator import Evaluator
+from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.sandbox import START_TIMEOUT_S
 from outblas.source import kernel_kind
 from outblas.workers.compiling import Compile, Compiling
-from outblas.workers.ledger import Account, Ledger, total
 from outblas.workers.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
 from outblas.workers.units import Unit, Units
 

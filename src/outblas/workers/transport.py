@@ -65,7 +65,7 @@ class BaselineNotes:
 
 
 #: ``ready`` (About), ``answer`` (to the task in hand; several may follow), ``end`` (of the task: process of the worker
-#: -> :class:`outblas.workers.ledger.Account` of its seconds so far), ``error`` (an exception of the evaluator; the task
+#: -> :class:`outblas.ledger.Account` of its seconds so far), ``error`` (an exception of the evaluator; the task
 #: is over), ``lost`` (why, one line: the process or its machine is gone).
 Kind = Literal["ready", "answer", "end", "error", "lost"]
 
