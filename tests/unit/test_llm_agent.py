@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, s
 from llm_server import Say, serving
 from outblas.agents import make_agent
 from outblas.agents.llm import read_choices
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import UsageError
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import ServerError
@@ -64,12 +65,14 @@ def test_it_follows_the_answer_and_bends_it_to_what_is_offered(monkeypatch: pyte
 
 def test_it_is_told_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_LLM_MODEL", "m")
-    history = [passed_evaluation(PROBLEM, CANDIDATES[0]), failed_evaluation(PROBLEM, CANDIDATES[2])]
+    alone = replace(passed_evaluation(PROBLEM, CANDIDATES[3]), speedup=None)  # no baseline was timed beside it
+    history = [passed_evaluation(PROBLEM, CANDIDATES[0]), failed_evaluation(PROBLEM, CANDIDATES[2]), alone]
     with serving(lambda request, number: Say("no idea")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         proposed = make_agent("llm").propose(PROBLEM, CANDIDATES, history, 3)
         prompt = server.requests[0]["messages"][-1]["content"]
     assert "1.200x of the fastest baseline" in prompt and "wrong gate 3" in prompt
+    assert f"{config_name(CANDIDATES[3])}: passed, {alone.timing.median_us:.2f} us" in prompt
     assert len(proposed) == 3 and not set(proposed) & {CANDIDATES[0], CANDIDATES[2]}  # filled up by the ranking model
 
 

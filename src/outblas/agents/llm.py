@@ -162,12 +162,14 @@ def _prompt(
 ) -> list[Message]:
     from outblas.llm.prompt import choice_prompt
 
-    best = sorted((e for e in history if e.status is Status.PASSED), key=reward, reverse=True)[:_BEST]
+    compared = (e for e in history if e.status is Status.PASSED and e.speedup is not None)
+    best = sorted(compared, key=reward, reverse=True)[:_BEST]
     shown = dict.fromkeys((*map(_line, best), *map(_line, history[-_LAST:])))
     return choice_prompt(problem, gpu, candidates, list(shown), n)
 
 
 def _line(e: Evaluation) -> str:
     if e.timing is None or e.speedup is None:
-        return f"{config_name(e.config)}: {e.status.value} {e.detail}".rstrip()
+        time = "" if e.timing is None else f", {e.timing.median_us:.2f} us"
+        return f"{config_name(e.config)}: {e.status.value} {e.detail}".rstrip() + time
     return f"{config_name(e.config)}: {e.timing.median_us:.2f} us, {e.speedup.ratio:.3f}x of the fastest baseline"

@@ -6,6 +6,7 @@ import math
 from html import escape
 from typing import Any
 
+from outblas.believed import BELIEVED
 from outblas.llm.outcome import KINDS
 from outblas.problem import Problem
 from outblas.report.evolve_data import ANCESTORS, EvolveRun, Side
@@ -177,7 +178,8 @@ def _method() -> str:
         "Speed-up: median over interleaved rounds of time of the fastest baseline / time of the kernel, same problem. "
         "At least: the lower end of its 95% interval, by which the archive ranks.",
         "Gain: log of how much the best speed-up of a problem rose by an answer, from 1 on, summed up.",
-        "A time below the floor is no kernel's: such a candidate is rejected.",
+        f"A time below {BELIEVED:.0%} of the floor is not believed: such a candidate is rejected. The floor is made of "
+        "measured, sustained rates.",
         "Selection bias: the best kernels are shown with the times that they were chosen by, which flatters them a "
         "little.",
         "Tokens of a request that was lost on the way are counted at the most that it can have taken.",
