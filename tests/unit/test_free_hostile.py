@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from free_fixture import BODY, device_text, host_text, missing
-from outblas.errors import CompileError
+from outblas.errors import CompileError, OutblasError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.free import build as building
@@ -17,6 +19,7 @@ from outblas.free.elf import cubins, dynamic_symbols, sections
 from outblas.free.gate import examine
 from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive
+from outblas.free.text_rules import refusal
 from outblas.problem import Problem
 from outblas.worker import Baselines
 
@@ -97,6 +100,29 @@ def test_what_host_code_says_of_baselines_does_not_replace_what_is_known(monkeyp
         assert evaluator.baselines(P) == {"cublas": 9.0}
         assert [e.status for e in evaluator.evaluate([(P, device)])] == [Status.PASSED]
         assert evaluator.baselines(P) == {"cublas": 4.0}
+
+
+@pytest.mark.parametrize("part", ["'1", "1'", "#/**/", "#/*", "nv_", "1."])
+def test_a_text_that_repeats_itself_is_read(part):
+    """Reading is not quadratic: the longest texts take a second or two, where they took minutes."""
+    text = device_text() + part * (200_000 // len(part))
+    with contextlib.suppress(OutblasError), _within(60.0):
+        refusal(text)
+        _ = FreeKernel.parse(text)
+
+
+@contextlib.contextmanager
+def _within(seconds):
+    def late(*_):
+        raise AssertionError(f"over {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    outer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("leave", ["close", "raise"])

@@ -19,7 +19,8 @@ _TOKEN = re.compile(
 _SPACES = " \t\v\f\r"
 #: What compilers do not all read alike: a line that ends in a backslash and blanks, a return without a new line,
 #: trigraphs. What is hard to read right: a quote in a number, a raw literal behind another literal.
-_TWO_WAYS = re.compile(r"\\[ \t\v\f]+\r?\n|\r(?!\n)|\?\?[=/'()!<>-]|\d[\w.]*'\w|[\"']\w*R\"")
+_TWO_WAYS = re.compile(r"\\[ \t\v\f]+\r?\n|\r(?!\n)|\?\?[=/'()!<>-]|\d[\w.]{0,63}'\w|[\w.]{64}'\w|[\"']\w*R\"")
+_LONGEST_NUMBER = 64
 _CONTINUED = re.compile(r"\\\r?\n")
 #: A literal beside a name, as in u8"x" or "x"_s.
 _NAME = re.compile(r"\w[\"']|[\"']\w")
@@ -154,7 +155,7 @@ def _code_end(text: str, at: int) -> int:
 
 def _in_number(text: str, at: int, stop: int) -> bool:
     """Whether a quote at ``stop`` separates digits (``1'000``) and does not open a character literal."""
-    begin = stop
+    begin, at = stop, max(at, stop - _LONGEST_NUMBER)
     while begin > at and (text[begin - 1].isalnum() or text[begin - 1] in "'._"):
         begin -= 1
     return text[begin : begin + 1].isdigit() and text[stop + 1 : stop + 2].isalnum()

@@ -13,7 +13,7 @@ _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
 _HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
 #: What lies between a # and what it asks for, and a directive that reads files wherever it stands, in a comment, too:
 #: what is one is not for a scan alone to say.
-_GAP = r"(?:\s|\\\s|/\*.*?\*/)*"
+_GAP = r"(?:\s|\\\s|/\*(?:[^*]|\*(?!/)){0,500}\*/)*"
 _ANYWHERE = re.compile(rf"(?:#|%:|\?\?=){_GAP}((?:include(?:_next)?|import|embed)\b[^\r\n]*)", re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?(?:\*/|$)|//.*", re.DOTALL)
 _HAS = re.compile(r"__has_(?:include|embed)(?:_next)?\s*\(\s*([^)]*)\)")
@@ -26,7 +26,9 @@ _LITERALS = {
     "sysenter": "assembly that calls the system",
     "svc #0": "assembly that calls the system",
 }
-_INTERNAL = re.compile(r"nv_?\w*[fF]at[bB]in\w*|__cuda(?:Register|Unregister|Init|Push|Pop)\w*|__nv_\w*[Rr]egister\w*")
+_INTERNAL = re.compile(
+    r"nv_?\w{0,40}[fF]at[bB]in\w*|__cuda(?:Register|Unregister|Init|Push|Pop)\w*|__nv_\w{0,60}[Rr]egister\w*"
+)
 _DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
 
 
