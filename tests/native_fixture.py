@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,26 @@ class FakeCuda:
         kind.in_dll(self.library, name).value = value
 
 
+def loaded(path: Path) -> Any:
+    """The extension in a file, beside the package's own: one that is loaded puts itself into sys.modules."""
+    name = "outblas._native"
+    before = sys.modules.get(name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    sys.modules.pop(name, None)
+    if before is not None:
+        sys.modules[name] = before
+    return extension
+
+
 @pytest.fixture(scope="session", name="built")
 def built_fixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """(the extension, built here from the sources; the recording library)."""
     folder = tmp_path_factory.mktemp("native")
     path = native_build.build(folder)
-    spec = importlib.util.spec_from_file_location("outblas._native", path)
-    assert spec is not None and spec.loader is not None
-    extension = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(extension)
+    extension = loaded(path)
     fake = folder / "libfakecuda.so"
     subprocess.run(
         ["cc", "-std=c11", "-O1", "-shared", "-fPIC", str(ROOT / "tests/fake_libcuda.c"), "-o", fake], check=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import resource
 import threading
 import types
@@ -24,6 +23,7 @@ from native_fixture import (  # noqa: F401
     algorithm,
     built_fixture,
     cuda_fixture,
+    loaded,
     needs_compiler,
     prepared,
 )
@@ -542,10 +542,7 @@ def test_one_is_in_place_at_a_time(on: Override, device: Device) -> None:
 def test_without_a_cxx_compiler_the_rest_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for compiler in ("no-such-c++", "c++ -Duint64_t=1+"):  # there is none; it does not compile
         monkeypatch.setenv("CXX", compiler)
-        spec = importlib.util.spec_from_file_location("outblas._native", native_build.build(tmp_path))
-        assert spec is not None and spec.loader is not None
-        extension = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(extension)
+        extension = loaded(native_build.build(tmp_path))
         assert hasattr(extension, "Table") and not hasattr(extension, "Products")
 
 
