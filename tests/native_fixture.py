@@ -95,7 +95,7 @@ class FakeCuda:
 def loaded(path: Path) -> Any:
     """The extension in a file, beside the package's own: one that is loaded puts itself into sys.modules."""
     name = "outblas._native"
-    before = sys.modules.get(name)
+    before = sys.modules.pop(name, None)  # it would be filled with what is loaded from a path that was loaded before
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     extension = importlib.util.module_from_spec(spec)
