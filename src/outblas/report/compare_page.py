@@ -9,7 +9,7 @@ from typing import Any
 from outblas.compare_result import Comparison
 from outblas.compare_stats import Figure, best_of, budget_words, figures, mean_regret, overall, regime_qualities
 from outblas.report.figures import GRID, INK
-from outblas.report.shell import chart, html_page, spelt, table, when
+from outblas.report.shell import chart, how_to_read, html_page, provenance_section, table, when
 from outblas.results import PROVENANCE
 from outblas.roofline import GPUS
 from outblas.splits import SPLITS
@@ -156,9 +156,7 @@ def _method(comparison: Comparison) -> str:
         "Which kernels the catalogue holds, and which of them were recorded where, goes by measurements of all "
         "problems; that is the same for all agents.",
     ]
-    items = "".join(f"<li>{escape(p)}</li>" for p in points)
-    head = "<h2 id='method'>How to read this</h2>"
-    return f"<section aria-labelledby='method'>{head}<ul class='note'>{items}</ul></section>"
+    return how_to_read(points)
 
 
 def _provenance(comparison: Comparison) -> str:
@@ -168,9 +166,7 @@ def _provenance(comparison: Comparison) -> str:
     facts |= {"recording": meta["recording"]["name"]}
     facts |= {f"recording: {f}": v for f, v in comparison.measured.items() if comparison.provenance.get(f) != v}
     facts |= {key: meta[key] for key in ("seeds", "held_out", "split_seed", "sample", "splits") if key in meta}
-    lines = [(name, spelt(value)) for name, value in facts.items()]
-    found = table("Where these figures come from", ("Fact", "Value"), lines)
-    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
+    return provenance_section(facts)
 
 
 def _faint(colour: str) -> str:

@@ -11,7 +11,7 @@ from outblas.llm.outcome import KINDS
 from outblas.problem import Problem
 from outblas.report.evolve_data import ANCESTORS, EvolveRun, Side
 from outblas.report.lineage import code, difference, progress, tree
-from outblas.report.shell import chart, html_page, spelt, table, when
+from outblas.report.shell import chart, how_to_read, html_page, provenance_section, spelt, table, when
 from outblas.results import PROVENANCE
 from outblas.roofline import GPUS, H200, floor_us
 
@@ -184,9 +184,7 @@ def _method() -> str:
         "little.",
         "Tokens of a request that was lost on the way are counted at the most that it can have taken.",
     ]
-    items = "".join(f"<li>{escape(p)}</li>" for p in points)
-    head = "<h2 id='method'>How to read this</h2>"
-    return f"<section aria-labelledby='method'>{head}<ul class='note'>{items}</ul></section>"
+    return how_to_read(points)
 
 
 def _provenance(run: EvolveRun) -> str:
@@ -196,6 +194,4 @@ def _provenance(run: EvolveRun) -> str:
     facts |= {f: origin.get(f) for f in PROVENANCE}
     facts |= {f"recording: {f}": v for f, v in (about.get("recording") or {}).items()}
     facts |= {f: about.get(f) for f in ("started", "finished", "models", "settings") if about.get(f)}
-    lines = [(name, spelt(value)) for name, value in facts.items()]
-    found = table("Where these figures come from", ("Fact", "Value"), lines)
-    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
+    return provenance_section(facts)

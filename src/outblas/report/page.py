@@ -20,7 +20,7 @@ from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, sha
 from outblas.report.evolve_data import load_evolution
 from outblas.report.evolve_page import render_evolution
 from outblas.report.figures import NAMES, figures
-from outblas.report.shell import chart, html_page, spelt, table, when
+from outblas.report.shell import chart, how_to_read, html_page, provenance_section, table, when
 from outblas.results import PROVENANCE, read_meta
 
 _SELECTION = (
@@ -241,9 +241,7 @@ def _method(groups: Sequence[Group]) -> str:
     ]
     if any(g.mode == "server" for g in groups):
         points.append("Server mode: latency of one call per request, from call to completion; not GPU time.")
-    items = "".join(f"<li>{escape(p)}</li>" for p in points)
-    head = "<h2 id='method'>How to read this</h2>"
-    return f"<section aria-labelledby='method'>{head}<ul class='note'>{items}</ul></section>"
+    return how_to_read(points)
 
 
 def _provenance(run: Run) -> str:
@@ -256,9 +254,7 @@ def _provenance(run: Run) -> str:
         facts["SM clock"] = f"{min(clock):g} to {max(clock):g} MHz"
     if heat:
         facts["temperature"] = f"{min(heat):g} to {max(heat):g} °C"
-    lines = [(name, spelt(value)) for name, value in facts.items()]
-    found = table("Where these figures come from", ("Fact", "Value"), lines)
-    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
+    return provenance_section(facts)
 
 
 def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -84,6 +84,20 @@ def spelt(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {spelt(v)}" for key, v in value.items())
     return ", ".join(map(spelt, value)) if isinstance(value, list) else str(value)
+
+
+def how_to_read(points: Iterable[str]) -> str:
+    """The section that says what figures mean, a point each."""
+    items = "".join(f"<li>{escape(p)}</li>" for p in points)
+    head = "<h2 id='method'>How to read this</h2>"
+    return f"<section aria-labelledby='method'>{head}<ul class='note'>{items}</ul></section>"
+
+
+def provenance_section(facts: Mapping[str, Any]) -> str:
+    """The section that says where figures come from: name -> fact."""
+    lines = [(name, spelt(value)) for name, value in facts.items()]
+    found = table("Where these figures come from", ("Fact", "Value"), lines)
+    return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
 
 
 def table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], limited: bool = False) -> str:
