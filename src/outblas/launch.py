@@ -282,7 +282,7 @@ class LoadedKernel:
             cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
-            maps=tuple((*box, *_map_kind(box[3], problem.dtype)) for box in plan.boxes),
+            maps=tuple((*box, *_map_kinds(problem.dtype, SWIZZLES[box[3] * ELEMENT_BYTES])) for box in plan.boxes),
             workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
         )
@@ -373,8 +373,15 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     Raises:
         DeviceError: the driver refused it.
     """
+    return encode_boxes(address, (rows, cols), (box_rows, box_cols), dtype, SWIZZLES[box_cols * ELEMENT_BYTES])
+
+
+def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str) -> Any:
+    """Descriptor of a row-major matrix, (rows, columns), in boxes of (rows, columns); ``swizzle`` as the driver's
+    enumeration ends (``128B``). Raises DeviceError: the driver refused it."""
     cu = driver()
-    kind, swizzle, promotion = _map_kind(box_cols, dtype)
+    (rows, cols), (box_rows, box_cols) = extents, box
+    kind, swizzled, promotion = _map_kinds(dtype, swizzle)
     result = cu.cuTensorMapEncodeTiled(
         kind,
         2,
@@ -384,19 +391,19 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
         [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
         [cu.cuuint32_t(1), cu.cuuint32_t(1)],
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle,
+        swizzled,
         promotion,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
 
 
-def _map_kind(box_cols: int, dtype: str) -> tuple[Any, Any, Any]:
+def _map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
     """Element type, swizzle and L2 promotion of a TMA map, as the driver's enumerations."""
     cu = driver()
     return (
         getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[dtype]}"),
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"),
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
     )
 

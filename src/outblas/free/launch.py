@@ -18,8 +18,8 @@ from outblas.free.contract import MAX_WORKSPACE, Launch, TensorMap
 from outblas.free.elf import dynamic_symbols
 from outblas.free.kernel import FreeKernel
 from outblas.free.workspace import GuardedWorkspace
-from outblas.launch import KINDS, PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, ensure_context
-from outblas.problem import ELEMENT_BYTES, Problem
+from outblas.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, encode_boxes, ensure_context
+from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
@@ -204,20 +204,4 @@ def launch_config(launch: Launch, problem: Problem, gpu: Gpu) -> Any:
 @functools.lru_cache(maxsize=1024)
 def encode_map(address: int, wanted: TensorMap, problem: Problem) -> Any:
     """Descriptor of a stored operand; raises DeviceError where the driver refuses it."""
-    cu = driver()
-    rows, cols = wanted.extents(problem)
-    box_rows, box_cols = wanted.box
-    result = cu.cuTensorMapEncodeTiled(
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[problem.dtype]}"),
-        2,
-        address,
-        [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
-        [cu.cuuint64_t(cols * ELEMENT_BYTES)],
-        [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
-        [cu.cuuint32_t(1), cu.cuuint32_t(1)],
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[wanted.swizzle]}"),
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
+    return encode_boxes(address, wanted.extents(problem), wanted.box, problem.dtype, _SWIZZLES[wanted.swizzle])

@@ -62,19 +62,26 @@ def first_prompt(
     listed = ", ".join(f"{name} {us:.2f} us" for name, us in sorted(baselines.items(), key=lambda pair: pair[1]))
     text = _fill(
         "new",
-        problem=describe_problem(problem),
-        hardware=describe_gpu(gpu),
-        floor_us=f"{floor:.2f}",
-        regime=regime(problem, gpu).partition("_")[0] + "-bound",
+        **_task(problem, gpu),
         gap=gap,
         baselines=f"Baselines: {listed}.\n" if listed else "",
         contract=_contract(problem, gpu) if CODE in kinds else "",
         knobs=_fill("knobs", families=describe()) if CONFIG in kinds else "",
-        notes="".join(_note(name) for name in notes_of(problem, gpu)),
         parents=_parents(parents, counters),
         asked=asked(kinds),
     )
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
+
+
+def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
+    """What every first question says of a problem and its GPU."""
+    return {
+        "problem": describe_problem(problem),
+        "hardware": describe_gpu(gpu),
+        "floor_us": f"{floor_us(problem, gpu):.2f}",
+        "regime": regime(problem, gpu).partition("_")[0] + "-bound",
+        "notes": "".join(_note(name) for name in notes_of(problem, gpu)),
+    }
 
 
 def choice_prompt(
@@ -83,13 +90,9 @@ def choice_prompt(
     """Asks for ``n`` of the configs that are offered; ``tried``: a line on each that is worth showing."""
     text = _fill(
         "choose",
-        problem=describe_problem(problem),
-        hardware=describe_gpu(gpu),
-        floor_us=f"{floor_us(problem, gpu):.2f}",
-        regime=regime(problem, gpu).partition("_")[0] + "-bound",
+        **_task(problem, gpu),
         count=len(offered),
         families=describe_offered(offered),
-        notes="".join(_note(name) for name in notes_of(problem, gpu)),
         tried="\n".join(tried) or "Nothing.",
         n=n,
     )
