@@ -314,10 +314,15 @@ def _is_weak(choice: Choice | None) -> bool:
 def proved(work: Work, table: Table) -> frozenset[str]:
     """Kernels of a table's layout, dtype and accumulator that passed every gate in this work before.
 
-    The sources and the compiler are the same (see Work.check), hence the cubins. A recording proves what it measures.
+    The sources and the compiler are the same (see Work.check), hence the cubins. A recording proves what it measures,
+    and a library that says of which kernels it is (from another directory, perhaps) was proved with them.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
+    library, about = work.load(), {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
+    if {**library.provenance.get("toolchain", {}), **library.provenance}.items() >= about.items():
+        installed = (configs for p, configs in library.installed().items() if (p.layout, p.dtype, p.acc) == kind)
+        names |= {config_name(c) for configs in installed for c in configs}
     for recording in work.recorded():
         same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
         passed = (recording.status[same] == CODE[Status.PASSED]).any(axis=0)
@@ -471,6 +476,7 @@ def publish_seconds(work: Work, seconds: dict[str, float]) -> str:
     if work.library.exists():
         library = Library.load(work.library)
         provenance = {**library.provenance, "seconds": seconds, "seconds_of_making": round(making, 1)}
+        provenance["kernels"] = kernels_sha()
         replace(library, provenance=provenance).save(work.library)
     steps = dict.fromkeys(name.split()[0] for name in seconds)
     each = ", ".join(f"{step} {sum(s for n, s in seconds.items() if n.split()[0] == step):.0f} s" for step in steps)

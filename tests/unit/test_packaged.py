@@ -151,8 +151,8 @@ def test_the_library_is_of_these_kernels(library: Library) -> None:
     assert library.provenance["kernels"] == kernels_sha(), (
         "python scripts/restamp.py --since <commit before the change>"
     )
-    last = library.provenance["restamped"][-1]
-    assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
+    for last in library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
+        assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
 
 
 def test_all_that_was_measured_says_where_and_when(recording: Recording, library: Library) -> None:

@@ -18,7 +18,7 @@ from fake_gpu import FakeGpu, install
 from outblas import bench, record
 from outblas.agents import Agent
 from outblas.averages import launch_of_row
-from outblas.config import Sm90WgmmaConfig, launch_of
+from outblas.config import Sm90WgmmaConfig, config_name, launch_of
 from outblas.errors import UsageError
 from outblas.evaluation import Status
 from outblas.journal import Journal
@@ -28,6 +28,7 @@ from outblas.recording import Recording
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
 from outblas.second_search import near_the_best, worth_trying
+from outblas.source import kernels_sha
 from outblas.space import candidates
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,21 @@ def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) 
     assert {o.proved for o in script.fake.options} == {recorded, frozenset()}
 
 
+def test_kernels_of_a_library_of_these_sources_are_proved_already(script: Any, work: Any) -> None:
+    run(script, work, "tune", tables="grid1000:NN:fp16:fp32")
+    table, other = script.TABLES[1], script.TABLES[0]
+    assert not script.proved(work, table), "it does not say yet of which kernels it is"
+    script.publish_seconds(work, {})
+    built = {"toolchain": script.toolchain()}  # the fake's measurements name no compiler
+    library = replace(work.load(), provenance={**work.load().provenance, **built})
+    library.save(work.library)
+    assert script.proved(work, table) == {config_name(c) for cs in library.installed().values() for c in cs}
+    assert script.proved(work, table) and not script.proved(work, other)
+    for changed in ({"kernels": "of others"}, {"toolchain": {**built["toolchain"], "nvrtc": "older"}}):
+        replace(library, provenance={**library.provenance, **changed}).save(work.library)
+        assert not script.proved(work, table)
+
+
 @pytest.mark.parametrize("step", ["confirm", "bench"])
 def test_a_table_that_is_not_tuned_is_not_benched(script: Any, work: Any, step: str) -> None:
     run(script, work, "tune")
@@ -238,7 +254,7 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
     assert [c[c.index("--here") + 1] for c in commands] == ["record", *twice]
     provenance = Library.load(work.library).provenance
     assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 11
-    assert provenance["seconds_of_making"] == 540.0
+    assert provenance["seconds_of_making"] == 540.0 and provenance["kernels"] == kernels_sha()
     assert "the library took 9.0 GPU minutes, all 11.0" in capsys.readouterr().out
     assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]
 
