@@ -21,6 +21,8 @@ from outblas.problem import ELEMENT_BYTES, Problem
 CANARY = 0x7FED
 #: Default width of a guard, bytes.
 GUARD_BYTES = 4096
+#: What a guard is in front of, and the last one.
+GUARDS = ("A", "B", "C", "end")
 _ALIGN = 256 // ELEMENT_BYTES
 
 
@@ -124,17 +126,22 @@ class Operands:
         end = c + _round_up(self._outputs) + self._guard
         return (self._flat[begin:end] != CANARY).any()
 
-    def broken_guard(self, index: int) -> str:
-        """Name of a guard around the set that was written (``A``: in front of A, ..., ``end``), or nothing."""
+    def broken_guards(self, index: int) -> Any:
+        """Bool tensor, of :data:`GUARDS` around the set: whether it was written. No wait."""
+        import torch
+
         p = self.problem
         sizes = (p.m * p.k, p.n * p.k, self._outputs)
         starts = self._starts[index]
         begins = (starts[0] - self._guard, *(s + n for s, n in zip(starts, sizes, strict=True)))
         ends = (*starts, starts[2] + _round_up(sizes[2]) + self._guard)
-        for name, begin, end in zip(("A", "B", "C", "end"), begins, ends, strict=True):
-            if bool((self._flat[begin:end] != CANARY).any()):
-                return name
-        return ""
+        return torch.stack([(self._flat[b:e] != CANARY).any() for b, e in zip(begins, ends, strict=True)])
+
+    def broken_guard(self, index: int) -> str:
+        """The first of :data:`GUARDS` around the set that was written, or nothing."""
+        return next(
+            (name for name, broken in zip(GUARDS, self.broken_guards(index).tolist(), strict=True) if broken), ""
+        )
 
 
 def _round_up(elements: int) -> int:

@@ -77,27 +77,29 @@ class Oracle:
     """Reference and bound of one (A, B), made once and used for every candidate.
 
     Args:
-        a, b: operands, B as stored, of any device. Memory: about 12 bytes per element of C.
+        a, b: operands, B as stored, of any device. Memory: 8 bytes per element of C.
     """
 
     def __init__(self, problem: Problem, a: Any, b: Any) -> None:
-        import torch
-
         self.problem = problem
         self.reference = _reference(problem, a, b).float()
         magnitude, q = magnitudes(problem, a, b)
         self._inverse = error_bound(problem, self.reference, magnitude, q).reciprocal_()
-        rows = max(1, min(problem.m, _CHUNK // problem.n))
-        self._scratch = torch.empty((rows, problem.n), dtype=torch.float32, device=a.device)
+        self._rows = max(1, min(problem.m, _CHUNK // problem.n))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return int(self.reference.nbytes + self._inverse.nbytes)
 
     def worst(self, c: Any) -> Any:
         """Largest |error| / bound as a 0-dim tensor, NaN if there is a NaN: three kernels, no wait."""
         import torch
 
-        worst = None
-        for first in range(0, self.problem.m, len(self._scratch)):
-            part = slice(first, min(first + len(self._scratch), self.problem.m))
-            ratio = self._scratch[: part.stop - first]
+        worst, scratch = None, torch.empty_like(self.reference[: self._rows])
+        for first in range(0, self.problem.m, self._rows):
+            part = slice(first, min(first + self._rows, self.problem.m))
+            ratio = scratch[: part.stop - first]
             torch.sub(c[part], self.reference[part], out=ratio)
             low, high = torch.aminmax(ratio.mul_(self._inverse[part]))
             most = torch.maximum(high, -low)

@@ -25,11 +25,12 @@ from outblas import integrity
 from outblas.baselines import Bindable, Call, CublasGemm
 from outblas.driver import check, driver
 from outblas.evaluation import Status, Verdict
-from outblas.operands import Operands, torch_dtype
+from outblas.operands import GUARDS, Operands, torch_dtype
 from outblas.oracle import Oracle, product, right
 from outblas.problem import Problem
 from outblas.rejected import Rejected
 from outblas.rules import check_rules, process_state
+from outblas.trials import Trials
 
 Level = Literal["full", "cell"]
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
@@ -43,12 +44,15 @@ class Lab:
 
     The same bound call serves every experiment, with inputs changed in place: an answer remembered by
     address is a wrong answer here.
+
+    Args:
+        trials: what inputs are drawn from and answers compared with.
     """
 
-    def __init__(self, entry: Bindable, problem: Problem, device: str) -> None:
+    def __init__(self, entry: Bindable, problem: Problem, device: str, trials: Trials) -> None:
         import torch
 
-        self.problem, self.entry, self.device = problem, entry, device
+        self.problem, self.entry, self.device, self.trials = problem, entry, device, trials
         guard = min(_GUARD_MAX, max(_GUARD_MIN, 512 * problem.n))
         self.data = Operands(problem, 2, device, guard)
         self.cuda = device.startswith("cuda")
@@ -59,15 +63,17 @@ class Lab:
             self.torch_stream = torch.cuda.Stream(device)
             self.stream = int(self.torch_stream.cuda_stream)
         for index in range(2):
-            self.data.set_inputs(index, *normal(problem, 100 + index, device))
+            self.data.set_inputs(index, *self.normal(100 + index))
         self.wait()
         #: What gate ``rules`` compares with: the process before the candidate was bound.
         self.before = process_state() if self.cuda else {}
         self.calls: list[Call] = [entry.bind(problem, *self.data[i]) for i in range(2)]
 
     def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
-        """N(0, scale^2) operands on the lab's device, of its problem or of another."""
-        return normal(problem or self.problem, seed, self.device, scale)
+        """N(0, scale^2) operands on the lab's device, of its problem or of another. Not to be written to."""
+        p = problem or self.problem
+        drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal(p, seed, self.device, scale))
+        return drawn
 
     def wait(self) -> None:
         if self.cuda:
@@ -90,18 +96,20 @@ class Lab:
         self.wait()
         self.calls[index](self.stream)
         self.wait()
-        guard = self.data.broken_guard(index)
-        if guard:
-            where = "behind C" if guard == "end" else f"in front of {guard}"
-            raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
-        if not torch.equal(before, self.data.input_sum(index)):
+        changed = (before != self.data.input_sum(index)).reshape(1)
+        *broken, other = torch.cat((self.data.broken_guards(index), changed)).tolist()  # one wait for all
+        for place, found in zip(GUARDS, broken, strict=True):
+            if found:
+                where = "behind C" if place == "end" else f"in front of {place}"
+                raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
+        if other:
             raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed")
         return self.data[index][2].clone()
 
 
 def prove(
     entry: Bindable, problem: Problem, static_reason: str | None = None, level: Level = "full",
-    gpu_index: int = 0, device: str | None = None,
+    gpu_index: int = 0, device: str | None = None, trials: Trials | None = None,
 ) -> Verdict:  # fmt: skip
     """Prove a way to compute a GEMM on one problem.
 
@@ -110,6 +118,7 @@ def prove(
         level: ``full``: every gate. ``cell``: what a recording repeats in every cell, memory and
             bound on N(0, 1) data (:class:`CellProver` does it on the timed operands).
         device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out.
+        trials: of the problem, kept from proof to proof (outblas.trials); None: made for this one.
 
     Raises:
         DeviceError and torch's errors when the candidate faults: the caller's process is then lost
@@ -123,7 +132,7 @@ def prove(
     worst = [0.0]
     before = integrity.snapshot()
     try:
-        lab = Lab(entry, problem, device or f"cuda:{gpu_index}")
+        lab = Lab(entry, problem, device or f"cuda:{gpu_index}", trials or Trials())
         for name, gate in (("memory", _memory), ("exact", _exact), ("bound", _bound), ("special", _special)):
             gate(lab, worst)
             passed.append(name)
@@ -208,19 +217,25 @@ def normal(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0)
 
 
 def _memory(lab: Lab, worst: list[float]) -> None:
-    _within_bound(lab, *normal(lab.problem, 1, lab.device), worst)
+    _within_bound(lab, "signed", lambda: lab.normal(1), worst)
 
 
 def _exact(lab: Lab, worst: list[float]) -> None:
     import torch
 
     p = lab.problem
-    for what, a, b in integer_inputs(p, lab.device):
-        expected = product(p, a, b)
+    for what, draw in _integer_draws(p, lab.device):
+        a, b = lab.trials.get(what, draw)
         c = lab.run(a, b)
-        if not torch.equal(c, expected.float().to(torch_dtype(p))):
-            off = int((c.double() != expected.float().to(torch_dtype(p)).double()).sum())
+        expected = lab.trials.get(("product", what), functools.partial(_rounded, p, a, b))
+        if not torch.equal(c, expected):
+            off = int((c.double() != expected.double()).sum())
             raise Rejected(Status.WRONG, f"{off} of {c.numel()} elements are not exact on {what}")
+
+
+def _rounded(problem: Problem, a: Any, b: Any) -> Any:
+    """The product in the type of C."""
+    return product(problem, a, b).float().to(torch_dtype(problem))
 
 
 def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Any, Any]]:
@@ -229,6 +244,11 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
     For fp32 accumulation the sums go past 2048, where a half accumulator loses the odd numbers, up
     to 60,000 in fp16. For fp16 accumulation they stay below 2048.
     """
+    return ((what, *draw()) for what, draw in _integer_draws(problem, device))
+
+
+def _integer_draws(problem: Problem, device: str) -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
+    """What each of :func:`integer_inputs` is, and how it is drawn."""
     k = problem.k
     if problem.acc == "fp32":
         top = max(1, min(15, int(math.sqrt(60000 / k))))
@@ -236,7 +256,7 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
     else:
         top, density = 1, min(1.0, math.sqrt(1024 / k))
 
-    def draw(low: int, high: int) -> Callable[[Any], Any]:
+    def integers(seed: int, low: int, high: int) -> Callable[[], tuple[Any, Any]]:
         def fill(t: Any) -> Any:
             import torch
 
@@ -245,41 +265,54 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
                 t.mul_(torch.empty_like(t).bernoulli_(density))
             return t
 
-        return fill
+        return lambda: _draw(problem, seed, device, fill)
 
-    yield ("0/1 inputs", *_draw(problem, 2, device, draw(0, 1)))
-    yield (f"integers 0..{top}", *_draw(problem, 3, device, draw(0, top)))
-    yield (f"integers -{top}..{top}", *_draw(problem, 4, device, draw(-top, top)))
+    def ones() -> tuple[Any, Any]:
+        a, b = _draw(problem, 5, device, lambda t: t.fill_(1.0))
+        limit = 2000 if problem.acc == "fp16" else 60000
+        right(problem, b)[:1] = 2.0 if k % 2 == 0 else 3.0
+        if k > limit:
+            a[:, limit:] = 0.0
+        return a, b
+
+    yield "0/1 inputs", integers(2, 0, 1)
+    yield f"integers 0..{top}", integers(3, 0, top)
+    yield f"integers -{top}..{top}", integers(4, -top, top)
     # Sums that are odd and, for fp32, past 2048: A rows of ones against B of ones and one 3.
-    a, b = _draw(problem, 5, device, lambda t: t.fill_(1.0))
-    limit = 2000 if problem.acc == "fp16" else 60000
-    right(problem, b)[:1] = 2.0 if k % 2 == 0 else 3.0
-    if k > limit:
-        a[:, limit:] = 0.0
-    yield ("rows of ones", a, b)
+    yield "rows of ones", ones
 
 
 def _bound(lab: Lab, worst: list[float]) -> None:
     p, device = lab.problem, lab.device
-    a, b = _draw(p, 6, device, lambda t: t.uniform_(0.0, 1.0))
-    a[:, _POSITIVE_TERMS:] = 0.0
-    _within_bound(lab, a, b, worst)
-    a, b = normal(p, 7, device, 0.5)
-    rows = _column([2.0 ** ((i % 9) - 4) for i in range(p.m)], a)
-    _within_bound(lab, a * rows, b, worst)
-    # Terms that cancel: the second half of K repeats the first with the other sign.
-    half = p.k // 2
-    if half:
-        y = right(p, b)
+
+    def positive() -> tuple[Any, Any]:
+        a, b = _draw(p, 6, device, lambda t: t.uniform_(0.0, 1.0))
+        a[:, _POSITIVE_TERMS:] = 0.0
+        return a, b
+
+    def scaled() -> tuple[Any, Any]:
+        a, b = lab.normal(7, 0.5)
+        return a * _column([2.0 ** ((i % 9) - 4) for i in range(p.m)], a), b
+
+    def cancelling() -> tuple[Any, Any]:
+        """The second half of K repeats the first with the other sign."""
+        a, b = (t.clone() for t in lab.normal(7, 0.5))
+        half, y = p.k // 2, right(p, b)
         a[:, half : 2 * half] = a[:, :half]
         y[half : 2 * half] = -y[:half]
-        _within_bound(lab, a, b, worst)
+        return a, b
+
+    _within_bound(lab, "positive", positive, worst)
+    _within_bound(lab, "scaled", scaled, worst)
+    if p.k > 1:
+        _within_bound(lab, "cancelling", cancelling, worst)
 
 
-def _within_bound(lab: Lab, a: Any, b: Any, worst: list[float]) -> None:
-    a = a.to(torch_dtype(lab.problem))
+def _within_bound(lab: Lab, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
+    a, b = lab.trials.get(what, draw)
     c = lab.run(a, b)
-    ratio = float(Oracle(lab.problem, a, b).worst(c))
+    oracle = lab.trials.get(("oracle", what), lambda: Oracle(lab.problem, a, b))
+    ratio = float(oracle.worst(c))
     if not ratio <= 1.0:
         raise Rejected(Status.WRONG, wrong_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
@@ -289,25 +322,28 @@ def _special(lab: Lab, worst: list[float]) -> None:
     import torch
 
     p = lab.problem
-    a, b = special_inputs(p, lab.device)
-    c, theirs = lab.run(a, b), _their_product(lab, a, b)
-    for what, ours, cublas in (
-        ("NaN", c.isnan(), theirs.isnan()),
-        ("+Inf", c == math.inf, theirs == math.inf),
-        ("-Inf", c == -math.inf, theirs == -math.inf),
-    ):
-        if not torch.equal(ours, cublas):
-            off = int((ours != cublas).sum())
-            raise Rejected(Status.WRONG, f"{what} differs from cuBLAS at {off} elements (Inf, NaN, overflow inputs)")
-    finite = c.isfinite()
-    oracle = Oracle(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
-    oracle.reference[~finite] = 0.0
+    a, b = lab.trials.get("special", lambda: special_inputs(p, lab.device))
+    c = lab.run(a, b)
+    theirs = lab.trials.get("cuBLAS", lambda: _their_product(lab, a, b))
+    kinds = (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf))
+    off = torch.stack([(is_it(c) != is_it(theirs)).sum() for _, is_it in kinds]).tolist()
+    for (what, _), count in zip(kinds, off, strict=True):
+        if count:
+            raise Rejected(Status.WRONG, f"{what} differs from cuBLAS at {count} elements (Inf, NaN, overflow inputs)")
+    finite = theirs.isfinite()  # and so is C
+
+    def oracle_of_the_rest() -> Oracle:
+        oracle = Oracle(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
+        oracle.reference[~finite] = 0.0
+        return oracle
+
+    oracle = lab.trials.get("oracle of the finite", oracle_of_the_rest)
     ratio = float(oracle.worst(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
         raise Rejected(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
-    x, y = normal(p, 8, lab.device)
+    x, y = lab.normal(8)
     first = lab.run(x, y)
-    lab.run(*normal(p, 9, lab.device))
+    lab.run(*lab.normal(9))
     for _ in range(3):
         if not torch.equal(first.view(torch.int16), lab.run(x, y).view(torch.int16)):
             raise Rejected(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from outblas.free.build import Built
     from outblas.rounds import Prune
     from outblas.timing import Bench, GraphEntry
+    from outblas.trials import Shelf
     from outblas.verify import CellProver, Level
 
 #: Candidates timed in the same rounds, unless the options say otherwise.
@@ -147,6 +148,7 @@ class Handler:
         self._baselines = make_baselines(options.gpu_index, options.baselines)
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
+        self._trials: Shelf | None = None
         self._desk: _Desk | None = None
 
     def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
@@ -288,7 +290,8 @@ class Handler:
                 for small in representatives(desk.problem, config, self._options.gpu):
                     emit.begin(index)  # a sign of life: each proof has the time limit to itself
                     with self.ledger.phase("prove"):
-                        verdict = prove(kernel, small, None, "full", self._options.gpu_index)
+                        kept = self._shelf().at(small)
+                        verdict = prove(kernel, small, None, "full", self._options.gpu_index, None, kept)
                     if verdict.status is not Status.PASSED:
                         detail = f"on {small.mnk}: {verdict.detail}"
                         self._proved[key] = Verdict(verdict.status, verdict.gates, detail, verdict.max_err_ratio)
@@ -303,6 +306,13 @@ class Handler:
         if cell.status is not Status.PASSED or full is None:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
+
+    def _shelf(self) -> Shelf:
+        """What kernels of ours are proved with, kept from one to the next."""
+        from outblas.trials import Shelf
+
+        self._trials = self._trials or Shelf.of_gpu(self._options.gpu_index)
+        return self._trials
 
     def _time(self, desk: _Desk, waiting: list[tuple[int, _Candidate]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""

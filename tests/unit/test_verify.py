@@ -272,3 +272,50 @@ def test_integrity_names_what_was_replaced(monkeypatch):
     assert integrity.tampered(before) == ""
     monkeypatch.setattr(timing.Bench, "round", lambda *a: [0.0])
     assert integrity.tampered(before) == "outblas.timing.Bench.round"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "named"),
+    [
+        ("time", "perf_counter", lambda: 0.0, "time.perf_counter"),
+        ("torch.cuda", "synchronize", lambda *a: None, "torch.cuda.synchronize"),
+        ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
+        ("outblas.oracle", "ERROR_C", 1e9, "outblas.oracle.ERROR_C"),
+        ("outblas.oracle", "Oracle.worst", lambda *a: 0.0, "outblas.oracle.Oracle.worst"),
+    ],
+)
+def test_what_judges_cannot_be_replaced_unseen(monkeypatch, place, name, value, named):
+    pytest.importorskip(place)
+    before = integrity.snapshot()
+    monkeypatch.setattr(f"{place}.{name}", value)
+    assert integrity.tampered(before) == named
+
+
+def test_integrity_compares_by_identity(monkeypatch):
+    import outblas.oracle as oracle
+
+    class Alike:
+        """Equal to everything."""
+
+        def __call__(self):
+            pass
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    before = integrity.snapshot()
+    monkeypatch.setattr(oracle, "product", Alike())
+    assert integrity.tampered(before) == "outblas.oracle.product"
+
+
+def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itself(monkeypatch):
+    import outblas.oracle as oracle
+
+    monkeypatch.setattr(oracle, "_remembered", None, raising=False)
+    before = integrity.snapshot()
+    monkeypatch.setattr(oracle, "_remembered", [1])
+    assert integrity.tampered(before) == ""
+    monkeypatch.delattr(oracle, "right")
+    assert integrity.tampered(before) == "outblas.oracle.right"

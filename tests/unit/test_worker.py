@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from outblas.evaluation import Status, Timing, Verdict
 from outblas.pool import direct_kernels
 from outblas.problem import Problem
 from outblas.sandbox import Faulted
+from outblas.trials import Shelf
 
 PROBLEM = Problem(64, 64, 64)
 GOOD, SLOW, BAD = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128), Sm90WgmmaConfig(64, 32)
@@ -69,6 +71,7 @@ def handler(monkeypatch):
     monkeypatch.setattr(ev, "_or_fault", lambda error: error)
     made = ev.Handler(ev.Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
+    made._trials = Shelf()
 
     def kernel(problem, config):
         found = made.kernels.get(config, PASSED)
@@ -210,6 +213,20 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     assert len(proved) == count
     run(handler, GOOD, problem=Problem(128, 128, 128, "NN"))
     assert len(proved) == 2 * count
+
+
+def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    asked = {}
+
+    def prove(kernel, p, static, level, gpu, device, trials):
+        asked.setdefault(p, []).append(trials.get("x", lambda: SimpleNamespace(nbytes=1)))
+        return Verdict(Status.PASSED, ("rules",), "", 0.5)
+
+    monkeypatch.setattr("outblas.verify.prove", prove)
+    run(handler, GOOD)
+    run(handler, replace(GOOD, stages=GOOD.stages + 1))
+    assert len(asked) > 3 and all(len(one) == 2 and one[0] is one[1] for one in asked.values())
 
 
 def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only(handler, monkeypatch):

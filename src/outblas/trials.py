@@ -1,0 +1,80 @@
+"""Inputs of a proof and what is compared with, of problems on which many kernels are proved: made once.
+
+A tuning proves hundreds of kernels on some of the same few hundred problems (outblas.representatives), and what it
+compares with (operands, references, bounds, cuBLAS' answers) takes longer to make than the kernels to run.
+
+Only for kernels whose text is ours. What a stranger's kernel is compared with should not lie in the GPU's memory
+before it has run, so :class:`Trials` by itself keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from outblas.problem import Problem
+
+#: GPU memory that a shelf holds at most: this, and no more than this part of the GPU's.
+LIMIT_BYTES, LIMIT_PART = 4 * 2**30, 1 / 16
+
+
+class Trials:
+    """What one problem's proofs draw and compare with; made anew whenever it is asked for."""
+
+    def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make()`` returns: tensors, an Oracle or a tuple of them. Nobody writes to it."""
+        return make()
+
+
+class KeptTrials(Trials):
+    """The same, made once for every name."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+        self.bytes = 0
+
+    def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = made = make()
+            self.bytes += _bytes(made)
+        return self._made[name]
+
+
+class Shelf:
+    """Trials of the problems that were asked for last.
+
+    Args:
+        limit_bytes: what is kept at most, the problem in hand not counted.
+    """
+
+    def __init__(self, limit_bytes: float = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._kept: OrderedDict[Problem, KeptTrials] = OrderedDict()
+
+    @classmethod
+    def of_gpu(cls, gpu_index: int) -> Shelf:
+        """One of the size that this GPU has room for."""
+        import torch
+
+        total = torch.cuda.get_device_properties(gpu_index).total_memory
+        return cls(min(LIMIT_BYTES, LIMIT_PART * total))
+
+    @property
+    def bytes(self) -> int:
+        """GPU memory held."""
+        return sum(trials.bytes for trials in self._kept.values())
+
+    def at(self, problem: Problem) -> Trials:
+        """A problem's trials; those that were not asked for longest make room."""
+        trials = self._kept.setdefault(problem, KeptTrials())
+        self._kept.move_to_end(problem)
+        while len(self._kept) > 1 and self.bytes > self._limit:
+            self._kept.popitem(last=False)
+        return trials
+
+
+def _bytes(made: Any) -> int:
+    if isinstance(made, tuple):
+        return sum(map(_bytes, made))
+    return int(made.nbytes)
