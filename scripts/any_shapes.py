@@ -36,7 +36,7 @@ from outblas.config import config_from_name, config_name
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
 from outblas.library import Library, Row
 from outblas.policy import Policy
@@ -197,7 +197,7 @@ def prove(arguments: argparse.Namespace) -> None:
                 print(f"{done} of {len(pairs)} kernels, {len(failed)} failed", flush=True)
     about = collect("scripts/any_shapes.py prove", 0)
     result = {"passed": len(pairs) - len(failed), "failed": failed, "provenance": about}
-    write_atomic(arguments.proved, (json.dumps(result, indent=1) + "\n").encode())
+    write_json(arguments.proved, result)
     print(f"written to {arguments.proved}")
     if failed:
         raise SystemExit(1)
@@ -214,7 +214,7 @@ def bench(arguments: argparse.Namespace) -> None:
     result = replace(result, rows=[row for row in result.rows if not row["pdl"]])
     write_result(result.rows, result.meta, arguments.out)
     summary = {**summarized(result.rows), "provenance": result.meta["provenance"], "fit": found.about}
-    write_atomic(arguments.summary, (json.dumps(summary, indent=1) + "\n").encode())
+    write_json(arguments.summary, summary)
     print(json.dumps({name: value for name, value in summary.items() if name != "provenance"}, indent=1))
 
 

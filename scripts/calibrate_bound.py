@@ -9,13 +9,13 @@ to lie above cuBLAS' own, and below what a half accumulator needs.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from outblas.baselines import CublasGemm
 from outblas.compile import compile_source
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.files import write_json
 from outblas.launch import load
 from outblas.oracle import needed_c
 from outblas.problem import Problem
@@ -66,7 +66,7 @@ def main() -> None:
                 print(dtype, acc, depth, kind, needs, flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     provenance = collect("scripts/calibrate_bound.py")
-    options.out.write_text(json.dumps({"rows": rows, "provenance": provenance}, indent=1) + "\n")
+    write_json(options.out, {"rows": rows, "provenance": provenance})
 
 
 if __name__ == "__main__":

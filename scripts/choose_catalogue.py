@@ -16,7 +16,6 @@ not chosen on. Kernels that ``outblas.space.beside_the_catalogue`` offers anyway
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from measured import of_store
 
 from outblas.config import KernelConfig, Sm80GemvConfig, config_name
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.learn.rows import Row, of_recording
 from outblas.recording import Recording
 from outblas.roofline import H200
@@ -160,7 +159,7 @@ def main() -> None:
         + ", ".join(f"{source} {value}" for source, value in gaps_by_source(known, chosen).items()),
         "candidates": [config_name(replace(kernel, pdl=pdl)) for kernel in chosen for pdl in (False, True)],
     }
-    write_atomic(options.out, (json.dumps(data, indent=1) + "\n").encode())
+    write_json(options.out, data)
     print(f"{len(chosen)} kernels, {len(data['candidates'])} candidates -> {options.out}")
 
 

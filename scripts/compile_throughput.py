@@ -8,7 +8,6 @@ Counts processor time of one process, so that a busy machine does not change the
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from outblas.compile import compile_source
+from outblas.files import write_json
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.source import make_source
@@ -51,10 +51,7 @@ def main() -> None:
     for row in rows:
         print(row)
     provenance = {**collect("scripts/compile_throughput.py"), "cpu": platform.processor() or platform.machine()}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(
-        json.dumps({"unit": "core-seconds", "rows": rows, "provenance": provenance}, indent=1) + "\n"
-    )
+    write_json(options.out, {"unit": "core-seconds", "rows": rows, "provenance": provenance})
 
 
 if __name__ == "__main__":

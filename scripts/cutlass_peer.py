@@ -13,7 +13,6 @@ was stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from outblas.baselines import RIVALS, fastest, make_baselines
 from outblas.config import config_name
 from outblas.errors import CompileError, OutblasError
 from outblas.evaluation import Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.free import build as free_build
 from outblas.free.carried import Carried
 from outblas.free.templates.fill import CutlassSm90
@@ -230,7 +229,7 @@ def measure(arguments: argparse.Namespace) -> None:
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,
         }
-        write_atomic(arguments.out, (json.dumps(data, indent=1) + "\n").encode())
+        write_json(arguments.out, data)
         written = True
     finally:
         journal.close(done=written)

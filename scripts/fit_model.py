@@ -13,10 +13,7 @@ on all problems.
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,10 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from measured import of_jsonl, of_store
 
 from outblas import model, model_residual
+from outblas.files import write_json
 from outblas.learn.formula import fit
 from outblas.learn.residual import fit_residual
 from outblas.learn.rows import Row, launch_masks, of_recording
-from outblas.provenance import commit
+from outblas.provenance import commit, now
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu
 
@@ -57,16 +55,14 @@ def main() -> None:
         "checks": {"folds": args.folds, "problems": len(rows), **_checks(rows, held_out)},
         "provenance": {
             **source,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "date": now(),
             "commit": commit(),
             "command": " ".join(["scripts/fit_model.py", *_shown(args)]),
         },
     }
     _print(report)
     out = Path(args.out or Path(str(model.__file__)).parent / "data" / "models" / f"{gpu.name}.json")
-    part = out.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, out)
+    write_json(out, report)
     print(f"wrote {out}")
 
 

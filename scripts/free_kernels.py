@@ -25,7 +25,7 @@ from typing import Any
 from outblas.baselines import LT_AUTO, RIVALS, make_baselines
 from outblas.errors import CompileError, OutblasError
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.free import build as free_build
 from outblas.free.carried import Carried, CarriedLive
 from outblas.free.examples import all_examples
@@ -113,7 +113,7 @@ def rank(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argumen
         "problems": rows,
         "agree": all(not row["contradictions"] for row in rows),
     }
-    write_atomic(arguments.ranking, (json.dumps(text, indent=1) + "\n").encode())
+    write_json(arguments.ranking, text)
     return bool(text["agree"])
 
 

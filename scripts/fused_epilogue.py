@@ -17,7 +17,6 @@ problem first (outblas.verify_fused); one that is wrong is printed and not timed
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from outblas.config import KernelConfig, Launch, config_name
 from outblas.epilogue import ACTIVATIONS, Epilogue
 from outblas.errors import CompileError, OutblasError, UsageError
 from outblas.evaluation import Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.fused_launch import Extra, FusedKernel
 from outblas.geometry import workspace_bytes
 from outblas.launch import load
@@ -187,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print({k: v for k, v in row.items() if k != "config"}, flush=True)
         command = " ".join(["python scripts/fused_epilogue.py", *(arguments or sys.argv[1:])])
         data = {"provenance": {**collect(command), "kernels": kernels_sha()}, "launch": options.launch, "rows": rows}
-        write_atomic(options.out, (json.dumps(data, indent=1) + "\n").encode())
+        write_json(options.out, data)
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -28,7 +28,6 @@ a user library beside ``--out``, which the variants of ours then use; the result
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import DeviceError
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.provenance import collect
 from outblas.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
 
@@ -208,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    write_atomic(path, (json.dumps(result, indent=1) + "\n").encode())
+    write_json(path, result)
 
 
 if __name__ == "__main__":

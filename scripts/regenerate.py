@@ -51,7 +51,7 @@ from outblas.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.errors import OutblasError, UsageError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.provenance import collect, toolchain
@@ -146,7 +146,7 @@ class Work:
         about = {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
         path = self.path / "work.json"
         if not path.exists():
-            write_atomic(path, json.dumps(about).encode())
+            write_json(path, about)
         elif (found := json.loads(path.read_text())) != about:
             raise UsageError(f"{self.path} is of kernels and compiler {found}", str(about), "choose another --work")
 
@@ -466,7 +466,7 @@ def note_seconds(work: Work, job: Sequence[str], seconds: float) -> dict[str, fl
     known = json.loads(path.read_text()) if path.exists() else {}
     name = " ".join(job)
     known[name] = round(known.get(name, 0.0) + seconds, 1)
-    write_atomic(path, (json.dumps(known, indent=1) + "\n").encode())
+    write_json(path, known)
     return dict(known)
 
 

@@ -27,7 +27,6 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -253,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{len(found.differences)} of {len(pairs)} kernels differ; nothing is written")
             return 1
         record = {
-            "date": datetime.now(timezone.utc).replace(microsecond=0).isoformat(),
+            "date": now(),
             "since": past.commit,
             "kernels_of_that_commit": past.kernels,
             "compared": len(pairs),

@@ -31,7 +31,7 @@ from outblas.agents import make_agent
 from outblas.compile import compile_many
 from outblas.compile_ahead import BaselineKernels
 from outblas.evaluation import Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.roofline import H200
 from outblas.source import make_source
 from outblas.space import candidates
@@ -152,7 +152,7 @@ def main() -> None:
     settings = {key: value for key, value in vars(arguments).items() if key not in ("out", "part", "fill")}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     result = {"settings": settings, "ratio": ratio, "one": one, "several": several}
-    write_atomic(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
+    write_json(arguments.out, result)
     for run in (one, several):
         seconds = f"{run['start_seconds']:.1f} s to start, {run['tune_seconds']:.1f} s to tune"
         print(f"GPUs {run['gpus']}: {seconds}, {run['passed']} of {run['measurements']} passed")

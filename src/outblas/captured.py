@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import OutblasError, ProblemError, RecordError, ToolchainMissing
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.problem import Problem, row_major
 
 FORMAT = 1
@@ -126,7 +126,7 @@ class Captured:
             "products": products,
             "provenance": [dict(one) for one in self.provenance],
         }
-        write_atomic(Path(path), (json.dumps(data, indent=1) + "\n").encode())
+        write_json(Path(path), data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Captured:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from outblas.dispatch import use_library
 from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status, Timing
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.latency import check_qps, percentile
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
@@ -72,7 +71,7 @@ def run_eval(
         "provenance": {**collect("outblas eval", gpu_index), **gpu_state(gpu_index)},
     }
     path = base_dir / f"eval_{problem.key}_{mode}.json"
-    write_atomic(path, (json.dumps(result, indent=1) + "\n").encode())
+    write_json(path, result)
     return {**result, "written": str(path)}
 
 

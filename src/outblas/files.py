@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from outblas.errors import RecordError
 
@@ -34,6 +36,16 @@ def write_atomic(path: Path, data: bytes) -> Path:
             "free some space or choose another path",
         ) from error
     return path
+
+
+def write_json(path: Path, data: Any) -> Path:
+    """Write a JSON file, a value on each line, whole or not at all; raises as :func:`write_atomic`."""
+    return write_atomic(path, json_text(data))
+
+
+def json_text(data: Any) -> bytes:
+    """How our JSON files are written."""
+    return (json.dumps(data, indent=1) + "\n").encode()
 
 
 @contextlib.contextmanager

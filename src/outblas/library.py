@@ -25,7 +25,7 @@ from outblas.baselines import LT_AUTO, LT_HEURISTIC
 from outblas.config import LAUNCHES, KernelConfig, Launch, allows, config_from_name, config_name
 from outblas.errors import ConfigError, OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Library:
         Raises:
             RecordError: it could not be written; a file of that name is then as it was.
         """
-        write_atomic(Path(path), (json.dumps(self._to_json(), indent=1) + "\n").encode())
+        write_json(Path(path), self._to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Library:

@@ -35,12 +35,11 @@ def collect(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
         ``command``: as given.
     """
     gpu, driver = (None, None) if gpu_index is None else gpu_and_driver(gpu_index)
-    date = datetime.now(timezone.utc).replace(microsecond=0).isoformat()
     return {
         "gpu": gpu,
         "driver": driver,
         "toolchain": toolchain(),
-        "date": date,
+        "date": now(),
         "commit": commit(),
         "command": command,
     }
@@ -52,6 +51,11 @@ def joined(provenance: Mapping[str, Any], field: str) -> Any:
     if all(value == values[0] for value in values):
         return values[0]
     return "; ".join(dict.fromkeys(map(str, values)))
+
+
+def now(precision: str = "seconds") -> str:
+    """UTC, ISO 8601; ``precision`` as datetime.isoformat has it."""
+    return datetime.now(timezone.utc).isoformat(timespec=precision)
 
 
 def toolchain() -> dict[str, str | None]:

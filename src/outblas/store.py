@@ -18,7 +18,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from outblas.config import Candidate, config_name
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
+from outblas.provenance import now
+from outblas.settings_check import check_same_settings
 
 #: Version of the schema, kept in ``PRAGMA user_version``.
 VERSION = 1
@@ -100,14 +101,10 @@ class Store:
         with self._guard("written"):
             self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, _now(), _dump(settings)))
             (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone()
-        was, now = json.loads(text), json.loads(_dump(settings))
-        if was and was != now:
-            odd = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
-            raise UsageError(
-                f"run {run_id!r} in {self.path} was started with other settings ({', '.join(odd)})",
-                ", ".join(f"{key}={was.get(key)!r}" for key in odd),
-                "repeat those settings to resume it, or choose another run id",
-            )
+        if was := json.loads(text):
+            what = f"run {run_id!r} in {self.path} was started with other settings"
+            do = "repeat those settings to resume it, or choose another run id"
+            check_same_settings(what, was, json.loads(_dump(settings)), do)
 
     def append(self, run_id: str, evaluation: Evaluation) -> None:
         """Record one evaluation; it is committed when this returns.
@@ -380,4 +377,4 @@ def _dump(data: object) -> str:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return now("milliseconds")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,14 @@ from outblas.agents import make_agent
 from outblas.device import Device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluator import Evaluator
-from outblas.files import write_atomic
+from outblas.files import json_text, write_json
 from outblas.library import Library
 from outblas.problem import Problem
-from outblas.provenance import joined
+from outblas.provenance import joined, now
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
+from outblas.settings_check import check_same_settings
 from outblas.store import Store
 from outblas.suites import SUITES
 from outblas.suites import suite as problems_of
@@ -134,8 +134,8 @@ def run_tune(
             origin = _origin(evaluator, device, recording, command)
             rows = list(result_rows(library, store, path.name, evaluator))
             write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
-    finished = {**about, **origin, "finished": _now()}
-    write_atomic(files.run, _text(finished))
+    finished = {**about, **origin, "finished": now()}
+    write_json(files.run, finished)
 
     from outblas.report import write_report
 
@@ -198,21 +198,17 @@ def measured_on(path: Path) -> list[str] | None:
 
 def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
     """Make the directory and its run.json, or check that it is of the same settings; returns run.json's content."""
-    wanted = json.loads(_text(asdict(settings)))  # as it reads back from the file
+    wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():
         about = _read(files.run)
-        odd = sorted(key for key in wanted if about.get(key) != wanted[key])
-        if odd:
-            raise UsageError(
-                f"{files.path} holds a run with other settings ({', '.join(odd)})",
-                ", ".join(f"{key}={about.get(key)!r}" for key in odd),
-                "repeat those settings to resume it, or choose another --run",
-            )
+        what = f"{files.path} holds a run with other settings"
+        do = "repeat those settings to resume it, or choose another --run"
+        check_same_settings(what, {key: about.get(key) for key in wanted}, wanted, do)
         return about
     if files.path.exists() and (not files.path.is_dir() or any(files.path.iterdir())):
         raise UsageError(f"{files.path} is there and is no run", "a new or empty directory", "choose another --run")
-    about = {"format": FORMAT, "kind": "tune", **wanted, "outblas": __version__, "command": command, "started": _now()}
-    write_atomic(files.run, _text(about))
+    about = {"format": FORMAT, "kind": "tune", **wanted, "outblas": __version__, "command": command, "started": now()}
+    write_json(files.run, about)
     return about
 
 
@@ -250,11 +246,3 @@ def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
     if suite in ("custom", "captured") or (suite in SUITES and len(problems) % len(problems_of(suite))):
         return tuple(p.key for p in problems)
     return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
-
-
-def _text(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1) + "\n").encode()
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

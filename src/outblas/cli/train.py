@@ -65,7 +65,7 @@ def sweep(
     """Search PPO's hyper-parameters with Optuna (no GPU); the result is a file for `outblas train --settings`."""
     common.at_least("--trials", trials, 1)
 
-    from outblas.files import write_atomic
+    from outblas.files import write_json
     from outblas.learn.ppo import RECIPE
     from outblas.learn.sweep import sweep as sweep_ppo
     from outblas.recording import Recording
@@ -75,7 +75,7 @@ def sweep(
     with common.progress_bar("sweep") as progress:
         best, score = sweep_ppo(loaded, loaded.problems, trials, run, base, progress)
     path = run / "settings.json"
-    write_atomic(path, (json.dumps(asdict(best), indent=1) + "\n").encode())
+    write_json(path, asdict(best))
     out.print(f"best: {path}, mean log quality {score:.5f}\ntrain: outblas train --settings {path}", markup=False)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from outblas.errors import ContractError, UsageError
 from outblas.evaluation import Evaluation, Status
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.free.evaluators import CompileOnly
 from outblas.free.kernel import MAX_BYTES, FreeKernel
 from outblas.problem import Problem
@@ -45,7 +44,7 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
     kernel = read_kernel(path)
     evaluation, source, gpu = _evaluated(problem, kernel, gpu_index)
     target = base_dir / f"eval_{problem.key}_{kernel.name}.json"
-    write_atomic(target, (json.dumps({"source": source, **evaluation.to_json()}, indent=1) + "\n").encode())
+    write_json(target, {"source": source, **evaluation.to_json()})
     return {**_told(problem, evaluation, gpu), "evaluated_by": source, "written": str(target)}
 
 

@@ -21,6 +21,7 @@ from outblas.provenance import commit
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.samplers import sampler
+from outblas.settings_check import check_same_settings
 
 try:
     import torch
@@ -252,15 +253,15 @@ def _claim(run: Run, settings: PpoSettings, problems: Sequence[Problem]) -> None
     path = run.file("settings.json")
     if path is None:
         return
-    from outblas.files import write_atomic
+    from outblas.files import json_text, write_json
 
     wanted = {**asdict(settings), "problems": [p.key for p in problems]}
     wanted.pop("steps")  # a training may be prolonged
     if path.exists():
-        if json.loads(path.read_text()) != json.loads(json.dumps(wanted)):
-            raise UsageError(f"{run.path} holds a training with other settings", "the same", "choose another --run")
+        what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"
+        check_same_settings(what, json.loads(path.read_text()), json.loads(json_text(wanted)), do)
         return
-    write_atomic(path, json.dumps(wanted, indent=1).encode())
+    write_json(path, wanted)
 
 
 def _wandb(run: Run, settings: PpoSettings) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from outblas.config import config_from_json, config_name, config_to_json
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation
-from outblas.files import write_atomic
+from outblas.files import write_atomic, write_json
 from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
@@ -23,9 +23,9 @@ from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
-from outblas.llm.run_folder import KIND, EvolveFiles, as_text, held, now, open_folder, without_passwords
+from outblas.llm.run_folder import KIND, EvolveFiles, held, open_folder, without_passwords
 from outblas.problem import Problem
-from outblas.provenance import collect
+from outblas.provenance import collect, now
 from outblas.roofline import Gpu
 from outblas.store import Store
 
@@ -145,9 +145,8 @@ def _finish(
     provenance = collect(command, place.gpu_index)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
-    write_atomic(files.run, as_text({
-        **about, "finished": now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance,
-    }))  # fmt: skip
+    ended = {"finished": now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance}
+    write_json(files.run, {**about, **ended})
 
 
 def _write_transcript(path: Path, ledger: Ledger) -> None:

@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from outblas.errors import RecordError
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Cost, Message
 from outblas.llm.reply import Reply
+from outblas.provenance import now
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS questions (
@@ -242,4 +242,4 @@ class Ledger:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return now("milliseconds")

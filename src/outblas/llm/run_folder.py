@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from outblas import __version__
 from outblas.errors import RecordError, UsageError
-from outblas.files import sole_driver, write_atomic
+from outblas.files import sole_driver, write_json
+from outblas.provenance import now
+from outblas.settings_check import check_same_settings
 
 FORMAT, KIND = 1, "evolve"
 
@@ -78,16 +79,12 @@ def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str
     if files.run.exists():
         about = read_run(files.path)
         was, asked = _flat({key: about.get(key) for key in wanted}), _flat(wanted)
-        odd = sorted(key for key in {*was, *asked} if was.get(key) != asked.get(key))
-        if odd:
-            raise UsageError(
-                f"{files.path} holds a run with other settings ({', '.join(odd)})",
-                ", ".join(f"{key}={was.get(key)!r}" for key in odd),
-                "repeat those settings to resume it, or choose another --run",
-            )
+        what = f"{files.path} holds a run with other settings"
+        do = "repeat those settings to resume it, or choose another --run"
+        check_same_settings(what, was, asked, do)
         return about
     about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": now()}
-    write_atomic(files.run, as_text(about))
+    write_json(files.run, about)
     return about
 
 
@@ -119,14 +116,6 @@ def is_evolution(path: Path) -> bool:
 def without_passwords(command: str) -> str:
     """A command without what an address has before its ``@``: it is written into reports, which are handed on."""
     return re.sub(r"://[^/@\s]+@", "://...@", command)
-
-
-def as_text(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1) + "\n").encode()
-
-
-def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _flat(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:

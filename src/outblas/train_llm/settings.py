@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import RecordError, UsageError
-from outblas.files import write_atomic
+from outblas.files import write_json
 from outblas.problem import Problem
+from outblas.settings_check import check_same_settings
 from outblas.train_llm.folders import STAGES
 from outblas.train_llm.tiny import RANDOM_TINY
 
@@ -139,12 +140,8 @@ def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> N
         )
     if path.exists() and resume:
         was = _begun_with(path)
-        odd = sorted(key for key in {*was, *wanted} - set(_FREE) if was.get(key) != wanted.get(key))
-        if odd:
-            raise UsageError(
-                f"{folder} was begun with other settings ({', '.join(odd)})",
-                ", ".join(f"{key}={was.get(key)!r}" for key in odd),
-                "repeat those settings, or choose another run",
-            )
+        was, asked = ({key: one[key] for key in one if key not in _FREE} for one in (was, wanted))
+        what = f"{folder} was begun with other settings"
+        check_same_settings(what, was, asked, "repeat those settings, or choose another run")
         return
-    write_atomic(path, (json.dumps(wanted, indent=1) + "\n").encode())
+    write_json(path, wanted)
