@@ -22,6 +22,7 @@ WATCHED = (
     "outblas.latency",
     "outblas.operands",
     "outblas.oracle",
+    "outblas.proof_inputs",
     "outblas.rules",
     "outblas.stats",
     "outblas.timing",

@@ -40,8 +40,9 @@ from outblas.fused_launch import Extra
 from outblas.operands import Operands, torch_dtype
 from outblas.oracle import ERROR_C, FLOOR, UNIT, magnitudes, product
 from outblas.problem import Problem
+from outblas.proof_inputs import integer_inputs, normal
 from outblas.rejected import Rejected
-from outblas.verify import integer_inputs, normal, wrong_text
+from outblas.verify import wrong_text
 
 #: Largest slope of each activation, rounded up, and what its evaluation in fp32 is off by, of |z|.
 SLOPE = {"none": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}

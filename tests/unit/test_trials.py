@@ -6,12 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas import verify  # noqa: E402
+from outblas import proof_inputs, verify  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
 from outblas.oracle import Oracle, right  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
+from outblas.proof_inputs import normal  # noqa: E402
 from outblas.trials import KeptTrials, Shelf, Trials  # noqa: E402
-from outblas.verify import normal, prove  # noqa: E402
+from outblas.verify import prove  # noqa: E402
 
 PROBLEM = Problem(24, 40, 96)
 
@@ -91,7 +92,8 @@ def test_nothing_is_drawn_again_for_the_next_kernel(monkeypatch):
     kept = KeptTrials()
     prove(Kernel(), PROBLEM, device="cpu", trials=kept)
     held = kept.bytes
-    for name in ("_draw", "Oracle", "product", "_their_product"):
+    monkeypatch.setattr(proof_inputs, "_draw", None)
+    for name in ("Oracle", "product", "_their_product"):
         monkeypatch.setattr(verify, name, None)
     kernel = Kernel()
     assert prove(kernel, PROBLEM, device="cpu", trials=kept).status is Status.PASSED

@@ -13,7 +13,8 @@ from outblas.evaluation import Status  # noqa: E402
 from outblas.operands import CANARY, Operands  # noqa: E402
 from outblas.oracle import ERROR_C, Oracle, error_bound, magnitudes, needed_c, product, right  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
-from outblas.verify import check_cell, integer_inputs, normal, prove, special_inputs  # noqa: E402
+from outblas.proof_inputs import integer_inputs, normal, special_inputs  # noqa: E402
+from outblas.verify import check_cell, prove  # noqa: E402
 
 
 class Honest:
