@@ -30,7 +30,7 @@ from outblas.files import write_json
 from outblas.learn.formula import fit
 from outblas.learn.residual import fit_residual
 from outblas.learn.rows import Row, launch_masks, of_recording
-from outblas.provenance import commit, now
+from outblas.provenance import commit, utc_now
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu
 
@@ -55,7 +55,7 @@ def main() -> None:
         "checks": {"folds": args.folds, "problems": len(rows), **_checks(rows, held_out)},
         "provenance": {
             **source,
-            "date": now(),
+            "date": utc_now(),
             "commit": commit(),
             "command": " ".join(["scripts/fit_model.py", *_shown(args)]),
         },

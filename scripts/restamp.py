@@ -38,6 +38,7 @@ from outblas.cubin import Cubin
 from outblas.errors import CompileError, OutblasError, UsageError
 from outblas.library import Library
 from outblas.problem import Problem
+from outblas.provenance import utc_now
 from outblas.results import KIND, read_meta, read_result, write_result
 from outblas.sass import _code_sections
 from outblas.shipped_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
@@ -252,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{len(found.differences)} of {len(pairs)} kernels differ; nothing is written")
             return 1
         record = {
-            "date": now(),
+            "date": utc_now(),
             "since": past.commit,
             "kernels_of_that_commit": past.kernels,
             "compared": len(pairs),

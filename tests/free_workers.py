@@ -6,8 +6,8 @@ import os
 import re
 import time
 
+from outblas.desk import Baselines
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
-from outblas.worker import Baselines
 
 
 def make_handler(options, cell):

@@ -39,7 +39,7 @@ def collect(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
         "gpu": gpu,
         "driver": driver,
         "toolchain": toolchain(),
-        "date": now(),
+        "date": utc_now(),
         "commit": commit(),
         "command": command,
     }
@@ -53,7 +53,7 @@ def joined(provenance: Mapping[str, Any], field: str) -> Any:
     return "; ".join(dict.fromkeys(map(str, values)))
 
 
-def now(precision: str = "seconds") -> str:
+def utc_now(precision: str = "seconds") -> str:
     """UTC, ISO 8601; ``precision`` as datetime.isoformat has it."""
     return datetime.now(timezone.utc).isoformat(timespec=precision)
 

@@ -25,7 +25,7 @@ from outblas.config import Candidate, config_name
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation
 from outblas.problem import Problem
-from outblas.provenance import now
+from outblas.provenance import utc_now
 from outblas.settings_check import check_same_settings
 
 #: Version of the schema, kept in ``PRAGMA user_version``.
@@ -377,4 +377,4 @@ def _dump(data: object) -> str:
 
 
 def _now() -> str:
-    return now("milliseconds")
+    return utc_now("milliseconds")

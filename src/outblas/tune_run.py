@@ -18,7 +18,7 @@ from outblas.evaluator import Evaluator
 from outblas.files import json_text, write_json
 from outblas.library import Library
 from outblas.problem import Problem
-from outblas.provenance import joined, now
+from outblas.provenance import joined, utc_now
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
@@ -134,7 +134,7 @@ def run_tune(
             origin = _origin(evaluator, device, recording, command)
             rows = list(result_rows(library, store, path.name, evaluator))
             write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
-    finished = {**about, **origin, "finished": now()}
+    finished = {**about, **origin, "finished": utc_now()}
     write_json(files.run, finished)
 
     from outblas.report import write_report
@@ -207,7 +207,14 @@ def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
         return about
     if files.path.exists() and (not files.path.is_dir() or any(files.path.iterdir())):
         raise UsageError(f"{files.path} is there and is no run", "a new or empty directory", "choose another --run")
-    about = {"format": FORMAT, "kind": "tune", **wanted, "outblas": __version__, "command": command, "started": now()}
+    about = {
+        "format": FORMAT,
+        "kind": "tune",
+        **wanted,
+        "outblas": __version__,
+        "command": command,
+        "started": utc_now(),
+    }
     write_json(files.run, about)
     return about
 

@@ -23,28 +23,28 @@ batch      all else
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.baselines import LT_AUTO, NAMES, RIVALS, Bindable
+from outblas import faults
+from outblas.baselines import NAMES, RIVALS, Bindable
 from outblas.config import Candidate, KernelConfig, config_name, launch_of
+from outblas.desk import Baselines, Desk
 from outblas.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.ledger import Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import H200, Gpu
-from outblas.sandbox import Emit, Faulted
+from outblas.sandbox import Emit
 from outblas.stats import MIN_ROUNDS
 
 if TYPE_CHECKING:
     from outblas.free.build import Built
-    from outblas.rounds import Prune
-    from outblas.timing import Bench, GraphEntry
+    from outblas.timing import GraphEntry
     from outblas.trials import Shelf
-    from outblas.verify import CellProver, Level
+    from outblas.verify import Level
 
 #: Candidates timed in the same rounds, unless the options say otherwise.
 CHUNK = 12
@@ -107,24 +107,6 @@ class Options:
     look: int = MIN_ROUNDS
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Baselines of one problem: name -> time, detail, and why one was left out."""
-
-    timings: dict[str, Timing] = field(default_factory=dict)
-    details: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def none_timed(self, problem: Problem) -> DeviceError:
-        """The error of a long run that needs a baseline where none could be timed."""
-        why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
-        return DeviceError(
-            f"no baseline of {problem.key} could be timed ({why})",
-            "at least one",
-            "run the same command again: it resumes",
-        )
-
-
 def architecture(gpu: Gpu) -> str:
     """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
     return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
@@ -149,7 +131,7 @@ class Handler:
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
         self._trials: Shelf | None = None
-        self._desk: _Desk | None = None
+        self._desk: Desk | None = None
 
     def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
         with self.ledger.phase("batch"):
@@ -167,7 +149,7 @@ class Handler:
         with self.ledger.phase("start"):
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({_WARM_UP: None})
-            desk = _Desk(_WARM_UP, options, self._baselines, Ledger("start"))
+            desk = Desk(_WARM_UP, options, self._baselines, Ledger("start"))
             try:
                 if desk.graphs:
                     desk.measure_baselines(options)
@@ -181,9 +163,9 @@ class Handler:
         except ToolchainMissing:
             raise
         except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
-            self._give_up(problem, items, _one_line(_or_fault(error)), emit)
+            self._give_up(problem, items, faults.one_line(faults.or_fault(error)), emit)
             return
-        waiting: list[tuple[int, _Candidate]] = []
+        waiting: list[tuple[int, Waiting]] = []
         for index, item in items:
             if item.config is None:
                 emit.done(index, (None, desk.measure_baselines(self._options)))
@@ -207,7 +189,7 @@ class Handler:
             else:
                 emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
 
-    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> _Desk:
+    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> Desk:
         if self._desk is None or self._desk.problem != problem:
             if self._desk is not None:
                 self._desk.close()
@@ -215,10 +197,10 @@ class Handler:
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({problem: nvmmh})
             self.ledger.count("desks")
-            self._desk = _Desk(problem, self._options, self._baselines, self.ledger)
+            self._desk = Desk(problem, self._options, self._baselines, self.ledger)
         return self._desk
 
-    def _try(self, desk: _Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | _Candidate:
+    def _try(self, desk: Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
         """Everything up to a captured graph; a failure is an Evaluation."""
 
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
@@ -236,18 +218,18 @@ class Handler:
         except _Static as static:
             return failed(Status.STATIC_REJECTED, str(static))
         except DeviceError as error:  # the driver cannot load it
-            return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
+            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
         try:
             proved = item.proved or config_name(config) in self._options.proved
             verdict = self._prove(desk, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
             with self.ledger.phase("capture"):
-                return _Candidate(config, desk.bench.capture(kernel), verdict, counters)
+                return Waiting(config, desk.bench.capture(kernel), verdict, counters)
         except ToolchainMissing:
             raise
         except Exception as error:  # whatever a candidate raises is its own failure
-            return failed(Status.LAUNCH_ERROR, _one_line(_or_fault(error)))
+            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
 
     def _why_illegal(self, problem: Problem, config: Any) -> str | None:
         from outblas.space import why_illegal
@@ -278,7 +260,7 @@ class Handler:
             self._kernels[key] = (load(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
 
-    def _prove(self, desk: _Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+    def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         from outblas.source import kernel_kind
         from outblas.verify import prove
 
@@ -314,7 +296,7 @@ class Handler:
         self._trials = self._trials or Shelf.of_gpu(self._options.gpu_index)
         return self._trials
 
-    def _time(self, desk: _Desk, waiting: list[tuple[int, _Candidate]], emit: Emit) -> None:
+    def _time(self, desk: Desk, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
         from outblas.rounds import Prune, behind_their_kind, speedup
 
@@ -352,18 +334,18 @@ class Handler:
                     )
                 emit.done(index, (value, baselines))
         except (OutblasError, RuntimeError) as error:
-            raise _or_fault(error) from error
+            raise faults.or_fault(error) from error
         finally:
             for graph in graphs.values():
                 graph.free()
 
-    def _again(self, desk: _Desk, candidate: _Candidate, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
         """The proof after timing, on a replay of the timed graph."""
         return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 
 
 @dataclass
-class _Candidate:
+class Waiting:
     """Proved and captured, waiting to be timed."""
 
     config: Candidate
@@ -372,90 +354,5 @@ class _Candidate:
     counters: dict[str, float]
 
 
-class _Desk:
-    """What is made once per problem: operands, reference, graphs of the baselines."""
-
-    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: Ledger) -> None:
-        from outblas.timing import Bench
-        from outblas.verify import CellProver
-
-        self.problem, self._entries = problem, baselines
-        with ledger.phase("operands"):
-            self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
-            self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
-        self.graphs: dict[str, GraphEntry] = {}
-        self._left_out: dict[str, str] = {}
-        for name, entry in baselines.items():
-            try:
-                with ledger.phase("baselines"):
-                    self._add(name, entry, ledger)
-            except (OutblasError, RuntimeError) as error:
-                self._left_out[name] = _one_line(_or_fault(error))
-
-    def _add(self, name: str, entry: Any, ledger: Ledger) -> None:
-        from outblas.timing import prepare
-
-        if name == LT_AUTO and not entry.detail(self.problem):
-            ledger.count("algorithms chosen")
-        with ledger.phase("autotune"):
-            prepare(entry, self.bench)
-        if name == "nvmmh":  # our own kernel: it has to be right before it is timed
-            verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))
-            if verdict.status is not Status.PASSED:
-                self._left_out[name] = verdict.detail
-                return
-        self.graphs[name] = self.bench.capture(entry)
-
-    def renew_prover(self) -> None:
-        """Prove on what the operands hold now."""
-        from outblas.verify import CellProver
-
-        self.prover = CellProver(self.bench.data, self.bench.torch_stream)
-
-    def measure_baselines(self, options: Options) -> Baselines:
-        return self.report(self.measure(self.graphs, options))
-
-    def measure(
-        self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
-    ) -> dict[str, Timing]:
-        """Interleaved rounds of captured entries, hot or cold."""
-        rounds = options.rounds
-        if options.long_rounds is not None and self.bench.repeats == 1:
-            rounds = options.long_rounds
-        how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
-        if options.mode == "offline_cold":
-            return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
-        return self.bench.measure(graphs, *how)
-
-    def report(self, timings: Mapping[str, Timing]) -> Baselines:
-        """The baselines' part of some rounds."""
-        found = {name: timings[name] for name in self.graphs}
-        details = {name: self._entries[name].detail(self.problem) for name in self.graphs}
-        return Baselines(found, details, dict(self._left_out))
-
-    def close(self) -> None:
-        for graph in self.graphs.values():
-            graph.free()
-        self.bench.close()
-
-
 class _Static(Exception):
     """Gate 1 rejects."""
-
-
-def _or_fault(error: Exception) -> Exception:
-    """The error, if the CUDA context is still sound.
-
-    Raises:
-        Faulted: it is not.
-    """
-    from outblas.driver import sticky_error
-
-    sticky = sticky_error()
-    if sticky:
-        raise Faulted(f"{sticky}: {_one_line(error)}") from error
-    return error
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

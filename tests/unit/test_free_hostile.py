@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from free_fixture import BODY, device_text, host_text, missing
+from outblas.desk import Baselines
 from outblas.errors import CompileError, OutblasError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status, Timing
@@ -21,7 +22,6 @@ from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive
 from outblas.free.text_rules import refusal
 from outblas.problem import Problem
-from outblas.worker import Baselines
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])

@@ -9,12 +9,13 @@ import pytest
 from free_fixture import BODY, device_text, host_text
 from outblas import worker as plain
 from outblas.config import Sm90WgmmaConfig
+from outblas.desk import Baselines
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.free import worker as free
 from outblas.free.answers import decode, encode
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
-from outblas.worker import Baselines, Item, Options
+from outblas.worker import Item, Options
 
 P = Problem(64, 64, 64)
 PASSED = Verdict(Status.PASSED, ("static", "memory", "bound"), "", 0.5)
@@ -49,7 +50,7 @@ class Bench:
         return {n: Timing("offline", (self.us if n != "cublas" else 8.0,) * rounds, self.us, 0.0) for n in graphs}
 
 
-class Desk(plain._Desk):
+class Desk(plain.Desk):
     renewed = 0
 
     def __init__(self, problem, options, baselines, *more):
@@ -79,8 +80,8 @@ class Voice:
 def world(monkeypatch, tmp_path):
     """A handler whose proofs and checks say what ``world`` says."""
     made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
-    monkeypatch.setattr(plain, "_Desk", Desk)
-    monkeypatch.setattr(plain, "_or_fault", lambda error: error)
+    monkeypatch.setattr(plain, "Desk", Desk)
+    monkeypatch.setattr("outblas.faults.or_fault", lambda error: error)
 
     def load(built, folder, cudart, gpu):
         made.kernels[built.kernel.name] = Kernel(built.kernel)

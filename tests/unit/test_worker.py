@@ -55,7 +55,7 @@ class Prover:
         return self.after
 
 
-class Desk(ev._Desk):
+class Desk(ev.Desk):
     def __init__(self, problem, options, baselines, ledger):
         self.problem, self.bench, self.prover = problem, Bench(), Prover()
         self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
@@ -66,9 +66,9 @@ class Desk(ev._Desk):
 
 @pytest.fixture
 def handler(monkeypatch):
-    monkeypatch.setattr(ev, "_Desk", Desk)
+    monkeypatch.setattr(ev, "Desk", Desk)
     monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
-    monkeypatch.setattr(ev, "_or_fault", lambda error: error)
+    monkeypatch.setattr("outblas.faults.or_fault", lambda error: error)
     made = ev.Handler(ev.Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
     made._trials = Shelf()
@@ -153,7 +153,7 @@ def test_a_lost_context_is_a_fault_of_the_candidate_in_hand(handler, monkeypatch
         raise RuntimeError("CUDA error")
 
     monkeypatch.setattr(Bench, "capture", refuse)
-    monkeypatch.setattr(ev, "_or_fault", lost)
+    monkeypatch.setattr("outblas.faults.or_fault", lost)
     emit = Emit()
     with pytest.raises(Faulted):
         handler([(7, ev.Item(PROBLEM, GOOD))], emit)
@@ -177,7 +177,7 @@ def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypa
     def refuse(problem, options, baselines, ledger):
         raise DeviceError("needs 99 GB", "that much", "a smaller one")
 
-    monkeypatch.setattr(ev, "_Desk", refuse)
+    monkeypatch.setattr(ev, "Desk", refuse)
     ((one, _), (two, _), (nothing, report)), _ = run(handler, GOOD, SLOW, None)
     assert one.status is two.status is Status.LAUNCH_ERROR and "99 GB" in one.detail
     assert nothing is None and "99 GB" in report.left_out["all"]
@@ -296,7 +296,7 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
         def close(self):
             done.append("closed")
 
-    monkeypatch.setattr(ev, "_Desk", Small)
+    monkeypatch.setattr(ev, "Desk", Small)
     handler = ev.make_handler(ev.Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
     account = handler.ledger.read()
@@ -308,7 +308,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
     def refuse(*parts):
         raise DeviceError("no CUDA device", "one", "do")
 
-    monkeypatch.setattr(ev, "_Desk", refuse)
+    monkeypatch.setattr(ev, "Desk", refuse)
     with pytest.raises(DeviceError, match="no CUDA device"):
         ev.make_handler(ev.Options(baselines=()))
 
@@ -341,7 +341,7 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
     monkeypatch.setattr("outblas.verify.CellProver", lambda *a: Prover())
     ledger, auto = Ledger("idle"), Auto()
     for _ in range(2):
-        assert ev._Desk(PROBLEM, ev.Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
+        assert ev.Desk(PROBLEM, ev.Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
     account = ledger.read()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

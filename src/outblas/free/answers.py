@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from outblas.desk import Baselines
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
-from outblas.worker import Baselines
 
 #: Letters of a detail, gates and samples at most; numbers stay below this.
 _WORDS, _GATES, _SAMPLES, _LARGE = 600, 16, 100_000, 1e12

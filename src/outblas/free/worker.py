@@ -12,6 +12,7 @@ from typing import Any
 
 from outblas.baselines import Bindable
 from outblas.believed import too_fast
+from outblas.desk import Baselines, Desk
 from outblas.errors import OutblasError
 from outblas.evaluation import Status, Timing, Verdict
 from outblas.free import conduct, fresh
@@ -22,7 +23,7 @@ from outblas.free.shapes import representatives
 from outblas.problem import Problem
 from outblas.roofline import floor_us
 from outblas.sandbox import Emit
-from outblas.worker import Baselines, Handler, Item, Options, _Candidate, _Desk
+from outblas.worker import Handler, Item, Options, Waiting
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class FreeHandler(Handler):
         self._loaded[name] = kernel
         return kernel, item.built.counters()
 
-    def _prove(self, desk: _Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+    def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""
         from outblas.verify import prove
 
@@ -123,7 +124,7 @@ class FreeHandler(Handler):
         offence = conduct.offence(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 
-    def _again(self, desk: _Desk, candidate: _Candidate, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
         """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
         after = super()._again(desk, candidate, timing, baselines)
         if after.status is not Status.PASSED:

@@ -25,7 +25,7 @@ from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
 from outblas.llm.run_folder import KIND, EvolveFiles, held, open_folder, without_passwords
 from outblas.problem import Problem
-from outblas.provenance import collect, now
+from outblas.provenance import collect, utc_now
 from outblas.roofline import Gpu
 from outblas.store import Store
 
@@ -145,7 +145,7 @@ def _finish(
     provenance = collect(command, place.gpu_index)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
-    ended = {"finished": now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance}
+    ended = {"finished": utc_now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance}
     write_json(files.run, {**about, **ended})
 
 

@@ -20,7 +20,7 @@ from outblas.errors import RecordError
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Cost, Message
 from outblas.llm.reply import Reply
-from outblas.provenance import now
+from outblas.provenance import utc_now
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS questions (
@@ -242,4 +242,4 @@ class Ledger:
 
 
 def _now() -> str:
-    return now("milliseconds")
+    return utc_now("milliseconds")

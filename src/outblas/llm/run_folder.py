@@ -13,7 +13,7 @@ from typing import Any
 from outblas import __version__
 from outblas.errors import RecordError, UsageError
 from outblas.files import sole_driver, write_json
-from outblas.provenance import now
+from outblas.provenance import utc_now
 from outblas.settings_check import check_same_settings
 
 FORMAT, KIND = 1, "evolve"
@@ -83,7 +83,7 @@ def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str
         do = "repeat those settings to resume it, or choose another --run"
         check_same_settings(what, was, asked, do)
         return about
-    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": now()}
+    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": utc_now()}
     write_json(files.run, about)
     return about
 

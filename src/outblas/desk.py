@@ -1,0 +1,105 @@
+"""What a worker makes once per problem, and candidates are proved and timed with: operands, reference, baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outblas import faults
+from outblas.baselines import LT_AUTO
+from outblas.errors import DeviceError, OutblasError
+from outblas.evaluation import Status, Timing
+from outblas.ledger import Ledger
+from outblas.problem import Problem
+
+if TYPE_CHECKING:
+    from outblas.rounds import Prune
+    from outblas.timing import Bench, GraphEntry
+    from outblas.verify import CellProver
+    from outblas.worker import Options
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Baselines of one problem: name -> time, detail, and why one was left out."""
+
+    timings: dict[str, Timing] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def none_timed(self, problem: Problem) -> DeviceError:
+        """The error of a long run that needs a baseline where none could be timed."""
+        why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
+        return DeviceError(
+            f"no baseline of {problem.key} could be timed ({why})",
+            "at least one",
+            "run the same command again: it resumes",
+        )
+
+
+class Desk:
+    """What is made once per problem: operands, reference, graphs of the baselines."""
+
+    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: Ledger) -> None:
+        from outblas.timing import Bench
+        from outblas.verify import CellProver
+
+        self.problem, self._entries = problem, baselines
+        with ledger.phase("operands"):
+            self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
+            self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
+        self.graphs: dict[str, GraphEntry] = {}
+        self._left_out: dict[str, str] = {}
+        for name, entry in baselines.items():
+            try:
+                with ledger.phase("baselines"):
+                    self._add(name, entry, ledger)
+            except (OutblasError, RuntimeError) as error:
+                self._left_out[name] = faults.one_line(faults.or_fault(error))
+
+    def _add(self, name: str, entry: Any, ledger: Ledger) -> None:
+        from outblas.timing import prepare
+
+        if name == LT_AUTO and not entry.detail(self.problem):
+            ledger.count("algorithms chosen")
+        with ledger.phase("autotune"):
+            prepare(entry, self.bench)
+        if name == "nvmmh":  # our own kernel: it has to be right before it is timed
+            verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))
+            if verdict.status is not Status.PASSED:
+                self._left_out[name] = verdict.detail
+                return
+        self.graphs[name] = self.bench.capture(entry)
+
+    def renew_prover(self) -> None:
+        """Prove on what the operands hold now."""
+        from outblas.verify import CellProver
+
+        self.prover = CellProver(self.bench.data, self.bench.torch_stream)
+
+    def measure_baselines(self, options: Options) -> Baselines:
+        return self.report(self.measure(self.graphs, options))
+
+    def measure(
+        self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
+    ) -> dict[str, Timing]:
+        """Interleaved rounds of captured entries, hot or cold."""
+        rounds = options.rounds
+        if options.long_rounds is not None and self.bench.repeats == 1:
+            rounds = options.long_rounds
+        how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
+        if options.mode == "offline_cold":
+            return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
+        return self.bench.measure(graphs, *how)
+
+    def report(self, timings: Mapping[str, Timing]) -> Baselines:
+        """The baselines' part of some rounds."""
+        found = {name: timings[name] for name in self.graphs}
+        details = {name: self._entries[name].detail(self.problem) for name in self.graphs}
+        return Baselines(found, details, dict(self._left_out))
+
+    def close(self) -> None:
+        for graph in self.graphs.values():
+            graph.free()
+        self.bench.close()
