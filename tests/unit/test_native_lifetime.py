@@ -135,7 +135,7 @@ def test_threads_do_not_disturb_each_other(table: Any, cuda: FakeCuda, built: tu
 
 
 @pytest.mark.parametrize("kind", ["out", "no out", "miss", "torch", "watched", "overlap"])
-def test_a_hundred_thousand_calls_keep_nothing(table: Any, kind: str) -> None:
+def test_thousands_of_calls_keep_nothing(table: Any, kind: str) -> None:
     a, b, out = operands(n=K) if kind == "overlap" else operands()
     out = torch.zeros(M, K, dtype=a.dtype) if kind == "overlap" else out
     learn(table, a, b, None if kind in ("no out", "torch") else out, None if kind == "torch" else prepared())
@@ -143,7 +143,7 @@ def test_a_hundred_thousand_calls_keep_nothing(table: Any, kind: str) -> None:
     call = arguments.get(kind, (a, b, out))
     if kind == "watched":
         a.requires_grad_()
-    calls = 10_000 if kind == "torch" else 100_000
+    calls = 4_000 if kind == "torch" else 20_000
     for _ in range(10):
         table.matmul(*call, False)
     watched = [*call[:2], out, torch.float16, out.device, table]
