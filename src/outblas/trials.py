@@ -15,8 +15,8 @@ from typing import Any
 
 from outblas.problem import Problem
 
-#: GPU memory that a shelf holds at most: this, and no more than this part of the GPU's.
-LIMIT_BYTES, LIMIT_PART = 4 * 2**30, 1 / 16
+#: GPU memory that a shelf holds at most: this, and no more than this part of what is free when it is made.
+LIMIT_BYTES, LIMIT_PART = 4 * 2**30, 1 / 8
 
 
 class Trials:
@@ -57,8 +57,8 @@ class Shelf:
         """One of the size that this GPU has room for."""
         import torch
 
-        total = torch.cuda.get_device_properties(gpu_index).total_memory
-        return cls(min(LIMIT_BYTES, LIMIT_PART * total))
+        free, _ = torch.cuda.mem_get_info(gpu_index)
+        return cls(min(LIMIT_BYTES, LIMIT_PART * free))
 
     @property
     def bytes(self) -> int:
