@@ -17,6 +17,13 @@ from outblas.verify import prove  # noqa: E402
 PROBLEM = Problem(24, 40, 96)
 
 
+class Held:
+    """As large as it says."""
+
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+
+
 class Kernel:
     """fp32 accumulation; ``spoil`` is what else it does, to A, B and C of a call, by its number."""
 
@@ -75,6 +82,18 @@ def test_a_problem_that_is_larger_than_the_shelf_is_kept_while_it_is_in_hand():
     assert shelf.at(PROBLEM) is large
     shelf.at(Problem(8, 8, 8))
     assert shelf.bytes == 0
+
+
+@pytest.mark.parametrize(("free", "limit"), [(140 * 2**30, 4 * 2**30), (2**30, 2**27)])
+def test_a_shelf_takes_a_part_of_what_is_free(monkeypatch, free, limit):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free, 144 * 2**30))
+    shelf, share = Shelf.of_gpu(0), 3 * limit // 4
+    shelf.at(Problem(8, 8, 8)).get("x", lambda: Held(share))
+    shelf.at(Problem(8, 8, 16)).get("x", lambda: Held(limit // 4))
+    assert shelf.at(Problem(8, 8, 8)).bytes == share and shelf.bytes == limit
+    shelf.at(Problem(8, 8, 24)).get("x", lambda: Held(1))
+    shelf.at(Problem(8, 8, 24))
+    assert shelf.bytes == share + 1, "one byte too many: the one not asked for longest made room"
 
 
 @pytest.mark.parametrize(
