@@ -202,7 +202,7 @@ def tuning(work: Work, table: Table, step: str) -> Options:
     gpu = gpu_of_device(work.gpu_index)
     return Options(
         work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
-        chunk=CHUNK, hopeless=HOPELESS,
+        chunk=CHUNK, hopeless=HOPELESS, algorithms=str(work.path / "algorithms.jsonl"),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from outblas.nvmmh import nvmmh_config, nvmmh_configs
 from outblas.problem import Problem
 
 if TYPE_CHECKING:
+    from outblas.chosen_algorithms import ChosenAlgorithms
     from outblas.config import KernelConfig
     from outblas.cublas import Algo, Cublas, CublasLt, HeuristicResult, LtPlan
     from outblas.timing import Bench
@@ -241,6 +242,13 @@ class LtAuto:
         self._gpu = gpu_index
         self._lt = _Lt(gpu_index)
         self._chosen: dict[Problem, tuple[Algo, str]] = {}
+        self._kept: ChosenAlgorithms | None = None
+
+    def keep(self, kept: ChosenAlgorithms) -> None:
+        """Take what was chosen before, and keep there what is chosen from now on."""
+        for problem, algo, detail in kept:
+            self.offer(problem, algo, detail)
+        self._kept = kept
 
     def prepare(self, bench: Bench) -> None:
         """Choose the algorithm of ``bench.problem`` on the bench's own operands; once per problem.
@@ -264,6 +272,8 @@ class LtAuto:
         best = min(times, key=lambda i: times[i].median_us) if times else "0"
         algo = results[int(best)].algo
         self._chosen[problem] = (algo, f"index={best}/{len(results)} {describe(algo)}")
+        if self._kept is not None:
+            self._kept.add(problem, *self.choice(problem))
 
     def choice(self, problem: Problem) -> tuple[bytes, str]:
         """The chosen algorithm as :meth:`offer` takes it, and its description; ``prepare`` has chosen it."""

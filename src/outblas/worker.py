@@ -25,10 +25,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas import faults
-from outblas.baselines import NAMES, RIVALS, Bindable
+from outblas.baselines import LT_AUTO, NAMES, RIVALS, Bindable
+from outblas.chosen_algorithms import ChosenAlgorithms
 from outblas.config import Candidate, KernelConfig, config_name, launch_of
 from outblas.desk import Baselines, Desk
 from outblas.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
@@ -85,6 +87,8 @@ class Options:
         warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
         long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), which is noisy by
             little; None: as many as of the others.
+        algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.chosen_algorithms); None:
+            each process chooses for itself, as what is published must.
         hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
             option, after ``look`` rounds is timed no further.
     """
@@ -103,6 +107,7 @@ class Options:
     warmup_seconds: float = 0.0
     benchmark_seconds: float = 0.0
     long_rounds: int | None = None
+    algorithms: str | None = None
     hopeless: float = math.inf
     look: int = MIN_ROUNDS
 
@@ -128,6 +133,9 @@ class Handler:
         self.ledger = Ledger("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
+        if options.algorithms is not None and LT_AUTO in self._baselines:
+            kept = ChosenAlgorithms.of_gpu(Path(options.algorithms), options.gpu_index)
+            self._baselines[LT_AUTO].keep(kept)
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
         self._trials: Shelf | None = None

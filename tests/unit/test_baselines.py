@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from outblas import baselines, cublas, nvmmh
+from outblas.chosen_algorithms import ChosenAlgorithms
 from outblas.errors import DeviceError, ToolchainMissing
 from outblas.problem import Problem
 
@@ -127,3 +129,50 @@ def test_an_algorithm_is_handed_from_process_to_process_as_bytes():
     second.offer(problem, algo, detail)
     assert tuple(second._chosen[problem][0].data) == words
     assert second.detail(problem) == "index=1/2 id=66" and second.choice(problem) == (algo, detail)
+
+
+ABOUT = {"cublaslt": "13.1.0", "gpu": "NVIDIA H200", "driver": "580"}
+
+
+def test_choices_are_kept_for_the_processes_after(tmp_path):
+    path, problem = tmp_path / "algorithms.jsonl", Problem(64, 128, 256, acc="fp16")
+    words = (7, 2**64 - 1, 0, 3, 4, 5, 6, 1)
+    kept = ChosenAlgorithms(path, ABOUT)
+    kept.add(problem, bytes(cublas.Algo(words)), "index=1/2 id=66")
+    later = baselines.LtAuto()
+    later.keep(ChosenAlgorithms(path, ABOUT))
+    assert tuple(later._chosen[problem][0].data) == words and later.detail(problem) == "index=1/2 id=66"
+
+
+@pytest.mark.parametrize("changed", ABOUT)
+def test_choices_of_another_cublaslt_gpu_or_driver_are_forgotten(tmp_path, changed):
+    path = tmp_path / "algorithms.jsonl"
+    ChosenAlgorithms(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
+    assert list(ChosenAlgorithms(path, {**ABOUT, changed: "other"})) == []
+    assert list(ChosenAlgorithms(path, ABOUT)) == [], "begun anew"
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
+    path = tmp_path / "algorithms.jsonl"
+    kept = ChosenAlgorithms(path, ABOUT)
+    for m in (64, 128):
+        kept.add(Problem(m, 128, 256), bytes(64), "index=0/1")
+    path.write_bytes(path.read_bytes()[:-9])
+    assert [problem.m for problem, _, _ in ChosenAlgorithms(path, ABOUT)] == [64]
+
+
+def test_what_is_chosen_is_chosen_once_for_all_processes(tmp_path, monkeypatch):
+    """On a problem with one algorithm, which needs no clock."""
+    problem, algo = Problem(64, 128, 256), cublas.Algo((1, 2, 3, 4, 5, 6, 7, 8))
+    monkeypatch.setattr(cublas, "describe", lambda algo: "id=66")
+    asked = []
+    plan = SimpleNamespace(heuristic=lambda count, alignment: asked.append(count) or [SimpleNamespace(algo=algo)])
+    bench = SimpleNamespace(problem=problem, operands=lambda index: (None, None, None))
+    monkeypatch.setattr(baselines, "_alignment", lambda *t: 256)
+    for _ in range(2):
+        auto = baselines.LtAuto()
+        auto._lt = SimpleNamespace(plan=lambda p: plan)
+        auto.keep(ChosenAlgorithms(tmp_path / "a.jsonl", ABOUT))
+        auto.prepare(bench)
+        assert auto.detail(problem) == "index=0/1 id=66"
+    assert len(asked) == 1

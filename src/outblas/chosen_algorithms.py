@@ -1,0 +1,51 @@
+"""What autotuning chose of cuBLASLt's algorithms, in a file: for the processes of one search, one after the other.
+
+Choosing takes 30 ms a problem, and a search looks at each problem three times or more. What is published is always
+chosen anew, by the process that times it (outblas.bench).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from outblas.errors import UsageError
+from outblas.journal import Journal
+from outblas.problem import Problem
+
+
+class ChosenAlgorithms:
+    """A journal of choices. Algorithms are opaque words of one version of cuBLASLt on one kind of GPU: a file of
+    another is begun anew.
+
+    Args:
+        about: what the choices hold for, JSON values.
+
+    Raises:
+        RecordError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        try:
+            self._journal = Journal(path, about)
+        except UsageError:
+            self._journal = Journal(path, about, resume=False)
+
+    def __iter__(self) -> Iterator[tuple[Problem, bytes, str]]:
+        """(problem, algorithm, its description), as :meth:`outblas.baselines.LtAuto.offer` takes them."""
+        for entry in self._journal.entries:
+            yield Problem.from_key(entry["problem"]), bytes.fromhex(entry["algorithm"]), entry["detail"]
+
+    def add(self, problem: Problem, algorithm: bytes, detail: str) -> None:
+        """Keep one more; raises RecordError where the disk refuses."""
+        self._journal.append({"problem": problem.key, "algorithm": algorithm.hex(), "detail": detail})
+
+    @classmethod
+    def of_gpu(cls, path: Path, gpu_index: int) -> ChosenAlgorithms:
+        """The file for the cuBLASLt that is loaded, and a GPU with its driver."""
+        from outblas.cublas import version
+        from outblas.provenance import gpu_and_driver
+
+        gpu, driver = gpu_and_driver(gpu_index)
+        return cls(path, {"cublaslt": version(), "gpu": gpu, "driver": driver})
