@@ -126,22 +126,24 @@ class Operands:
         end = c + _round_up(self._outputs) + self._guard
         return (self._flat[begin:end] != CANARY).any()
 
-    def broken_guards(self, index: int) -> Any:
-        """Bool tensor, of :data:`GUARDS` around the set: whether it was written. No wait."""
+    def any_guard_broken(self, index: int) -> Any:
+        """0-dim bool tensor: whether a guard around the set was written. No wait."""
         import torch
 
+        return (torch.cat(self._guards(index)) != CANARY).any()
+
+    def broken_guard(self, index: int) -> str:
+        """The first of :data:`GUARDS` around the set that was written, or nothing."""
+        found = zip(GUARDS, self._guards(index), strict=True)
+        return next((name for name, guard in found if bool((guard != CANARY).any())), "")
+
+    def _guards(self, index: int) -> list[Any]:
         p = self.problem
         sizes = (p.m * p.k, p.n * p.k, self._outputs)
         starts = self._starts[index]
         begins = (starts[0] - self._guard, *(s + n for s, n in zip(starts, sizes, strict=True)))
         ends = (*starts, starts[2] + _round_up(sizes[2]) + self._guard)
-        return torch.stack([(self._flat[b:e] != CANARY).any() for b, e in zip(begins, ends, strict=True)])
-
-    def broken_guard(self, index: int) -> str:
-        """The first of :data:`GUARDS` around the set that was written, or nothing."""
-        return next(
-            (name for name, broken in zip(GUARDS, self.broken_guards(index).tolist(), strict=True) if broken), ""
-        )
+        return [self._flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def _round_up(elements: int) -> int:

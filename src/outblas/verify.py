@@ -18,20 +18,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from outblas import integrity
 from outblas.baselines import Bindable, Call, CublasGemm
 from outblas.driver import check, driver
+from outblas.errors import UsageError
 from outblas.evaluation import Status, Verdict
-from outblas.operands import GUARDS, Operands, torch_dtype
+from outblas.operands import Operands, torch_dtype
 from outblas.oracle import Oracle, product, right
 from outblas.problem import Problem
 from outblas.proof_inputs import cancelling, integer_draws, normal, positive, scaled, special_inputs
 from outblas.rejected import Rejected
 from outblas.rules import check_rules, process_state
-from outblas.trials import Trials
+from outblas.trials import Shelf, Trials
 
 Level = Literal["full", "cell"]
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
@@ -55,6 +57,7 @@ class Lab:
         guard = min(_GUARD_MAX, max(_GUARD_MIN, 512 * problem.n))
         self.data = Operands(problem, 2, device, guard)
         self.cuda = device.startswith("cuda")
+        self._index = torch.device(device).index or 0
         self.torch_stream: Any = None
         self.stream = 0
         if self.cuda:
@@ -78,7 +81,7 @@ class Lab:
         if self.cuda:
             import torch
 
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self._index)
 
     def run(self, a: Any, b: Any, index: int = 0, pattern: int | None = None) -> Any:
         """C (a copy) of new inputs, with gate ``memory`` on the way.
@@ -95,12 +98,12 @@ class Lab:
         self.wait()
         self.calls[index](self.stream)
         self.wait()
-        changed = (before != self.data.input_sum(index)).reshape(1)
-        *broken, other = torch.cat((self.data.broken_guards(index), changed)).tolist()  # one wait for all
-        for place, found in zip(GUARDS, broken, strict=True):
-            if found:
-                where = "behind C" if place == "end" else f"in front of {place}"
-                raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
+        changed = before != self.data.input_sum(index)
+        broken, other = torch.stack((self.data.any_guard_broken(index), changed)).tolist()  # one wait for both
+        if broken:
+            place = self.data.broken_guard(index)
+            where = "behind C" if place == "end" else f"in front of {place}"
+            raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
         if other:
             raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed")
         return self.data[index][2].clone()
@@ -127,24 +130,58 @@ def prove(
         return Verdict(Status.STATIC_REJECTED, (), static_reason)
     if level == "cell":
         return _prove_cell_alone(entry, problem, gpu_index)
-    passed = ["static"]
-    worst = [0.0]
     before = integrity.snapshot()
+    verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trials or Trials())
+    return _untampered(verdict, before)
+
+
+def prove_each(
+    entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: Shelf, device: str | None = None
+) -> Verdict:
+    """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
+
+    Args:
+        shelf: what it is proved with, kept from kernel to kernel. device: as of :func:`prove`.
+
+    Returns:
+        The verdict of the last problem, with the largest error of all.
+
+    Raises:
+        UsageError: no problem. The rest as :func:`prove`.
+    """
+    before, verdict, worst = integrity.snapshot(), None, 0.0
+    for problem in problems:
+        verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", shelf.at(problem))
+        if verdict.status is not Status.PASSED:
+            return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
+        worst = max(worst, verdict.max_err_ratio or 0.0)
+    if verdict is None:
+        raise UsageError("no problem to prove a kernel on", "one at least", "name one that it takes")
+    return _untampered(replace(verdict, max_err_ratio=worst), before)
+
+
+def _pass_gates(entry: Bindable, problem: Problem, device: str, trials: Trials) -> Verdict:
+    """The gates behind the first, in their order."""
+    passed, worst = ["static"], [0.0]
     try:
-        lab = Lab(entry, problem, device or f"cuda:{gpu_index}", trials or Trials())
+        lab = Lab(entry, problem, device, trials)
         for name, gate in (("memory", _memory), ("exact", _exact), ("bound", _bound), ("special", _special)):
             gate(lab, worst)
             passed.append(name)
         if lab.cuda:
             check_rules(lab)
-        name = integrity.tampered(before)
-        if name:
-            raise Rejected(Status.RULE_BROKEN, f"it replaced {name}")
-        if lab.cuda:
             passed.append("rules")
     except Rejected as failure:
         return Verdict(failure.status, tuple(passed), failure.detail, failure.ratio)
     return Verdict(Status.PASSED, tuple(passed), "", worst[0])
+
+
+def _untampered(verdict: Verdict, before: integrity.Snapshot) -> Verdict:
+    """A verdict, unless what judges was replaced meanwhile: that breaks the rules."""
+    name = integrity.tampered(before) if verdict.status is Status.PASSED else ""
+    if not name:
+        return verdict
+    return Verdict(Status.RULE_BROKEN, tuple(g for g in verdict.gates if g != "rules"), f"it replaced {name}")
 
 
 def check_cell(data: Operands, oracle: Oracle, before: Any, run: Callable[[], Any]) -> Verdict:

@@ -23,6 +23,7 @@ batch      all else
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -270,25 +271,19 @@ class Handler:
 
     def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         from outblas.source import kernel_kind
-        from outblas.verify import prove
+        from outblas.verify import prove_each
 
         full: Verdict | None = None
         if self._options.level == "full" and not proved:
             key = kernel_kind(desk.problem, config)
             if key not in self._proved:
                 self.ledger.count("kernels proved")
-                for small in representatives(desk.problem, config, self._options.gpu):
-                    emit.begin(index)  # a sign of life: each proof has the time limit to itself
-                    with self.ledger.phase("prove"):
-                        kept = self._shelf().at(small)
-                        verdict = prove(kernel, small, None, "full", self._options.gpu_index, None, kept)
-                    if verdict.status is not Status.PASSED:
-                        detail = f"on {small.mnk}: {verdict.detail}"
-                        self._proved[key] = Verdict(verdict.status, verdict.gates, detail, verdict.max_err_ratio)
-                        break
-                    self._proved[key] = verdict
-            full = self._proved.get(key)
-            if full is not None and full.status is not Status.PASSED:
+                small = representatives(desk.problem, config, self._options.gpu)
+                with self.ledger.phase("prove"):
+                    told = _told(small or [desk.problem], emit, index)
+                    self._proved[key] = prove_each(kernel, told, self._options.gpu_index, self._shelf())
+            full = self._proved[key]
+            if full.status is not Status.PASSED:
                 return full
             emit.begin(index)
         with self.ledger.phase("cell"):
@@ -350,6 +345,13 @@ class Handler:
     def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
         """The proof after timing, on a replay of the timed graph."""
         return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
+
+
+def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:
+    """The problems, with a sign of life before each: every proof has the time limit to itself."""
+    for problem in problems:
+        emit.begin(index)
+        yield problem
 
 
 @dataclass

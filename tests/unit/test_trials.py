@@ -7,12 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from outblas import proof_inputs, verify  # noqa: E402
+from outblas.errors import UsageError  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
 from outblas.oracle import Oracle, right  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
 from outblas.proof_inputs import normal  # noqa: E402
 from outblas.trials import KeptTrials, Shelf, Trials  # noqa: E402
-from outblas.verify import prove  # noqa: E402
+from outblas.verify import prove, prove_each  # noqa: E402
 
 PROBLEM = Problem(24, 40, 96)
 
@@ -155,3 +156,39 @@ def test_a_reference_is_made_when_the_kernel_has_run(monkeypatch):
     )
     prove(Kernel(lambda *_: said.append("run")), PROBLEM, device="cpu")
     assert said[:4] == ["run", "reference", "run", "reference"]
+
+
+PROBLEMS = [PROBLEM, Problem(8, 16, 32), Problem(24, 40, 96, "NN")]
+
+
+def test_a_kernel_is_proved_on_each_problem_with_the_largest_error_of_all():
+    shelf = Shelf()
+    alone = [prove(Kernel(), p, device="cpu") for p in PROBLEMS]
+    for _ in range(2):
+        found = prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu")
+        assert found.gates == alone[-1].gates and found.max_err_ratio == max(v.max_err_ratio for v in alone)
+
+
+def test_the_first_failure_ends_it_and_names_its_problem():
+    def only_small_is_wrong(a, b, c, n):
+        if c.shape == (8, 16):
+            c[0, 0].add_(1)
+
+    asked = []
+    failed = prove_each(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, Shelf(), "cpu")
+    assert failed.status is Status.WRONG and failed.detail.startswith("on 8_16_32: ") and asked == PROBLEMS[:2]
+
+
+def test_a_judge_that_was_replaced_on_any_of_the_problems_is_seen(monkeypatch):
+    def replaces(a, b, c, n):
+        if c.shape == (8, 16):
+            monkeypatch.setattr("outblas.rules.check_rules", lambda lab: None)
+
+    failed = prove_each(Kernel(replaces), PROBLEMS, 0, Shelf(), "cpu")
+    assert failed.status is Status.RULE_BROKEN and "outblas.rules.check_rules" in failed.detail
+    assert "rules" not in failed.gates
+
+
+def test_no_problem_is_no_proof():
+    with pytest.raises(UsageError, match="no problem"):
+        prove_each(Kernel(), [], 0, Shelf(), "cpu")

@@ -203,9 +203,12 @@ def test_architectures():
 def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     proved = []
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
-    monkeypatch.setattr(
-        "outblas.verify.prove", lambda kernel, p, *rest: proved.append(p) or Verdict(Status.PASSED, ("rules",), "", 0.7)
-    )
+
+    def prove_each(kernel, problems, gpu, shelf):
+        proved.extend(problems)
+        return Verdict(Status.PASSED, ("rules",), "", 0.7)
+
+    monkeypatch.setattr("outblas.verify.prove_each", prove_each)
     ((one, _),), _ = run(handler, GOOD)
     count = len(proved)
     assert count > 3 and one.verdict.gates == ("rules",) and one.verdict.max_err_ratio == 0.7
@@ -217,22 +220,40 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
 
 def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
-    asked = {}
-
-    def prove(kernel, p, static, level, gpu, device, trials):
-        asked.setdefault(p, []).append(trials.get("x", lambda: SimpleNamespace(nbytes=1)))
-        return Verdict(Status.PASSED, ("rules",), "", 0.5)
-
-    monkeypatch.setattr("outblas.verify.prove", prove)
+    shelves = []
+    monkeypatch.setattr("outblas.verify.prove_each", lambda *a: shelves.append(a[-1]) or PASSED)
     run(handler, GOOD)
     run(handler, replace(GOOD, stages=GOOD.stages + 1))
-    assert len(asked) > 3 and all(len(one) == 2 and one[0] is one[1] for one in asked.values())
+    assert len(shelves) == 2 and shelves[0] is shelves[1]
+
+
+def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(ev, "representatives", lambda problem, config, gpu: [])
+    asked = []
+    monkeypatch.setattr("outblas.verify.prove_each", lambda kernel, problems, *rest: asked.extend(problems) or PASSED)
+    run(handler, GOOD)
+    assert asked == [PROBLEM]
+
+
+def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
+    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    log = []
+
+    def prove_each(kernel, problems, gpu, shelf):
+        log.extend(len(emit.log) for _ in problems)
+        return PASSED
+
+    monkeypatch.setattr("outblas.verify.prove_each", prove_each)
+    emit = Emit()
+    handler([(7, ev.Item(PROBLEM, GOOD))], emit)
+    assert len(log) > 3 and log == list(range(log[0], log[0] + len(log))) and emit.log[log[0] - 1] == 7
 
 
 def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
     full = []
-    monkeypatch.setattr("outblas.verify.prove", lambda *a: full.append(a) or PASSED)
+    monkeypatch.setattr("outblas.verify.prove_each", lambda *a: full.append(a) or PASSED)
     cells = []
     monkeypatch.setattr(Prover, "call", lambda self, call: cells.append(call) or call)
     emit = Emit()
@@ -253,9 +274,12 @@ def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
 
 def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
-    monkeypatch.setattr("outblas.verify.prove", lambda *a: Verdict(Status.NOT_REPEATABLE, ("static",), "differs"))
+    failed = Verdict(Status.NOT_REPEATABLE, ("static",), "on 1_8_8: differs")
+    monkeypatch.setattr("outblas.verify.prove_each", lambda *a: failed)
     ((one, _),), _ = run(handler, GOOD)
-    assert one.status is Status.NOT_REPEATABLE and "differs" in one.detail and "on " in one.detail
+    assert one.status is Status.NOT_REPEATABLE and one.detail == "on 1_8_8: differs"
+    ((again, _),), _ = run(handler, GOOD, problem=Problem(128, 128, 128))
+    assert again.status is Status.NOT_REPEATABLE
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
@@ -315,7 +339,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
 
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
-    monkeypatch.setattr("outblas.verify.prove", lambda *a: PASSED)
+    monkeypatch.setattr("outblas.verify.prove_each", lambda *a: PASSED)
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
     run(handler, GOOD, problem=Problem(128, 64, 64))
