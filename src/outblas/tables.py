@@ -65,13 +65,21 @@ def named_by(library: Library, path: Path) -> Library:
 
 
 def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
-    """Whether a bench is of these problems and of the kernels that the library installs now."""
+    """Whether a bench is of these problems and of the kernels that the library installs now.
+
+    A row that was settled (:func:`fall_back`) still names its kernel, and is of a library that has none there.
+    """
     rows = read_result(path).rows
     if {Problem.from_json(row) for row in rows} != set(problems):
         return False
     for row in rows:
         found = library.lookup(Problem.from_json(row))
-        choice = found.choice(launch_of_row(row)) if found is not None else None
+        launch = launch_of_row(row)
+        if row["fallback"] and row["status"] == Status.PASSED.value:
+            if found is not None and getattr(found, launch) is not None:
+                return False
+            continue
+        choice = found.choice(launch) if found is not None else None
         # A kernel that failed in the bench leaves no name there, but its status.
         failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
         if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):

@@ -444,6 +444,25 @@ def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(
     assert library.fallbacks("plain") == library.fallbacks("pdl") == len(library.rows)
 
 
+def test_what_is_settled_is_not_benched_again_until_its_kernels_change(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(script, work, "tune", "confirm")
+    before = work.load()
+    slow = {row.problem for row in before.rows[:2]}
+    real = fake_gpu.time_us
+    monkeypatch.setattr("fake_gpu.time_us", lambda problem, config: 4.1 if problem in slow else real(problem, config))
+    run(script, work, "bench", "settle")
+    settled = work.load()
+    assert settled.fallbacks("plain") == 2
+    capsys.readouterr()
+    run(script, work, "bench", "settle")
+    assert "offline: done before" in capsys.readouterr().out and work.load() == settled
+    before.save(work.library)  # its kernels are back
+    run(script, work, "bench")
+    assert "done before" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("auto_us", "named"), [(5.04, "index=0/9 algo"), (5.06, "")])
 def test_settling_names_no_algorithm_that_is_slower_than_torch(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, auto_us: float, named: str
