@@ -288,6 +288,8 @@ class Handler:
             emit.begin(index)
         with self.ledger.phase("cell"):
             cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        if cell.status is Status.MEMORY_VIOLATION and self._trials is not None:
+            self._trials.clear()  # it may have written there, too
         if cell.status is not Status.PASSED or full is None:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from outblas.operands import CANARY, Operands  # noqa: E402
 from outblas.oracle import ERROR_C, Oracle, error_bound, magnitudes, needed_c, product, right  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
 from outblas.proof_inputs import integer_inputs, normal, special_inputs  # noqa: E402
-from outblas.verify import check_cell, prove  # noqa: E402
+from outblas.verify import CellProver, check_cell, prove  # noqa: E402
 
 
 class Honest:
@@ -264,6 +266,29 @@ def test_cell_rejects_a_write_outside_c(what):
             data._flat[-1] = 0
 
     assert cell(run).status is Status.MEMORY_VIOLATION
+
+
+@pytest.mark.parametrize("what", ["input", "canary", "tail"])
+def test_what_one_candidate_overwrote_is_not_held_against_the_next(monkeypatch, what):
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    problem, stream = Problem(16, 24, 64), SimpleNamespace(cuda_stream=0)
+    data = Operands(problem)
+    data.fill_normal(3)
+    a, b, c = data[0]
+    before, prover = data._flat.clone(), CellProver(data, stream)
+
+    def spoils(stream):
+        c.copy_(product(problem, a, b))
+        if what == "input":
+            b[0, 0] += 1
+        else:
+            data._flat[0 if what == "canary" else -1] = 0
+
+    assert prover.call(spoils).status is Status.MEMORY_VIOLATION
+    assert torch.equal(data._flat, before)
+    verdict = prover.call(lambda stream: c.copy_(product(problem, a, b)))
+    assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
 
 
 def test_integrity_names_what_was_replaced(monkeypatch):

@@ -337,6 +337,15 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
         ev.make_handler(ev.Options(baselines=()))
 
 
+def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
+    kept = handler._shelf()
+    for found, left in ((Verdict(Status.WRONG, ("static",)), 8), (Verdict(Status.MEMORY_VIOLATION, ("static",)), 0)):
+        kept.at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
+        handler.kernels[BAD] = found
+        run(handler, BAD)
+        assert kept.bytes == left
+
+
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
     monkeypatch.setattr("outblas.verify.prove_each", lambda *a: PASSED)
