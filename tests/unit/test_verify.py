@@ -308,13 +308,34 @@ def test_integrity_names_what_was_replaced(monkeypatch):
         ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
         ("outblas.oracle", "ERROR_C", 1e9, "outblas.oracle.ERROR_C"),
         ("outblas.oracle", "Oracle.worst", lambda *a: 0.0, "outblas.oracle.Oracle.worst"),
+        ("outblas.oracle", "Oracle.nbytes", property(lambda self: 0), "outblas.oracle.Oracle.nbytes"),
+        ("outblas.oracle", "Oracle.reference", property(lambda self: 0), "outblas.oracle.Oracle.reference"),
+        ("outblas.verify", "float", lambda ratio: 0.0, "outblas.verify.float"),
+        ("builtins", "float", type("float", (float,), {}), "builtins.float"),
+        ("torch", "equal", lambda *a: True, "torch.equal"),
+        ("torch", "Tensor.float", lambda self: self, "torch.Tensor.float"),
     ],
 )
-def test_what_judges_cannot_be_replaced_unseen(monkeypatch, place, name, value, named):
+def test_what_judges_cannot_be_replaced_unseen(place, name, value, named):
     pytest.importorskip(place)
     before = integrity.snapshot()
-    monkeypatch.setattr(f"{place}.{name}", value)
-    assert integrity.tampered(before) == named
+    with pytest.MonkeyPatch.context() as patch:  # undone before anybody else looks
+        patch.setattr(f"{place}.{name}", value, raising=False)
+        assert integrity.tampered(before) == named
+    assert integrity.tampered(before) == ""
+
+
+def test_a_wrong_kernel_does_not_pass_by_names_that_hide_others(monkeypatch):
+    class Liar(Honest):
+        def bind(self, problem, a, b, c):
+            monkeypatch.setattr("outblas.verify.float", lambda ratio: 0.0, raising=False)
+            monkeypatch.setattr(torch, "equal", lambda x, y: True)
+            for name in ("isnan", "isposinf", "isneginf"):
+                monkeypatch.setattr(torch, name, lambda t: torch.zeros_like(t, dtype=torch.bool))
+            return lambda stream: c.fill_(1.0)
+
+    verdict = prove(Liar(), Problem(16, 24, 64), device="cpu")
+    assert verdict.status is Status.RULE_BROKEN and verdict.detail.startswith("it replaced ")
 
 
 def test_integrity_compares_by_identity(monkeypatch):
@@ -342,6 +363,8 @@ def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itse
     monkeypatch.setattr(oracle, "_remembered", None, raising=False)
     before = integrity.snapshot()
     monkeypatch.setattr(oracle, "_remembered", [1])
+    monkeypatch.setattr(oracle, "__warningregistry__", {}, raising=False)
+    monkeypatch.setattr("builtins._new", print, raising=False)
     assert integrity.tampered(before) == ""
     monkeypatch.delattr(oracle, "right")
     assert integrity.tampered(before) == "outblas.oracle.right"
