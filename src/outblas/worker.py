@@ -206,7 +206,13 @@ class Handler:
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({problem: nvmmh})
             self.ledger.count("desks")
-            self._desk = Desk(problem, self._options, self._baselines, self.ledger)
+            try:
+                self._desk = Desk(problem, self._options, self._baselines, self.ledger)
+            except (OutblasError, RuntimeError):
+                if self._trials is None or not self._trials.bytes:
+                    raise
+                self._trials.clear()  # there may be room without them
+            self._desk = self._desk or Desk(problem, self._options, self._baselines, self.ledger)
         return self._desk
 
     def _try(self, desk: Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:

@@ -346,6 +346,19 @@ def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
         assert kept.bytes == left
 
 
+def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch):
+    class Large(Desk):
+        def __init__(self, *arguments):
+            if handler._trials.bytes:
+                raise DeviceError("1 operand sets need 9 bytes", "that much free memory", "use a smaller problem")
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(ev, "Desk", Large)
+    handler._shelf().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
+    ((good, _),), _ = run(handler, GOOD)
+    assert good.status is Status.PASSED and not handler._trials.bytes
+
+
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
     monkeypatch.setattr("outblas.verify.prove_each", lambda *a: PASSED)
