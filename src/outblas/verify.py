@@ -231,15 +231,27 @@ class CellProver:
         launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
         return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
+    def whole(self) -> bool:
+        """Whether all sets, guards too, are as they were, e.g. after they were timed."""
+        import torch
+
+        whole = torch.equal(self._sums, self._data.sums())
+        if not whole:
+            self._mend()
+        return whole
+
     def _check(self, run: Callable[[], Any]) -> Verdict:
         import torch
 
         with torch.cuda.stream(self._stream):
             verdict = check_cell(self._data, self._oracle, self._before, run)
         if verdict.status is Status.MEMORY_VIOLATION:
-            self._data.mend()
-            self._look()
+            self._mend()
         return verdict
+
+    def _mend(self) -> None:
+        self._data.mend()
+        self._look()
 
     def _look(self) -> None:
         """Keep what the operands hold now; done when this returns."""
@@ -247,7 +259,7 @@ class CellProver:
 
         a, b, _ = self._data[0]
         self._oracle = Oracle(self._data.problem, a, b)
-        self._before = self._data.input_sum(0)
+        self._before, self._sums = self._data.input_sum(0), self._data.sums()
         torch.cuda.synchronize(a.device)
 
 

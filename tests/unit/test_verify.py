@@ -291,6 +291,24 @@ def test_what_one_candidate_overwrote_is_not_held_against_the_next(monkeypatch, 
     assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
 
 
+@pytest.mark.parametrize("where", ["A", "B", "tail", "end"])
+def test_what_was_overwritten_in_any_set_is_seen_after_timing(monkeypatch, where):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    problem = Problem(15, 23, 64)
+    data = Operands(problem, 3)
+    data.fill_normal(3)
+    before, prover = data._flat.clone(), CellProver(data, SimpleNamespace(cuda_stream=0))
+    data[1][2].zero_()
+    assert prover.whole(), "C may be written"
+    a, b, c = data[1]
+    if where in ("A", "B"):
+        (a if where == "A" else b)[0, 0] += 1
+    else:
+        data._flat[-1 if where == "end" else data._starts[1][2] + c.numel()] = 0
+    assert not prover.whole() and prover.whole()
+    assert torch.equal(data._flat, before)
+
+
 def test_integrity_names_what_was_replaced(monkeypatch):
     import outblas.timing as timing
 

@@ -54,6 +54,9 @@ class Prover:
     def graph(self, executable):
         return self.after
 
+    def whole(self):
+        return True
+
 
 class Desk(ev.Desk):
     def __init__(self, problem, options, baselines, ledger):
@@ -344,6 +347,13 @@ def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
         handler.kernels[BAD] = found
         run(handler, BAD)
         assert kept.bytes == left
+
+
+def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(handler, monkeypatch):
+    monkeypatch.setattr(Prover, "whole", lambda self: False)
+    found, _ = run(handler, GOOD, SLOW)
+    for one, _ in found:
+        assert one.status is Status.MEMORY_VIOLATION and one.timing is None and "after timing" in one.detail
 
 
 def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch):
