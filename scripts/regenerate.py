@@ -476,7 +476,7 @@ def publish_seconds(work: Work, seconds: dict[str, float]) -> str:
     if work.library.exists():
         library = Library.load(work.library)
         provenance = {**library.provenance, "seconds": seconds, "seconds_of_making": round(making, 1)}
-        provenance["kernels"] = kernels_sha()
+        provenance.setdefault("kernels", kernels_sha())  # another's, brought here, is not of these kernels by that
         replace(library, provenance=provenance).save(work.library)
     steps = dict.fromkeys(name.split()[0] for name in seconds)
     each = ", ".join(f"{step} {sum(s for n, s in seconds.items() if n.split()[0] == step):.0f} s" for step in steps)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outblas.errors import DeviceError
+from outblas.errors import DeviceError, RecordError
 from outblas.nvmmh import nvmmh_config, nvmmh_configs
 from outblas.problem import Problem
 
@@ -273,7 +273,8 @@ class LtAuto:
         algo = results[int(best)].algo
         self._chosen[problem] = (algo, f"index={best}/{len(results)} {describe(algo)}")
         if self._kept is not None:
-            self._kept.add(problem, *self.choice(problem))
+            with contextlib.suppress(RecordError):  # what the disk refuses is chosen again, by the next process
+                self._kept.add(problem, *self.choice(problem))
 
     def choice(self, problem: Problem) -> tuple[bytes, str]:
         """The chosen algorithm as :meth:`offer` takes it, and its description; ``prepare`` has chosen it."""

@@ -17,6 +17,7 @@ from typing import Any
 from outblas.averages import launch_columns
 from outblas.baselines import LT_AUTO, NAMES, RIVALS, fastest
 from outblas.config import Launch, config_name
+from outblas.errors import UsageError
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
@@ -60,16 +61,22 @@ def run_bench(
 
     Raises:
         RecordError: no library, or the disk refuses. DeviceError: no such GPU. UsageError: a journal of
-        other settings.
+        other settings, or GPUs of two kinds.
     """
     gpu = gpu_of_device(gpu_indices[0])
+    if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
+        raise UsageError(
+            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
+            "one kind, for the figures of a file are compared",
+            "choose GPUs of one kind as --gpus",
+        )
     if library is None:
         library = Library.packaged(gpu.name)
     chosen = library if isinstance(library, Library) else Library.load(library)
     settings = {
         "suite": suite, "mode": mode, "rounds": rounds, "seed": seed, "target_qps": target_qps,
         "library": chosen.sha(), "kernels": kernels_sha(), "problems": [p.key for p in problems],
-        "baselines": list(baselines),
+        "baselines": list(baselines), "gpu": gpu.name,
     }  # fmt: skip
     hot_or_cold = "offline" if mode == "server" else mode
     options = Options(

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from outblas.errors import UsageError
+from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.journal import Journal
 from outblas.problem import Problem
+
+#: Size of a cublasLtMatmulAlgo_t (outblas.cublas.Algo).
+ALGORITHM_BYTES = 64
 
 
 class ChosenAlgorithms:
     """A journal of choices. Algorithms are opaque words of one version of cuBLASLt on one kind of GPU: a file of
-    another is begun anew.
+    another is begun anew, and so is a damaged one, for all that it holds can be chosen again.
 
     Args:
         about: what the choices hold for, JSON values.
@@ -29,13 +32,21 @@ class ChosenAlgorithms:
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         try:
             self._journal = Journal(path, about)
-        except UsageError:
+        except (UsageError, RecordError):
+            self._journal = Journal(path, about, resume=False)
+        try:
+            list(self)
+        except (OutblasError, AttributeError, KeyError, TypeError, ValueError):
+            self._journal.close()
             self._journal = Journal(path, about, resume=False)
 
     def __iter__(self) -> Iterator[tuple[Problem, bytes, str]]:
         """(problem, algorithm, its description), as :meth:`outblas.baselines.LtAuto.offer` takes them."""
         for entry in self._journal.entries:
-            yield Problem.from_key(entry["problem"]), bytes.fromhex(entry["algorithm"]), entry["detail"]
+            problem, algorithm, detail = (entry[name] for name in ("problem", "algorithm", "detail"))
+            if len(algorithm) != 2 * ALGORITHM_BYTES or not isinstance(detail, str):
+                raise ValueError(f"no algorithm of {ALGORITHM_BYTES} bytes and its description")
+            yield Problem.from_key(problem), bytes.fromhex(algorithm), detail
 
     def add(self, problem: Problem, algorithm: bytes, detail: str) -> None:
         """Keep one more; raises RecordError where the disk refuses."""

@@ -13,7 +13,9 @@ from typing import Any
 
 #: Modules whose callables measure or judge.
 WATCHED = (
+    "builtins",
     "time",
+    "torch",
     "torch.cuda",
     "torch.cuda.streams",
     "cuda.bindings.driver",
@@ -32,6 +34,10 @@ WATCHED = (
 #: Of a large foreign module only these names.
 _NAMES = {
     "time": ("perf_counter", "perf_counter_ns", "monotonic", "time"),
+    "torch": (
+        *("Tensor", "aminmax", "cat", "empty", "empty_like", "equal", "full_like", "isnan", "isneginf", "isposinf"),
+        *("maximum", "nan_to_num", "stack", "sub", "sum", "where", "zeros"),
+    ),
     "torch.cuda": ("Event", "Stream", "synchronize", "stream", "_sleep", "memory_stats_as_nested_dict", "mem_get_info"),
     "torch.cuda.streams": ("Event", "Stream"),
     "numpy": ("median", "percentile", "asarray"),
@@ -66,14 +72,18 @@ def snapshot() -> Snapshot:
 
 def tampered(before: Snapshot) -> str:
     """First name of the snapshot that is another object now, empty if none is: callables, and numbers and texts of
-    modules. What is None, a list or a dictionary is the module's own business."""
+    modules. What is None, a list or a dictionary is the module's own business. So is a new name, unless it hides
+    something: a builtin from a module, or what objects have or inherit from their class."""
     now = snapshot()
     for place, names in before.items():
-        space, judged = now.get(place, {}), _SETTLED if place in WATCHED else ()
+        space, module = now.get(place, {}), place in WATCHED
         if _identical(names, space):
             continue
         for key, value in names.items():
-            if space.get(key, _MISSING) is not value and (callable(value) or isinstance(value, judged)):
+            if space.get(key, _MISSING) is not value and (_acts(value) or (module and isinstance(value, _SETTLED))):
+                return f"{place}.{key}"
+        for key, value in space.items():
+            if key not in names and (key in before["builtins"] if module else _acts(value)):
                 return f"{place}.{key}"
     return ""
 
@@ -86,6 +96,11 @@ def _identical(names: dict[str, Any], space: dict[str, Any]) -> bool:
     """Whether the same objects stand under the same names, in the same order: by identity, for a stranger's ``==``
     could say anything."""
     return len(names) == len(space) and all(map(is_, names, space)) and all(map(is_, names.values(), space.values()))
+
+
+def _acts(value: Any) -> bool:
+    """A callable, or what stands for one in a class: a property, a class method."""
+    return callable(value) or hasattr(type(value), "__get__")
 
 
 def _can_change(kind: type) -> bool:

@@ -313,9 +313,11 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
 @lru_cache(maxsize=1)
 def _file_model() -> type[BaseModel]:
     """The schema of the file; pydantic is met at this boundary only."""
-    from pydantic import BaseModel, PositiveFloat
+    from pydantic import BaseModel, ConfigDict, PositiveFloat
 
     class LibraryRow(BaseModel):
+        model_config = ConfigDict(allow_inf_nan=False)
+
         problem: str
         config: str | None
         speedup: PositiveFloat | None

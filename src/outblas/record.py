@@ -69,6 +69,7 @@ def run_record(
         "rounds": [ROUNDS, LONG_ROUNDS],
         "hopeless": HOPELESS,
         "kernels": kernels_sha(),
+        "gpu": gpu.name,
     }
     journal = Journal(out_dir / f"{stem_of(suite, problems)}_record.jsonl", settings)
     done = {entry["problem"] for entry in journal.entries}

@@ -239,6 +239,7 @@ class Recording:
                     for name, us in self.baselines.items()
                 ),
                 "a time in a cell that did not pass": bool(np.isfinite(self.median_us[~passed]).any()),
+                "a baseline whose time is not positive": any((us <= 0).any() for us in self.baselines.values()),
                 "a problem without a baseline": not known.any(axis=0).all(),
             }
         for fault, found in faults.items():

@@ -106,8 +106,10 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
     status[flat] = codes[_integers(words.indices)]
     median, spread = np.empty(rows * columns, np.float32), np.empty(rows * columns, np.float32)
     median[flat], spread[flat] = _floats(table["median_us"]), _floats(table["spread"])
-    rounds = np.empty(rows * columns, np.int16)
-    rounds[flat] = _integers(table["rounds"])
+    rounds, counts = np.empty(rows * columns, np.int16), _integers(table["rounds"])
+    if len(counts) and counts.max() > np.iinfo(np.int16).max:
+        raise ValueError(f"{counts.max()} rounds of a cell")
+    rounds[flat] = counts
     shape = (rows, columns)
     return status.reshape(shape), median.reshape(shape), spread.reshape(shape), rounds.reshape(shape)
 
@@ -136,6 +138,10 @@ def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
 
 
 def _integers(column: Any) -> NDArray[np.int64]:
+    import pyarrow as pa
+
+    if not pa.types.is_integer(column.type):
+        raise ValueError(f"{column.type} where whole numbers are needed")
     if column.null_count:
         raise ValueError("a null where a whole number is needed")
     return cast("NDArray[np.int64]", column.to_numpy().astype(np.int64))

@@ -131,7 +131,7 @@ class Sandbox:
                     batches = ([sorted(left)] if left else []) + batches
                 else:
                     batches = [[i] for i in sorted(left)] + batches
-        except GeneratorExit:
+        except BaseException:  # closed early, or Ctrl-C: what the worker still has to say belongs to no later batch
             self._end(kill=True, count=False)
             raise
 
@@ -141,7 +141,11 @@ class Sandbox:
         Raises:
             DeviceError: it cannot start.
         """
-        self._ready()
+        try:
+            self._ready()
+        except BaseException:  # Ctrl-C: half started, it would owe a hello to the first batch
+            self._end(kill=True, count=False)
+            raise
 
     def close(self) -> None:
         """End the worker; harmless when done twice. No zombie is left."""

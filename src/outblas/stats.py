@@ -59,7 +59,8 @@ def bootstrap_median(
     """Median of ``samples`` with its percentile-bootstrap interval: (median, low, high).
 
     Source: Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3. All resamples are
-    drawn and sorted in one vectorised step.
+    drawn and sorted in one vectorised step. Of few samples the interval is narrower than it says: of 95%
+    it covers the true median in about 75% of cases with 3 samples, in 94% with 11.
 
     Raises:
         UsageError: for fewer than :data:`MIN_ROUNDS` samples (an interval of one round would claim

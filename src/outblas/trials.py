@@ -73,6 +73,10 @@ class Shelf:
             self._kept.popitem(last=False)
         return trials
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
 
 def _bytes(made: Any) -> int:
     if isinstance(made, tuple):

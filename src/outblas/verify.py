@@ -141,7 +141,7 @@ def prove_each(
     """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
 
     Args:
-        shelf: what it is proved with, kept from kernel to kernel. device: as of :func:`prove`.
+        shelf: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
 
     Returns:
         The verdict of the last problem, with the largest error of all.
@@ -153,6 +153,7 @@ def prove_each(
     for problem in problems:
         verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", shelf.at(problem))
         if verdict.status is not Status.PASSED:
+            shelf.clear()  # a wrong kernel may have written into what is kept
             return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
         worst = max(worst, verdict.max_err_ratio or 0.0)
     if verdict is None:
@@ -210,19 +211,16 @@ def check_cell(data: Operands, oracle: Oracle, before: Any, run: Callable[[], An
 class CellProver:
     """:func:`check_cell` on operands that are timed: reference, bound and input sum are made once per problem.
 
+    What a candidate has overwritten is mended behind it, so that the next one is judged on whole operands.
+
     Args:
         data: operands on a GPU, filled; set 0 is the one that is proved on.
         torch_stream: where the calls run, a torch.cuda.Stream.
     """
 
     def __init__(self, data: Operands, torch_stream: Any) -> None:
-        import torch
-
         self._data, self._stream = data, torch_stream
-        a, b, _ = data[0]
-        self._oracle = Oracle(data.problem, a, b)
-        self._before = data.input_sum(0)
-        torch.cuda.synchronize(a.device)
+        self._look()
 
     def call(self, call: Call) -> Verdict:
         """Prove one bound call of operand set 0."""
@@ -233,11 +231,36 @@ class CellProver:
         launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
         return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
+    def whole(self) -> bool:
+        """Whether all sets, guards too, are as they were, e.g. after they were timed."""
+        import torch
+
+        whole = torch.equal(self._sums, self._data.sums())
+        if not whole:
+            self._mend()
+        return whole
+
     def _check(self, run: Callable[[], Any]) -> Verdict:
         import torch
 
         with torch.cuda.stream(self._stream):
-            return check_cell(self._data, self._oracle, self._before, run)
+            verdict = check_cell(self._data, self._oracle, self._before, run)
+        if verdict.status is Status.MEMORY_VIOLATION:
+            self._mend()
+        return verdict
+
+    def _mend(self) -> None:
+        self._data.mend()
+        self._look()
+
+    def _look(self) -> None:
+        """Keep what the operands hold now; done when this returns."""
+        import torch
+
+        a, b, _ = self._data[0]
+        self._oracle = Oracle(self._data.problem, a, b)
+        self._before, self._sums = self._data.input_sum(0), self._data.sums()
+        torch.cuda.synchronize(a.device)
 
 
 def wrong_text(ratio: float) -> str:

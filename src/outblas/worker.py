@@ -206,7 +206,13 @@ class Handler:
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({problem: nvmmh})
             self.ledger.count("desks")
-            self._desk = Desk(problem, self._options, self._baselines, self.ledger)
+            try:
+                self._desk = Desk(problem, self._options, self._baselines, self.ledger)
+            except (OutblasError, RuntimeError):
+                if self._trials is None or not self._trials.bytes:
+                    raise
+                self._trials.clear()  # there may be room without them
+            self._desk = self._desk or Desk(problem, self._options, self._baselines, self.ledger)
         return self._desk
 
     def _try(self, desk: Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
@@ -288,6 +294,8 @@ class Handler:
             emit.begin(index)
         with self.ledger.phase("cell"):
             cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        if cell.status is Status.MEMORY_VIOLATION and self._trials is not None:
+            self._trials.clear()  # it may have written there, too
         if cell.status is not Status.PASSED or full is None:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
@@ -315,9 +323,11 @@ class Handler:
                 timings = desk.measure({**desk.graphs, **graphs}, options, prune)
             baselines = desk.report(timings)
             rivals = [name for name in RIVALS if name in timings]
+            with self.ledger.phase("recheck"):
+                whole = not options.recheck or desk.prover.whole()
             for index, candidate in waiting:
                 with self.ledger.phase("recheck"):
-                    after = self._again(desk, candidate, timings[str(index)], baselines)
+                    after = self._again(desk, candidate, timings[str(index)], baselines) if whole else _OVERWRITTEN
                 if after.status is not Status.PASSED:
                     detail = f"after timing: {after.detail}"
                     value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
@@ -362,6 +372,10 @@ class Waiting:
     graph: GraphEntry
     verdict: Verdict
     counters: dict[str, float]
+
+
+#: Of all that were timed together: whoever did it, their times are of other operands.
+_OVERWRITTEN = Verdict(Status.MEMORY_VIOLATION, ("static",), "it, or one timed with it, overwrote an input or a canary")
 
 
 class _Static(Exception):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from outblas import baselines, cublas, nvmmh
-from outblas.chosen_algorithms import ChosenAlgorithms
+from outblas.chosen_algorithms import ALGORITHM_BYTES, ChosenAlgorithms
 from outblas.errors import DeviceError, ToolchainMissing
+from outblas.journal import Journal
 from outblas.problem import Problem
 
 
@@ -161,18 +162,65 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     assert [problem.m for problem, _, _ in ChosenAlgorithms(path, ABOUT)] == [64]
 
 
-def test_what_is_chosen_is_chosen_once_for_all_processes(tmp_path, monkeypatch):
-    """On a problem with one algorithm, which needs no clock."""
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no JSON",
+        b"\xff\xfe",
+        b"[1]",
+        b"{}",
+        b'{"problem": "64_128_256_TN_fp16_fp32", "algorithm": "00ff", "detail": "too short"}',
+        b'{"problem": "64_128_TN", "algorithm": "%s", "detail": ""}' % (b"00" * 64),
+        b'{"problem": "64_128_256_TN_fp16_fp32", "algorithm": null, "detail": ""}',
+    ],
+)
+def test_a_damaged_file_of_choices_is_begun_anew(tmp_path, line):
+    path = tmp_path / "algorithms.jsonl"
+    ChosenAlgorithms(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    kept = ChosenAlgorithms(path, ABOUT)
+    assert list(kept) == []
+    kept.add(Problem(128, 128, 256), bytes(64), "index=0/1")
+    assert [problem.m for problem, _, _ in ChosenAlgorithms(path, ABOUT)] == [128]
+
+
+def test_algorithms_have_the_size_that_is_kept():
+    assert len(bytes(cublas.Algo())) == ALGORITHM_BYTES
+
+
+@pytest.fixture
+def one_algorithm(monkeypatch):
+    """A bench of a problem with one algorithm, which needs no clock; makes an LtAuto."""
     problem, algo = Problem(64, 128, 256), cublas.Algo((1, 2, 3, 4, 5, 6, 7, 8))
     monkeypatch.setattr(cublas, "describe", lambda algo: "id=66")
     asked = []
     plan = SimpleNamespace(heuristic=lambda count, alignment: asked.append(count) or [SimpleNamespace(algo=algo)])
     bench = SimpleNamespace(problem=problem, operands=lambda index: (None, None, None))
     monkeypatch.setattr(baselines, "_alignment", lambda *t: 256)
-    for _ in range(2):
+
+    def make():
         auto = baselines.LtAuto()
         auto._lt = SimpleNamespace(plan=lambda p: plan)
+        return auto
+
+    return SimpleNamespace(bench=bench, make=make, asked=asked)
+
+
+def test_what_is_chosen_is_chosen_once_for_all_processes(tmp_path, one_algorithm):
+    for _ in range(2):
+        auto = one_algorithm.make()
         auto.keep(ChosenAlgorithms(tmp_path / "a.jsonl", ABOUT))
-        auto.prepare(bench)
-        assert auto.detail(problem) == "index=0/1 id=66"
-    assert len(asked) == 1
+        auto.prepare(one_algorithm.bench)
+        assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"
+    assert len(one_algorithm.asked) == 1
+
+
+def test_a_choice_stands_where_the_disk_does_not_keep_it(tmp_path, monkeypatch, one_algorithm):
+    def full(self, entry):
+        raise OSError(28, "No space left on device")
+
+    auto = one_algorithm.make()
+    auto.keep(ChosenAlgorithms(tmp_path / "a.jsonl", ABOUT))
+    monkeypatch.setattr(Journal, "_write", full)
+    auto.prepare(one_algorithm.bench)
+    assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"

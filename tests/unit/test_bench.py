@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from outblas.evaluation import Status
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.results import Result, read_result, summarise
+from outblas.roofline import H200
 
 PLAIN, DEPENDENT, SMALL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm80MmaConfig(16, 64)
 BOTH, ONE, NONE, UNKNOWN = Problem(64, 128, 256), Problem(128, 128, 256), Problem(256, 64, 64), Problem(64, 64, 64)
@@ -189,6 +191,20 @@ def test_other_settings_do_not_resume(gpu: FakeGpu, library: Path, tmp_path: Pat
         run(library, tmp_path / "out.parquet")
     with pytest.raises(UsageError, match="other settings"):
         run(library, tmp_path / "out.parquet", rounds=11)
+
+
+def test_figures_of_two_kinds_of_gpu_are_not_mixed(
+    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.interrupt[ONE] = RuntimeError("stop")
+    with pytest.raises(RuntimeError):
+        run(library, tmp_path / "out.parquet")
+    gpu.interrupt.clear()
+    monkeypatch.setattr(bench, "gpu_of_device", lambda index: replace(H200, name="another") if index else H200)
+    with pytest.raises(UsageError, match="several kinds: h200, another"):
+        run(library, tmp_path / "out.parquet", gpu_indices=(0, 1))
+    with pytest.raises(UsageError, match="other settings"):
+        run(library, tmp_path / "out.parquet", gpu_indices=(1,))
 
 
 def test_gpus_share_the_problems(gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,6 +373,13 @@ def test_a_directory_that_is_no_run_is_left_alone(recording: str, tmp_path: Path
     assert [p.name for p in run.iterdir()] == ["thesis.txt"]
 
 
+def test_a_run_that_was_killed_before_it_had_a_name_is_begun(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    run.mkdir()
+    (run / ".run.json.123.tmp").write_text("{")
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}'])
 def test_a_damaged_run_json_is_one_line(recording: str, tmp_path: Path, content: str) -> None:
     run = tmp_path / "one"

@@ -344,6 +344,10 @@ def live(monkeypatch):
     return make
 
 
+def test_no_file_of_the_search_lies_open_where_strangers_run():
+    assert FreeLive(Options(algorithms="algorithms.jsonl"), 20.0)._options.algorithms is None
+
+
 def ordered(order, number=0):
     return FreeKernel.parse(f"// order: {order}\n" + device_text(BODY + f"int x{number};"))
 

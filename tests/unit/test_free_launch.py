@@ -338,6 +338,34 @@ def test_a_kernel_that_leaves_one_set_out_is_wrong(on_cpu):
     assert on_cpu(second_only).status is Status.WRONG
 
 
+@pytest.mark.parametrize("often", [1, 3])
+def test_a_kernel_that_changes_what_it_does_not_know_is_seen(on_cpu, often):
+    """Zeros for all of them are soon written, and right: it need not compute. Always, or in some of the trials."""
+    calls = []
+
+    def destroys(a, b, c):
+        calls.append(0)
+        if len(calls) % often == 0:
+            a.zero_()
+        honest(a, b, c)
+
+    verdict = on_cpu(destroys)
+    assert verdict.status is Status.MEMORY_VIOLATION and "changed" in verdict.detail
+
+
+def test_what_a_rejected_kernel_overwrote_is_mended(on_cpu, monkeypatch):
+    made = []
+    init = Bench.__init__
+    monkeypatch.setattr(Bench, "__init__", lambda self, kernel: [init(self, kernel), made.append(self.data)][0])
+
+    def far(a, b, c):
+        honest(a, b, c)
+        made[0]._flat[0] = 0
+
+    assert on_cpu(far).status is Status.MEMORY_VIOLATION
+    assert not any(bool(made[0].any_guard_broken(index)) for index in range(2))
+
+
 def test_clocks_that_disagree_are_a_broken_rule(on_cpu):
     assert on_cpu(honest, host_us=900.0).status is Status.RULE_BROKEN
 

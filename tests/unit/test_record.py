@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from outblas.evaluation import Status
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.replay import ReplayEvaluator
+from outblas.roofline import H200
 from outblas.space import why_illegal
 
 CATALOGUE: tuple[KernelConfig, ...] = (
@@ -160,6 +162,15 @@ def test_other_settings_do_not_resume(gpu: FakeGpu, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="other settings"):
         run(tmp_path, ALIGNED)
     assert Recording.load(tmp_path).problems == PROBLEMS
+
+
+def test_a_recording_is_not_gone_on_with_on_another_gpu(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, seconds=-1.0)
+    monkeypatch.setattr(record, "gpu_of_device", lambda index: replace(H200, name="another"))
+    with pytest.raises(UsageError, match="other settings"):
+        run(tmp_path)
 
 
 def test_the_evaluator_is_told_what_a_recording_needs_and_is_closed(gpu: FakeGpu, tmp_path: Path) -> None:

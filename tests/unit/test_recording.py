@@ -205,6 +205,16 @@ def _set(column: str, value: Any) -> Any:
     return change
 
 
+def _as(column: str, kind: pa.DataType, value: Any) -> Any:
+    """The column in another type, the first cell of which holds ``value``."""
+
+    def change(table: pa.Table, metadata: dict[str, Any]) -> pa.Table:
+        index = table.column_names.index(column)
+        return table.set_column(index, column, pa.array([value, *table[column].to_pylist()[1:]], kind))
+
+    return change
+
+
 def _meta(key: str, value: Any) -> Any:
     def change(table: pa.Table, metadata: dict[str, Any]) -> pa.Table:
         metadata[key] = value
@@ -229,6 +239,8 @@ def _meta(key: str, value: Any) -> Any:
         (_set("median_us", None), "without a positive time"),
         (_set("median_us", -1.0), "without a positive time"),
         (_set("rounds", 0), "without spread or rounds"),
+        (_as("rounds", pa.int32(), 70_000), "70000 rounds"),
+        (_as("problem", pa.float64(), 0.5), "double where whole numbers"),
     ],
 )
 def test_cells_that_make_no_sense_are_refused(tmp_path: Path, change: Any, words: str) -> None:
@@ -253,6 +265,14 @@ def test_metadata_that_makes_no_sense_is_refused(tmp_path: Path, key: str, value
     for path in tmp_path.iterdir():
         rewrite(path, _meta(key, value))
     with pytest.raises(RecordError, match="cannot be used"):
+        Recording.load(tmp_path)
+
+
+@pytest.mark.parametrize("us", [0.0, -1.0])
+def test_a_baseline_that_takes_no_time_is_refused(tmp_path: Path, us: float) -> None:
+    cells = synthetic_recording().write(tmp_path)
+    rewrite(cells.with_name(cells.name.replace("cells", "baselines")), _set("median_us", us))
+    with pytest.raises(RecordError, match="not positive"):
         Recording.load(tmp_path)
 
 

@@ -172,6 +172,9 @@ def test_kernels_of_a_library_of_these_sources_are_proved_already(script: Any, w
     library.save(work.library)
     assert script.proved(work, table) == {config_name(c) for cs in library.installed().values() for c in cs}
     assert script.proved(work, table) and not script.proved(work, other)
+    replace(library, provenance={**library.provenance, "kernels": "of others"}).save(work.library)
+    script.publish_seconds(work, {})
+    assert not script.proved(work, table), "some of its rows may be of others still"
     for changed in ({"kernels": "of others"}, {"toolchain": {**built["toolchain"], "nvrtc": "older"}}):
         replace(library, provenance={**library.provenance, **changed}).save(work.library)
         assert not script.proved(work, table)

@@ -54,6 +54,48 @@ def test_one_worker_serves_many_batches_and_is_gone_after():
     assert box.pid is None and not alive(pid)
 
 
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_batch_after_ctrl_c_does_not_get_the_answers_of_the_one_before(monkeypatch, after):
+    with sandbox() as box:
+        listened, heard = box._silent, []
+
+        def interrupted(child, end):
+            found = listened(child, end)
+            heard.append(found)
+            if len(heard) > after:
+                raise KeyboardInterrupt
+            return found
+
+        monkeypatch.setattr(box, "_silent", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(box.run([1, 2, 3]))
+        monkeypatch.setattr(box, "_silent", listened)
+        assert answers(box, [10, 20, 30]) == [20, 40, 60] and box.lost == 0
+
+
+def test_ctrl_c_while_a_worker_starts_leaves_none_behind(monkeypatch):
+    from outblas.child import Child
+
+    class Pipe:
+        def __init__(self, pipe):
+            self.close = pipe.close
+
+        def poll(self, timeout):
+            raise KeyboardInterrupt
+
+    def half(*arguments):
+        child = Child(*arguments)
+        child.connection = Pipe(child.connection)
+        return child
+
+    with sandbox() as box:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("outblas.sandbox.Child", half)
+            box.start()
+        assert box.pid is None
+        assert answers(box, [1]) == [2]
+
+
 def test_an_empty_batch_is_answered():
     with sandbox() as box:
         assert answers(box, []) == []

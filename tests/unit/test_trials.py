@@ -189,6 +189,20 @@ def test_a_judge_that_was_replaced_on_any_of_the_problems_is_seen(monkeypatch):
     assert "rules" not in failed.gates
 
 
+def test_what_a_wrong_kernel_may_have_overwritten_is_made_anew():
+    shelf = Shelf()
+    assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
+
+    def writes_far_away(a, b, c, n):
+        c.as_strided((1,), (1,), c.storage_offset() + c.numel()).zero_()
+        for p in PROBLEMS:
+            shelf.at(p).get(("oracle", "signed"), lambda: None).reference.zero_()
+
+    assert prove_each(Kernel(writes_far_away), PROBLEMS, 0, shelf, "cpu").status is Status.MEMORY_VIOLATION
+    assert shelf.bytes == 0
+    assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
+
+
 def test_no_problem_is_no_proof():
     with pytest.raises(UsageError, match="no problem"):
         prove_each(Kernel(), [], 0, Shelf(), "cpu")

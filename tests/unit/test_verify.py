@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from outblas.operands import CANARY, Operands  # noqa: E402
 from outblas.oracle import ERROR_C, Oracle, error_bound, magnitudes, needed_c, product, right  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
 from outblas.proof_inputs import integer_inputs, normal, special_inputs  # noqa: E402
-from outblas.verify import check_cell, prove  # noqa: E402
+from outblas.verify import CellProver, check_cell, prove  # noqa: E402
 
 
 class Honest:
@@ -266,6 +268,47 @@ def test_cell_rejects_a_write_outside_c(what):
     assert cell(run).status is Status.MEMORY_VIOLATION
 
 
+@pytest.mark.parametrize("what", ["input", "canary", "tail"])
+def test_what_one_candidate_overwrote_is_not_held_against_the_next(monkeypatch, what):
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    problem, stream = Problem(16, 24, 64), SimpleNamespace(cuda_stream=0)
+    data = Operands(problem)
+    data.fill_normal(3)
+    a, b, c = data[0]
+    before, prover = data._flat.clone(), CellProver(data, stream)
+
+    def spoils(stream):
+        c.copy_(product(problem, a, b))
+        if what == "input":
+            b[0, 0] += 1
+        else:
+            data._flat[0 if what == "canary" else -1] = 0
+
+    assert prover.call(spoils).status is Status.MEMORY_VIOLATION
+    assert torch.equal(data._flat, before)
+    verdict = prover.call(lambda stream: c.copy_(product(problem, a, b)))
+    assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
+
+
+@pytest.mark.parametrize("where", ["A", "B", "tail", "end"])
+def test_what_was_overwritten_in_any_set_is_seen_after_timing(monkeypatch, where):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    problem = Problem(15, 23, 64)
+    data = Operands(problem, 3)
+    data.fill_normal(3)
+    before, prover = data._flat.clone(), CellProver(data, SimpleNamespace(cuda_stream=0))
+    data[1][2].zero_()
+    assert prover.whole(), "C may be written"
+    a, b, c = data[1]
+    if where in ("A", "B"):
+        (a if where == "A" else b)[0, 0] += 1
+    else:
+        data._flat[-1 if where == "end" else data._starts[1][2] + c.numel()] = 0
+    assert not prover.whole() and prover.whole()
+    assert torch.equal(data._flat, before)
+
+
 def test_integrity_names_what_was_replaced(monkeypatch):
     import outblas.timing as timing
 
@@ -283,13 +326,34 @@ def test_integrity_names_what_was_replaced(monkeypatch):
         ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
         ("outblas.oracle", "ERROR_C", 1e9, "outblas.oracle.ERROR_C"),
         ("outblas.oracle", "Oracle.worst", lambda *a: 0.0, "outblas.oracle.Oracle.worst"),
+        ("outblas.oracle", "Oracle.nbytes", property(lambda self: 0), "outblas.oracle.Oracle.nbytes"),
+        ("outblas.oracle", "Oracle.reference", property(lambda self: 0), "outblas.oracle.Oracle.reference"),
+        ("outblas.verify", "float", lambda ratio: 0.0, "outblas.verify.float"),
+        ("builtins", "float", type("float", (float,), {}), "builtins.float"),
+        ("torch", "equal", lambda *a: True, "torch.equal"),
+        ("torch", "Tensor.float", lambda self: self, "torch.Tensor.float"),
     ],
 )
-def test_what_judges_cannot_be_replaced_unseen(monkeypatch, place, name, value, named):
+def test_what_judges_cannot_be_replaced_unseen(place, name, value, named):
     pytest.importorskip(place)
     before = integrity.snapshot()
-    monkeypatch.setattr(f"{place}.{name}", value)
-    assert integrity.tampered(before) == named
+    with pytest.MonkeyPatch.context() as patch:  # undone before anybody else looks
+        patch.setattr(f"{place}.{name}", value, raising=False)
+        assert integrity.tampered(before) == named
+    assert integrity.tampered(before) == ""
+
+
+def test_a_wrong_kernel_does_not_pass_by_names_that_hide_others(monkeypatch):
+    class Liar(Honest):
+        def bind(self, problem, a, b, c):
+            monkeypatch.setattr("outblas.verify.float", lambda ratio: 0.0, raising=False)
+            monkeypatch.setattr(torch, "equal", lambda x, y: True)
+            for name in ("isnan", "isposinf", "isneginf"):
+                monkeypatch.setattr(torch, name, lambda t: torch.zeros_like(t, dtype=torch.bool))
+            return lambda stream: c.fill_(1.0)
+
+    verdict = prove(Liar(), Problem(16, 24, 64), device="cpu")
+    assert verdict.status is Status.RULE_BROKEN and verdict.detail.startswith("it replaced ")
 
 
 def test_integrity_compares_by_identity(monkeypatch):
@@ -317,6 +381,8 @@ def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itse
     monkeypatch.setattr(oracle, "_remembered", None, raising=False)
     before = integrity.snapshot()
     monkeypatch.setattr(oracle, "_remembered", [1])
+    monkeypatch.setattr(oracle, "__warningregistry__", {}, raising=False)
+    monkeypatch.setattr("builtins._new", print, raising=False)
     assert integrity.tampered(before) == ""
     monkeypatch.delattr(oracle, "right")
     assert integrity.tampered(before) == "outblas.oracle.right"

@@ -54,6 +54,9 @@ class Prover:
     def graph(self, executable):
         return self.after
 
+    def whole(self):
+        return True
+
 
 class Desk(ev.Desk):
     def __init__(self, problem, options, baselines, ledger):
@@ -335,6 +338,35 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
     monkeypatch.setattr(ev, "Desk", refuse)
     with pytest.raises(DeviceError, match="no CUDA device"):
         ev.make_handler(ev.Options(baselines=()))
+
+
+def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
+    kept = handler._shelf()
+    for found, left in ((Verdict(Status.WRONG, ("static",)), 8), (Verdict(Status.MEMORY_VIOLATION, ("static",)), 0)):
+        kept.at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
+        handler.kernels[BAD] = found
+        run(handler, BAD)
+        assert kept.bytes == left
+
+
+def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(handler, monkeypatch):
+    monkeypatch.setattr(Prover, "whole", lambda self: False)
+    found, _ = run(handler, GOOD, SLOW)
+    for one, _ in found:
+        assert one.status is Status.MEMORY_VIOLATION and one.timing is None and "after timing" in one.detail
+
+
+def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch):
+    class Large(Desk):
+        def __init__(self, *arguments):
+            if handler._trials.bytes:
+                raise DeviceError("1 operand sets need 9 bytes", "that much free memory", "use a smaller problem")
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(ev, "Desk", Large)
+    handler._shelf().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
+    ((good, _),), _ = run(handler, GOOD)
+    assert good.status is Status.PASSED and not handler._trials.bytes
 
 
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):

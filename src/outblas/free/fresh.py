@@ -2,7 +2,7 @@
 
 A kernel that keeps answers is as fast as a copy on operands that it has seen, and only on those. So the timed graph is
 launched again with new values in the same places: its first launch must be about as fast as its second, every set of
-operands must be right, and the host's clock must agree with the GPU's.
+operands must be right and as it was, and the host's clock must agree with the GPU's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> V
     """
     try:
         trials, launches = repetitions(timing.median_us * timing.repeats)
-        first, second = _new_and_known(bench, graph, seed, trials)
+        first, second, before = _new_and_known(bench, graph, seed, trials)
         if first > _SLOWER * second + _SLOWER_US:
             raise Rejected(
                 Status.RULE_BROKEN,
@@ -46,7 +46,9 @@ def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> V
             )
         _both_clocks(bench, graph, timing, launches)
         ratio = _every_set(bench, graph)
+        _unchanged(bench.data, before)
     except Rejected as failure:
+        bench.data.mend()
         return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
     return Verdict(Status.PASSED, ("fresh",), "", ratio)
 
@@ -57,15 +59,25 @@ def repetitions(graph_us: float) -> tuple[int, int]:
     return max(3, min(TRIALS, int(affordable))), max(1, min(LAUNCHES, int(affordable)))
 
 
-def _new_and_known(bench: Bench, graph: GraphEntry, seed: int, trials: int) -> tuple[float, float]:
-    """Median microseconds of the graph's first launch on new operands, and of its second."""
+def _new_and_known(bench: Bench, graph: GraphEntry, seed: int, trials: int) -> tuple[float, float, Any]:
+    """Median microseconds of the graph's first launch on new operands, and of its second; sums of the last operands."""
     firsts, seconds = [], []
     for trial in range(trials):
         _renew(bench.data, seed + trial)
+        before = bench.data.sums()
         first, second = _launch_timed(bench, graph, 2)
+        _unchanged(bench.data, before)
         firsts.append(first)
         seconds.append(second)
-    return statistics.median(firsts), statistics.median(seconds)
+    return statistics.median(firsts), statistics.median(seconds), before
+
+
+def _unchanged(data: Operands, before: Any) -> None:
+    """Operands that a kernel has made easy ones are multiplied fast, and rightly."""
+    import torch
+
+    if not torch.equal(before, data.sums()):
+        raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed, or a canary")
 
 
 def _renew(data: Operands, seed: int) -> None:

@@ -55,7 +55,9 @@ class FreeLive:
     ) -> None:
         # nvmmh is one of our own kernels, compiled where it is timed: not in a jail.
         kept = tuple(name for name in options.baselines if name != "nvmmh")
-        self._options, self._step_s, self._factory = replace(options, baselines=kept), step_timeout_s, factory
+        # And no file of the search lies open where they run.
+        self._options = replace(options, baselines=kept, algorithms=None)
+        self._step_s, self._factory = step_timeout_s, factory
         self._free = free or FreeOptions()
 
     def evaluate(

@@ -78,3 +78,5 @@ class Compiling:
                 return
             for one in units:
                 self._done.put(one)
+            if self._stop.is_set():  # the None that ends the outer loop may have ended the inner one
+                return
