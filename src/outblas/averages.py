@@ -149,6 +149,7 @@ def _best_of(pair: tuple[Row, Row]) -> Row:
         **base,
         "config": ours["config"],
         "fallback": ours["fallback"],
+        "speedup": base["speedup"] if base["fallback"] else None,  # of a kernel that was demoted; others were not
         "ours_us": None if ours["fallback"] else ours["ours_us"],
         "torch_us": min(torch, default=None),
         "published": base["baseline_us"] / published_us(ours),

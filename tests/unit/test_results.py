@@ -296,6 +296,25 @@ def test_the_llm_suite_is_split_by_m(tmp_path):
     assert row["by_m"]["<=64"]["geomean"] == pytest.approx(geomean(small), abs=1e-6)
 
 
+def test_the_best_of_layouts_counts_as_demoted_what_was_demoted(tmp_path):
+    """TN's kernel is level and stays; NN falls back, and is the faster of the two. Elsewhere TN's was demoted."""
+    level = {"fallback": False, "status": "passed", "config": "c", "low": None, "high": None}
+    demoted = {**level, "fallback": True, "published": 1.0, "torch_us": 9.0}
+    fall = {**demoted, "config": "", "speedup": None, "ours_us": None}
+    first, second = make_rows((64, 128), pdls=(False,))[:2]
+    at = {"ours_us": 8.05, "baseline_us": 8.0, "torch_us": 9.0}
+    tn = [
+        {**first, **level, **at, "speedup": 0.994, "published": 0.994},
+        {**second, **demoted, "ours_us": 8.5, "baseline_us": 8.0, "speedup": 0.941},
+    ]
+    nn = [{**first, **fall, "baseline_us": 8.02}, {**second, **fall, "baseline_us": 8.6}]
+    write_result(tn, META, tmp_path / "a_tn.parquet")
+    write_result([{**row, "layout": "NN"} for row in nn], META, tmp_path / "b_nn.parquet")
+    best = summary_rows(tmp_path)[-1]
+    assert best["layout"] == "best" and best["fallbacks"] == 2
+    assert best["demoted"] == {"n": 1, "min": 0.941}
+
+
 def test_the_best_of_layouts_is_a_row_of_its_own(tmp_path):
     """Ours best of TN and NN against the best baseline of TN and NN, of the problems that both files have."""
     win = {"fallback": False, "status": "passed", "config": "c", "low": None, "high": None}
