@@ -21,12 +21,15 @@ import runpy
 import signal
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
 from typing import Any
 
+from outblas.captured import Captured
 from outblas.capturing import capture
-from outblas.errors import OutblasError, UsageError
+from outblas.errors import OutblasError, RecordError, UsageError
 
 _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its arguments"
 
@@ -37,8 +40,9 @@ def main(argv: Sequence[str]) -> None:
     recorder = capture(path, append, command=" ".join(["outblas capture", *program]))
     recorder.__enter__()  # for as long as the process lives: threads may outlive the script
     # Registered first, called last: what the program does at its exit is seen, too.
-    atexit.register(_finish, recorder)
-    _write_on_sigterm(recorder)
+    finish = partial(_finish, recorder, os.path.abspath(path), os.getpid())  # the program may change its folder
+    atexit.register(finish)
+    _write_on_sigterm(finish)
     _run(program)
 
 
@@ -93,18 +97,32 @@ def _fresh_main() -> Any:
     return main_module
 
 
-def _finish(recorder: capture) -> None:
+def _finish(recorder: capture, path: str, pid: int) -> None:
+    """Write the record; a program that has multiplied nothing, or failed at once, costs no record that was there."""
+    if os.getpid() != pid:
+        return  # a forked child, whose record is the parent's
     try:
-        recorder.write()
+        if recorder.captured.counts or not _holds_products(path):
+            recorder.write()
+        else:
+            print(f"outblas capture: no half-precision product was seen; what {path} held is kept", file=sys.stderr)
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
 
 
-def _write_on_sigterm(recorder: capture) -> None:
+def _holds_products(path: str) -> bool:
+    """A file that is damaged, or of something else, is the recorder's to replace or to refuse."""
+    try:
+        return os.path.exists(path) and bool(Captured.load(Path(path)).counts)
+    except RecordError:
+        return False
+
+
+def _write_on_sigterm(finish: Callable[[], None]) -> None:
     """The default of SIGTERM ends the process at once; do that, but after the record is written."""
 
     def ended(number: int, _frame: object) -> None:
-        _finish(recorder)
+        finish()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -19,6 +19,8 @@ from outblas.roofline import Gpu
 from outblas.splits import SPLITS
 from outblas.tune import Interrupted
 
+#: What a result file has room for, and more runs of an agent than any interval needs.
+MAX_BUDGET, MAX_SEEDS = 1_000_000, 1000
 #: Called as (tasks done, of how many, what was finished last).
 Progress = Callable[[int, int, str], None]
 
@@ -47,6 +49,8 @@ def run_compare(
         ToolchainMissing: an agent needs a package that is not there. Interrupted: Ctrl-C.
     """
     _check(plan, splits, agents, seeds, jobs)
+    if out_path.is_dir():
+        raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
     recording = Recording.load(plan.recording)
     made = {name: held_out(plan, recording, name) for name in splits}
     units = [
@@ -131,8 +135,12 @@ def _check(plan: Plan, splits: Sequence[str], agents: Sequence[str], seeds: int,
             f"splits {', '.join(splits) or 'none'}", f"different ones of {', '.join(SPLITS)}", "correct --splits"
         )
     budgets = list(plan.budgets)
-    if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)):
-        raise UsageError(f"budgets {budgets}", "ascending integers of 0 or more", "e.g. --budgets 0,1,2,4,8,16,32")
+    if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)) or budgets[-1] > MAX_BUDGET:
+        raise UsageError(
+            f"budgets {budgets}", f"ascending integers from 0 to {MAX_BUDGET}", "e.g. --budgets 0,1,2,4,8,16,32"
+        )
+    if seeds > MAX_SEEDS:
+        raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "pass a smaller --seeds")
     for name, value in (("--seeds", seeds), ("--jobs", jobs), ("--sample", 1 if plan.sample is None else plan.sample)):
         if value < 1:
             raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")

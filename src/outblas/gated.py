@@ -67,9 +67,14 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     gate and row 2j + 1 that of up. A copy.
 
     Raises:
-        TensorError: two of different shapes, dtypes or devices.
+        TensorError: two of different shapes, dtypes or devices, or no tensors.
     """
     torch = dispatch.import_torch()
+    for name, given in (("gate", gate), ("up", up)):
+        if not isinstance(given, torch.Tensor):
+            raise TensorError(
+                f"{name} is a {type(given).__name__}", "a tensor", "pass the weights, or the biases, of both"
+            )
     alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
     if not alike or not gate.dim():
         words = [f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}" for name, t in (("gate", gate), ("up", up))]

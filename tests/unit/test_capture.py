@@ -467,6 +467,16 @@ def test_an_exception_leaves_its_traceback_and_the_record(tmp_path: Path) -> Non
     assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
 
 
+def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(tmp_path: Path) -> None:
+    Captured({SEEN: 3}).save(tmp_path / "p.json")
+    for program in (("-c", "pass"), ("-m", "no_such_module"), ("no_such_script.py",)):
+        run = command(tmp_path, sys.executable, *program)
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        words = "no file 'no_such_script.py'" if program[0][0] != "-" else "no half-precision product was seen"
+        assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert Captured.load(tmp_path / "p.json").counts == {SEEN: 3}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, number: int) -> None:
     run = command(tmp_path, sys.executable, "program/serve.py", "wait")

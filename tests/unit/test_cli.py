@@ -292,7 +292,18 @@ def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(
         outblas("tune", "--device", "cuda:0", *arguments)
     whole, drawn, other = (call[0] for call in calls)
     assert len(whole) == 1000 and len(drawn) == len(other) == 10 and drawn != other
-    assert len({str(call[6]) for call in calls}) == 2, "the whole suite's directory is not a sample's"
+    assert len({str(call[6]) for call in calls}) == 3, "the whole suite's directory is not a sample's"
+
+
+def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = calls_of(monkeypatch, "outblas.tune_run", "run_tune", RecordError("stop here", "it", "."))
+    one, other = ("--mnk", "64_64_64"), ("--mnk", "64_64_128")
+    for arguments in (one, other, (*one, *other), (*one, "--seed", "1"), one):
+        outblas("tune", "--device", "cuda:0", *arguments)
+    paths = [str(call[6]) for call in calls]
+    assert len(set(paths)) == 4 and paths[0] == paths[4] and "64_64_64" in paths[0]
 
 
 def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -326,6 +326,7 @@ def test_a_process_that_died_is_named() -> None:
         ({"splits": []}, "splits none"),
         ({"splits": ["layout"]}, "only layout is TN"),
         ({"seeds": 0}, "--seeds is 0"),
+        ({"seeds": 10**12}, "--seeds is 1000000000000"),
         ({"jobs": 0}, "--jobs is 0"),
     ],
 )
@@ -337,10 +338,17 @@ def test_bad_settings_are_refused_and_leave_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("budgets", [(), (-1, 2), (2, 1), (1, 1)])
+@pytest.mark.parametrize("budgets", [(), (-1, 2), (2, 1), (1, 1), (1, 10**14)])
 def test_budgets_must_ascend(folder: str, tmp_path: Path, budgets: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="budgets"):
         run_compare(Plan(folder, budgets), ["shapes"], ["random"], 1, tmp_path / "r.parquet", "test")
+
+
+def test_a_folder_as_the_result_file_is_refused_before_the_search(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        run(folder, tmp_path / "out")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 # The command

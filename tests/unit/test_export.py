@@ -181,6 +181,18 @@ def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
         find_target(p, "plain", Library("h200", (Row(p, "torch"),)))
 
 
+def test_a_row_that_falls_back_names_the_launch_options_that_have_a_kernel() -> None:
+    row = Row(_HALF, "torch", pdl=Choice(Sm80MmaConfig(64, 64, pdl=True), 1.2, 1.1, 1.3))
+    with pytest.raises(UsageError, match="--launch pdl, which has one or pass --launch weights"):
+        find_target(_HALF, "plain", Library("h200", (row,)))
+
+
+def test_formats_may_be_separated_by_commas(tmp_path: Path) -> None:
+    result = outblas("--mnk", "64_4096_64", "--format", "cu, cpp", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".cpp", ".cu", ".h"]
+
+
 def test_other_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, word in (
         (("--mnk", "63_65_67"), "is not in the library of h200"),

@@ -213,6 +213,9 @@ def test_interleaved_weights_are_those_of_both_by_turns() -> None:
     for wrong in (up[:6], up.float(), up.to("meta")):
         with pytest.raises(TensorError, match="gate is"):
             outblas.interleave_gate_up(gate, wrong)
+    for nothing in (None, [1.0]):
+        with pytest.raises(TensorError, match="up is a"):
+            outblas.interleave_gate_up(gate, nothing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -12,9 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install 'outblas[rl]')")
 
+from typer.testing import CliRunner  # noqa: E402
+
 from helpers import synthetic_recording  # noqa: E402
 from outblas.agents.ppo import Ppo  # noqa: E402
 from outblas.agents.surrogate import Surrogate  # noqa: E402
+from outblas.cli import app  # noqa: E402
 from outblas.config import KernelConfig, Sm80MmaConfig  # noqa: E402
 from outblas.env import TuningEnv  # noqa: E402
 from outblas.errors import UsageError  # noqa: E402
@@ -220,6 +223,27 @@ def test_ppo_and_the_surrogate_train_one_regressor(
     for seed in (0, 3):
         Surrogate(seed, H200).prepare(recording, learn)
     assert set(tmp_path.glob("regressors/*/regressor.npz")) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("steps", 0), ("steps", -5), ("batch", 1), ("envs", 0), ("budget", 0)),
+        *(("lr", 0.0), ("lr", -1.0), ("lr", float("nan")), ("entropy", float("inf")), ("entropy", -1.0)),
+        *(("gamma", 5.0), ("gamma", float("nan")), ("seed", -1), ("seed", 2**32), ("sampler", "x"), ("preset", "x")),
+    ],
+)
+def test_settings_that_nothing_can_be_trained_with_are_refused_at_once(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        replace(SMALL, **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_them_before_it_makes_a_folder(tmp_path: Path) -> None:
+    for option, value in (("--steps", "0"), ("--seed", "-1"), ("--seed", str(10**20)), ("--gamma", "nan")):
+        result = CliRunner().invoke(app, ["train", "--run", str(tmp_path / "run"), option, value])
+        assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
+    result = CliRunner().invoke(app, ["sweep", "--run", str(tmp_path / "run"), "--steps", "0"])
+    assert result.exit_code == 2 and "steps is 0" in result.stderr and not (tmp_path / "run").exists()
 
 
 def test_too_few_problems() -> None:

@@ -51,6 +51,7 @@ def test_without_a_gpu_local_workers_replay(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ({"kind": "slurm"}, "unknown workers 'slurm'.*local or ray"),
         ({"kind": "local", "count": 0, "device": "replay:h200"}, "--worker-count is 0"),
+        ({"kind": "local", "count": 10**6, "device": "replay:h200"}, "--worker-count is 1000000"),
         ({"kind": "local", "count": 2}, "--worker-count with local GPUs"),
         ({"kind": "local", "device": "cuda:1"}, "--device cuda:1 with --workers.*--gpus"),
         ({"kind": "local", "device": "replay:h200", "gpus": (0,)}, "--gpus"),

@@ -23,7 +23,10 @@ def capture(
         list[str], typer.Argument(help="The program, after --: python serve.py ..., or a console script of Python.")
     ],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")] = Path("problems.json"),
-    append: Annotated[bool, typer.Option("--append", help="Add to the file, if it is there; else replace it.")] = False,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Add to the file, if it is there; else replace it, unless no product was seen."),
+    ] = False,
 ) -> None:
     """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`.
 
@@ -37,6 +40,8 @@ def capture(
     if out_file.is_dir() or not os.access(_existing_folder(out_file), os.W_OK):
         raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
     python, options, words = python_command(program)
+    if words[0] not in ("-m", "-c") and not os.path.exists(words[0]):
+        raise UsageError(f"no file {words[0]!r}", "a Python program", "correct its path")
     _check_interpreter(python)
     out_file = out_file.resolve()  # the program may change its working directory
     command = [python, *options, "-m", "outblas.capture_run", "--out", str(out_file)]

@@ -24,7 +24,9 @@ def export(
     formats: Annotated[
         list[str] | None,
         typer.Option(
-            "--format", help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub)."
+            "--format",
+            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub); "
+            "several separated by commas, or by repeating the option.",
         ),
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Directory to write to.")] = Path("export"),
@@ -40,5 +42,6 @@ def export(
 
     rows = Library.packaged(DEFAULT_RECORDING) if library is None else Library.load(library)
     target = find_target(problem, launch, rows)
-    for path in write(target, formats or ["all"], out_dir):
+    wanted = [word.strip() for one in formats or ["all"] for word in one.split(",")]
+    for path in write(target, wanted, out_dir):
         out.print(str(path), markup=False)

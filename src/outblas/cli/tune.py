@@ -100,8 +100,11 @@ def tune(
     place = str(plan or where).replace(":", "-").replace("/", "-")
     kind = (*(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower())
     if captured is not None:
-        kind = (hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8],)
-    path = run or Path("runs") / "-".join((suite, *kind, agent, budget.replace(",", "-"), place))
+        kind = (_hash(problems),)
+    elif mnk:
+        kind = (problems[0].mnk if len(problems) == 1 else _hash(problems), *kind)
+    seeded = () if seed == 0 else (f"seed{seed}",)
+    path = run or Path("runs") / "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place))
 
     from outblas.shares import budgets as dealt_out
     from outblas.tune_run import run_tune
@@ -122,6 +125,11 @@ def tune(
     _tell(library, files, len(problems), ranked)
     if install or (install is None and captured is not None):
         _install(library, files, where)
+
+
+def _hash(problems: list[Problem]) -> str:
+    """Eight hex digits for a list of problems, in a folder's name."""
+    return hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8]
 
 
 def parse_budget(text: str) -> tuple[int, float | None]:

@@ -29,7 +29,9 @@ def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
     odd = [name for name in wanted if name not in (*FORMATS, "hf")]
     if odd or not wanted:
         raise UsageError(
-            f"format {', '.join(map(repr, odd)) or 'none'}", ", ".join((*FORMATS, "all", "hf")), "pass one as --format"
+            f"format {', '.join(map(repr, odd)) or 'none'}",
+            ", ".join((*FORMATS, "all", "hf")),
+            "pass some of them as --format",
         )
     written: list[Path] = []
     for name in wanted:

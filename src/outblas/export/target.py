@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.config import KernelConfig, Launch, config_name
+from outblas.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.errors import OutblasError, UsageError
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
@@ -75,16 +75,18 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
         raise UsageError(
             f"{problem.key} is not in the library of {library.gpu} ({len(library.rows)} problems)",
             "a problem that was tuned",
-            f"tune it, and pass the run's library.json as --library: outblas tune --mnk {problem.mnk}",
+            f"tune it, and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
+            f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",
         )
     choice = row.choice(launch)
     if choice is None:
+        others = [f"pass --launch {name}, which has one" for name in LAUNCHES if row.choice(name) is not None]
         used = f"cuBLASLt's algorithm {row.fallback}" if row.fallback else "torch.matmul"
         raise UsageError(
             f"{problem.key} has no kernel where {launch} is allowed: none was proven faster than "
             f"{row.baseline or 'the baseline'}, the library uses {used}",
             "a problem with a kernel",
-            "call that algorithm, or try another --launch",
+            " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
         )
     gpu = GPUS.get(library.gpu)
     if gpu is None:

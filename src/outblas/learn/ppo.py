@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from outblas.problem import Problem
 from outblas.provenance import commit
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
-from outblas.samplers import sampler
+from outblas.reward import PRESETS
+from outblas.samplers import SAMPLERS, sampler
 from outblas.settings_check import check_same_settings
 
 try:
@@ -42,6 +44,8 @@ JUDGED = (1, 2, 4, 8)
 @dataclass(frozen=True)
 class PpoSettings:
     """Every hyper-parameter of the recipe.
+
+    Settings that nothing can be trained with raise UsageError.
 
     Attributes:
         lr: Adam's rate. batch: transitions per minibatch. gamma: discount. entropy: bonus on it.
@@ -66,6 +70,22 @@ class PpoSettings:
     preset: str = "gated"
     seed: int = 0
     regress: RegressSettings = field(default_factory=RegressSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rollout", "envs", "epochs", "budget"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        _require("batch", self.batch, self.batch >= 2, "2 or more")
+        _require("lr", self.lr, 0 < self.lr < math.inf, "a number above 0")
+        _require("entropy", self.entropy, 0 <= self.entropy < math.inf, "a number of 0 or more")
+        _require("gamma", self.gamma, 0 <= self.gamma <= 1, "a number from 0 to 1")
+        _require("seed", self.seed, 0 <= self.seed < 2**32, "an integer from 0 to 4294967295")
+        _require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(SAMPLERS))
+        _require("preset", self.preset, self.preset in PRESETS, " or ".join(PRESETS))
+
+
+def _require(name: str, value: object, fits: bool, expected: str) -> None:
+    if not fits:
+        raise UsageError(f"{name} is {value}", expected, f"correct {name}")
 
 
 #: What the packaged policies are trained with. Entropy is at the lower end of what a sweep tries: the policy begins

@@ -16,6 +16,8 @@ from outblas.workers.pool import PoolEvaluator
 from outblas.workers.transport import Spec, Transport
 
 KINDS = ("local", "ray")
+#: Each worker of a replay is a process, or an actor, that reads the recording.
+MAX_REPLAYS = 256
 #: Workers of a replay, unless a number is given.
 REPLAYS = 2
 #: Cores left to each worker and to the process that proves and times for it, while kernels are compiled ahead.
@@ -63,6 +65,8 @@ def make_plan(
         how = "--gpus" if kind == "local" else "--worker-count"
         raise UsageError(f"--device {device} with --workers", f"GPUs chosen by {how}, or replay:NAME", "leave it out")
     live = device is None and (kind == "ray" or gpus is not None or gpu_count() > 0)
+    if not live and count is not None and count > MAX_REPLAYS:
+        raise UsageError(f"--worker-count is {count}", f"at most {MAX_REPLAYS} of a replay", "pass a smaller one")
     if gpus is not None and (kind == "ray" or not live):
         raise UsageError("--gpus", "it with --workers local on GPUs only", "use --worker-count instead")
     if kind == "local" and live:
