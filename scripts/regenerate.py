@@ -143,12 +143,17 @@ class Work:
         Raises:
             UsageError: the directory is of other kernels or another compiler.
         """
-        about = {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
+        about = built_by()
         path = self.path / "work.json"
         if not path.exists():
             write_json(path, about)
         elif (found := json.loads(path.read_text())) != about:
             raise UsageError(f"{self.path} is of kernels and compiler {found}", str(about), "choose another --work")
+
+
+def built_by() -> dict[str, str | None]:
+    """What equal cubins come of: kernel sources and compiler."""
+    return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
 def record(work: Work, table: Table) -> None:
@@ -319,8 +324,8 @@ def proved(work: Work, table: Table) -> frozenset[str]:
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
-    library, about = work.load(), {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
-    if {**library.provenance.get("toolchain", {}), **library.provenance}.items() >= about.items():
+    library = work.load()
+    if {**library.provenance.get("toolchain", {}), **library.provenance}.items() >= built_by().items():
         installed = (configs for p, configs in library.installed().items() if (p.layout, p.dtype, p.acc) == kind)
         names |= {config_name(c) for configs in installed for c in configs}
     for recording in work.recorded():

@@ -38,6 +38,11 @@ def write_atomic(path: Path, data: bytes) -> Path:
     return path
 
 
+def is_unfinished(path: Path, name: str) -> bool:
+    """Whether ``path`` is what :func:`write_atomic` of a file ``name`` left behind when it was killed."""
+    return path.name.startswith(f".{name}.") and path.suffix == ".tmp"
+
+
 def write_json(path: Path, data: Any) -> Path:
     """Write a JSON file, a value on each line, whole or not at all; raises as :func:`write_atomic`."""
     return write_atomic(path, json_text(data))

@@ -127,10 +127,7 @@ class Operands:
 
     def tail_broken(self, index: int) -> Any:
         """0-dim bool tensor: whether the guard behind C was written."""
-        c = self._starts[index][2]
-        begin = c + self._outputs
-        end = c + _round_up(self._outputs) + self._guard
-        return (self._flat[begin:end] != CANARY).any()
+        return (self._guards(index)[-1] != CANARY).any()
 
     def sums(self) -> Any:
         """:meth:`input_sum` and :meth:`tail_broken` of every set, a tensor: equal where all is left alone. No wait."""

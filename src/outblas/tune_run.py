@@ -15,7 +15,7 @@ from outblas.agents import make_agent
 from outblas.device import Device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluator import Evaluator
-from outblas.files import json_text, write_json
+from outblas.files import is_unfinished, json_text, write_json
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import joined, utc_now
@@ -205,7 +205,8 @@ def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
         do = "repeat those settings to resume it, or choose another --run"
         check_same_settings(what, {key: about.get(key) for key in wanted}, wanted, do)
         return about
-    if files.path.exists() and (not files.path.is_dir() or any(not _unfinished(f) for f in files.path.iterdir())):
+    there = files.path
+    if there.exists() and not (there.is_dir() and all(is_unfinished(f, files.run.name) for f in there.iterdir())):
         raise UsageError(f"{files.path} is there and is no run", "a new or empty directory", "choose another --run")
     about = {
         "format": FORMAT,
@@ -217,11 +218,6 @@ def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
     }
     write_json(files.run, about)
     return about
-
-
-def _unfinished(path: Path) -> bool:
-    """A run.json that a kill kept from its name (outblas.files.write_atomic)."""
-    return path.name.startswith(".run.json.") and path.suffix == ".tmp"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -244,7 +244,7 @@ class CellProver:
         import torch
 
         with torch.cuda.stream(self._stream):
-            verdict = check_cell(self._data, self._oracle, self._before, run)
+            verdict = check_cell(self._data, self._oracle, self._sums[0], run)
         if verdict.status is Status.MEMORY_VIOLATION:
             self._mend()
         return verdict
@@ -259,7 +259,7 @@ class CellProver:
 
         a, b, _ = self._data[0]
         self._oracle = Oracle(self._data.problem, a, b)
-        self._before, self._sums = self._data.input_sum(0), self._data.sums()
+        self._sums = self._data.sums()
         torch.cuda.synchronize(a.device)
 
 
