@@ -185,7 +185,8 @@ def tune_table(work: Work, table: Table) -> None:
     ):
         # The library is saved after every group, so that a killed run asks for no baseline twice.
         for start in range(0, len(todo), PROBLEMS_AT_ONCE):
-            group = todo[start : start + PROBLEMS_AT_ONCE]
+            group, later = todo[start:][:PROBLEMS_AT_ONCE], todo[start:][PROBLEMS_AT_ONCE:]
+            evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
             found = tune(group, agent, budget, evaluator, store, "tune", per_round=budget)
             measured = {**found.provenance, **collect(f"scripts/regenerate.py tune {table}", work.gpu_index)}
             library = with_rows(library, found.rows, table, measured)
@@ -293,7 +294,8 @@ def second_search(
         Store(work.store(table)) as store,
     ):
         for start in range(0, len(problems), PROBLEMS_AT_ONCE):
-            group = problems[start : start + PROBLEMS_AT_ONCE]
+            group, later = problems[start:][:PROBLEMS_AT_ONCE], problems[start:][PROBLEMS_AT_ONCE:]
+            evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
             for row in tune(group, agent, budget, evaluator, store, step, per_round=budget).rows:
                 old, rows[row.problem] = rows[row.problem], better_of(rows[row.problem], row)
                 better += rows[row.problem] != old

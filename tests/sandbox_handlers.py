@@ -87,6 +87,10 @@ def dies_at_birth():
     os._exit(9)
 
 
+def dies_compiling(source, arch):
+    os._exit(9)
+
+
 def evaluations(options):
     """Evaluations without a GPU: the first config passes, split_k > 1 hangs, stages > 4 exits."""
     from outblas.evaluate import Baselines

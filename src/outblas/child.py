@@ -60,9 +60,14 @@ class Child:
             self._process.close()
 
 
-def _live(connection: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+def follow(parent: int) -> None:
+    """Make this process the driver's: Ctrl-C is for the driver to handle, and its end is this one's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _live(connection: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:
+    follow(parent)
     target(connection, *args)
 
 

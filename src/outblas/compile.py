@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
+from outblas.child import follow
 from outblas.cubin import FORMAT, Cubin, CubinCache
 from outblas.errors import CompileError, ToolchainMissing
 from outblas.sass import check_static, sass_facts
@@ -181,7 +182,7 @@ def _in_processes(
     while waiting:
         flying: dict[Future[_Answer], int] = {}
         suspects: list[int] = []
-        pool = _pool(min(jobs, len(waiting)))
+        pool = processes(min(jobs, len(waiting)))
         try:
             while (waiting or flying) and not suspects:
                 while waiting and len(flying) < 2 * jobs:
@@ -205,7 +206,7 @@ def _in_processes(
 
 def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | CompileError:
     """Compiled in a process of its own; an error where that dies too."""
-    with _pool(1) as pool:
+    with processes(1) as pool:
         try:
             return _unpack(pool.submit(_work, source, arch, None if cache is None else cache.directory).result(), cache)
         except BrokenProcessPool:
@@ -216,8 +217,24 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
             )
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+def processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
+    """A pool of compiling processes, which end with this one, even where it is killed; ``nice`` as of os.nice."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, (os.getpid(), nice))
+
+
+def _begin_process(parent: int, nice: int) -> None:
+    follow(parent)
+    os.nice(nice)
+
+
+def is_compiled(source: Source, arch: str) -> bool:
+    """Whether the cache has it; False, too, for a source that is never kept. Raises as :func:`compile_source`."""
+    return _self_contained(source) and DEFAULT_CACHE.get(cache_key(source, arch)) is not None
+
+
+def fill_cache(source: Source, arch: str) -> None:
+    """Compile into the cache, in a process of :func:`processes`; what is refused is refused again where it is used."""
+    _or_error(source, arch, DEFAULT_CACHE)
 
 
 def _work(source: Source, arch: str, folder: Path | None) -> _Answer:

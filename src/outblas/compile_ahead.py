@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.problem import Problem
 from outblas.roofline import Gpu
+from outblas.source import Source, kernel_kind, make_source
 
 #: Kernels not compiled yet from which on starting a process per core pays.
 LEAST = 4
+#: Cores that compilers leave to each GPU, for its driver and its worker; how far those of the background give way.
+CORES_LEFT, NICE = 2, 10
 
 
 class CompileAhead:
@@ -33,7 +38,6 @@ class CompileAhead:
             ToolchainMissing: NVRTC is not installed.
         """
         from outblas.compile import compile_many
-        from outblas.source import kernel_kind, make_source
         from outblas.space import why_illegal
         from outblas.worker import architecture
 
@@ -46,6 +50,78 @@ class CompileAhead:
         if len(new) >= self._least:
             sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
             yield from compile_many(list(sources), architecture(self._gpu), self._jobs)
+
+
+class BackgroundCompiler:
+    """As :class:`CompileAhead`, while other kernels are measured: begun early, waited for when they are needed.
+
+    Close it after use.
+
+    Args:
+        jobs: processes; None: one per core but :data:`CORES_LEFT`. least: as of :class:`CompileAhead`.
+    """
+
+    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
+        self._gpu, self._jobs, self._least = gpu, jobs, least
+        self._seen: set[tuple[Any, ...]] = set()
+        self._few: dict[tuple[Any, ...], Source] = {}
+        self._begun: dict[tuple[Any, ...], Future[None]] = {}
+        self._pool: ProcessPoolExecutor | None = None
+
+    def begin(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        """Compile the kernels that no call named before and that the cache does not have.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed.
+        """
+        from outblas.compile import is_compiled
+        from outblas.space import why_illegal
+        from outblas.worker import architecture
+
+        arch = architecture(self._gpu)
+        for problem, config in pairs:
+            kind = kernel_kind(problem, config)
+            if kind in self._seen or why_illegal(problem, config, self._gpu) is not None:
+                continue
+            self._seen.add(kind)
+            source = make_source(problem, config)
+            if not is_compiled(source, arch):
+                self._few[kind] = source
+        if self._few and (self._pool is not None or len(self._few) >= self._least):
+            self._submit(arch)
+
+    def wait(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        """Until the kernels of these pairs are compiled; those that are not begun are left to whoever uses them."""
+        for problem, config in pairs:
+            kind = kernel_kind(problem, config)
+            self._few.pop(kind, None)
+            future = self._begun.pop(kind, None)
+            if future is None:
+                continue
+            try:
+                future.result()
+            except BrokenProcessPool:  # whoever uses the kernel that did it will tell
+                self.close()
+
+    def close(self) -> None:
+        """End the processes; what they have not compiled is left to whoever uses it."""
+        pool, self._pool = self._pool, None
+        self._begun.clear()
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, arch: str) -> None:
+        from outblas.compile import cores, fill_cache, processes
+
+        self._pool = self._pool or processes(self._jobs or max(1, cores() - CORES_LEFT), NICE)
+        same: dict[Source, Future[None]] = {}
+        try:
+            for kind, source in self._few.items():
+                same[source] = same.get(source) or self._pool.submit(fill_cache, source, arch)
+                self._begun[kind] = same[source]
+        except BrokenProcessPool:
+            self.close()
+        self._few.clear()
 
 
 class BaselineKernels:

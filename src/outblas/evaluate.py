@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from outblas.compile_ahead import CompileAhead
+from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Candidate, KernelConfig
 from outblas.desk import Baselines
 from outblas.errors import ToolchainMissing
@@ -14,6 +15,7 @@ from outblas.evaluation import Evaluation, Verdict
 from outblas.evaluator import Evaluator
 from outblas.free.kernel import FreeKernel
 from outblas.ledger import Account, Ledger
+from outblas.lookahead import AT_A_TIME, Lookahead
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
@@ -38,7 +40,7 @@ class LiveEvaluator(Evaluator):
         options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
         factory: makes the worker's handler; tests put another in its place.
         offered: a problem's candidates; None: what :func:`outblas.space.candidates` offers.
-        compile_ahead: fill the compile cache on all cores before the worker, which has one, is asked; False where
+        compile_ahead: fill the compile cache on all cores before the worker, which has one, asks; False where
             somebody else does.
         free: how free kernels are kept apart; None: as is usual.
     """
@@ -59,7 +61,9 @@ class LiveEvaluator(Evaluator):
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._trusted: set[tuple[Any, ...]] = set()
         self._offered = offered
-        self._ahead = CompileAhead(self.gpu) if compile_ahead else None
+        self._to_list: deque[Problem] = deque()
+        self._listed: dict[Problem, Sequence[KernelConfig]] = {}
+        self._compiler = BackgroundCompiler(self.gpu) if compile_ahead else None
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -76,12 +80,15 @@ class LiveEvaluator(Evaluator):
         self.sandbox.start()
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker, and whoever compiles."""
         self.sandbox.close()
+        if self._compiler is not None:
+            self._compiler.close()
 
     def accounts(self) -> dict[str, Account]:
         """What the seconds went on: ``gpu``, the sandboxed process (outblas.worker names its phases), and ``host``,
-        this one: what it does for the batch in hand, or ``waiting``."""
+        this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later problems while
+        the worker works, or ``waiting``."""
         lost = Account({}, {"workers lost": self.sandbox.lost})
         return {"gpu": self.sandbox.account + lost, "host": self.ledger.read()}
 
@@ -95,6 +102,8 @@ class LiveEvaluator(Evaluator):
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         """What is offered for the problem (see the class)."""
+        if problem in self._listed:
+            return self._listed.pop(problem)
         from outblas.space import candidates
 
         if self._offered is not None:
@@ -107,9 +116,11 @@ class LiveEvaluator(Evaluator):
         Raises:
             DeviceError: the worker cannot start, or fails by itself. ToolchainMissing: a wheel is missing.
         """
+        if isinstance(pairs, Collection):
+            self.expect(dict.fromkeys(p for p, c in pairs if not isinstance(c, FreeKernel)))
         for free, several in groupby(pairs, key=lambda pair: isinstance(pair[1], FreeKernel)):
-            listed: list[Any] = list(several)
-            yield from self._evaluate_free(listed) if free else self._evaluate_templates(listed)
+            one_kind: Iterator[Any] = several
+            yield from self._evaluate_free(list(one_kind)) if free else self._evaluate_templates(one_kind)
 
     def _evaluate_free(self, listed: Sequence[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
         from outblas.free.live import FreeLive
@@ -123,18 +134,43 @@ class LiveEvaluator(Evaluator):
                     self._baselines[problem] = baselines
                 yield evaluation
 
-    def _evaluate_templates(self, listed: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
-        self.expect(dict.fromkeys(p for p, _ in listed))
-        if self._ahead is not None:
-            rivals = [(p, c) for p in dict.fromkeys(p for p, _ in listed) if (c := self._nvmmh.get(p)) is not None]
-            with self.ledger.phase("compile"):
-                for _ in self._ahead.compile([*listed, *rivals]):
-                    pass
-        for problem, group in groupby(listed, key=lambda pair: pair[0]):
+    def _evaluate_templates(self, pairs: Iterator[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
+        """Problem by problem; while the worker has one in hand, later ones are drawn and their kernels compiled."""
+        ahead = Lookahead(pairs, self._begin)
+
+        def meanwhile() -> None:
+            with self.ledger.phase("ahead"):
+                ahead.more()
+                self._list_some()
+
+        while group := ahead.next():
+            problem = group[0][0]
+            if self._compiler is not None:
+                with self.ledger.phase("compile"):
+                    self._compiler.wait(self._with_rival(group))
             nvmmh = self._nvmmh.get(problem)
             items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
-            for index, value in self.sandbox.run(items):
+            for index, value in self.sandbox.run(items, meanwhile):
                 yield self._taken(problem, items[index][1], value)
+
+    def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
+        """A problem's pairs were drawn."""
+        self._ask_nvmmh([group[0][0]])
+        if self._compiler is not None:
+            self._compiler.begin(self._with_rival(group))
+
+    def _with_rival(self, group: list[tuple[Problem, KernelConfig]]) -> list[tuple[Problem, KernelConfig]]:
+        """The kernels of one problem's pairs, and nvMatmulHeuristics' choice."""
+        problem = group[0][0]
+        rival = self._nvmmh.get(problem)
+        return group if rival is None else [*group, (problem, rival)]
+
+    def _list_some(self) -> None:
+        """List candidates of problems that are to come, which else is done when they are asked for."""
+        for _ in range(min(AT_A_TIME, len(self._to_list))):
+            problem = self._to_list.popleft()
+            if problem not in self._listed:
+                self._listed[problem] = self.candidates(problem)
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
         """Name -> microseconds, of the problem's last rounds; measured now if there are none."""
@@ -168,6 +204,15 @@ class LiveEvaluator(Evaluator):
 
         Not needed, but a subprocess per problem costs 0.07 s. Without the package there are no choices.
         """
+        self._ask_nvmmh(problems)
+
+    def list_ahead(self, problems: Iterable[Problem]) -> None:
+        """Problems whose candidates are asked for next, after what is measured now: they are listed while the worker
+        has that in hand (0.02 s each). Not needed, either."""
+        self._to_list = deque(problems)
+        self._listed = {p: self._listed[p] for p in self._to_list if p in self._listed}
+
+    def _ask_nvmmh(self, problems: Iterable[Problem]) -> None:
         new = [p for p in problems if p not in self._nvmmh]
         if not new or "nvmmh" not in self.options.baselines:
             return

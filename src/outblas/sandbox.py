@@ -107,10 +107,13 @@ class Sandbox:
         """What the workers so far have spent their seconds on; of one that was lost, up to its last whole batch."""
         return self._past + self._present
 
-    def run(self, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def run(self, items: Sequence[Any], meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[int, Any]]:
         """Answers as (index, value) in the order they come; a value is :class:`Lost` if the item cost its worker.
 
         Every item is answered exactly once. Closing the iterator early stops the worker.
+
+        Args:
+            meanwhile: called whenever the worker was given something to do. What it raises stops the worker, too.
 
         Raises:
             DeviceError: a worker cannot even start.
@@ -120,7 +123,7 @@ class Sandbox:
             while batches:
                 batch = batches.pop(0)
                 left = set(batch)
-                blamed, loss = yield from self._batch([(i, items[i]) for i in batch], left)
+                blamed, loss = yield from self._batch([(i, items[i]) for i in batch], left, meanwhile)
                 if loss is None:
                     continue
                 if blamed is None and len(left) == 1:
@@ -152,7 +155,7 @@ class Sandbox:
         self._end(kill=self._codec is not None, count=False)
 
     def _batch(
-        self, batch: list[tuple[int, Any]], left: set[int]
+        self, batch: list[tuple[int, Any]], left: set[int], meanwhile: Callable[[], None] | None
     ) -> Generator[tuple[int, Any], None, tuple[int | None, Lost | None]]:
         """Run one batch; answered items leave ``left``. Returns whom to blame, if anyone, and the loss, if any."""
         child = self._ready()
@@ -161,6 +164,11 @@ class Sandbox:
         end = None if self._batch_s is None else time.monotonic() + self._batch_s
         try:
             connection.send(batch)
+        except OSError:
+            return None, self._obituary(child)
+        if meanwhile is not None:
+            meanwhile()
+        try:
             while True:
                 if (loss := self._silent(child, end)) is not None:
                     self._end(kill=True)

@@ -12,7 +12,7 @@ import pytest
 import pool_workers
 from helpers import ROOT, synthetic_recording
 from outblas.agents import make_agent
-from outblas.compile_ahead import CompileAhead
+from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Sm90WgmmaConfig
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
@@ -111,12 +111,12 @@ def test_a_live_evaluator_accounts_for_both_processes(monkeypatch: pytest.Monkey
     problem, mine, theirs = Problem(64, 64, 64), Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(128, 128)
     monkeypatch.setattr("outblas.nvmmh.nvmmh_configs", lambda problems, gpu: dict.fromkeys(problems, theirs))
     compiled: list[Any] = []
-    monkeypatch.setattr(CompileAhead, "compile", lambda self, pairs: compiled.extend(pairs) or iter(()))
+    monkeypatch.setattr(BackgroundCompiler, "begin", lambda self, pairs: compiled.extend(pairs))
     with LiveEvaluator(0, Options(), 20.0, "sandbox_handlers:evaluations") as evaluator:
         assert [e.status for e in evaluator.evaluate([(problem, mine)])] == [Status.PASSED]
         accounts = evaluator.accounts()
     assert compiled == [(problem, mine), (problem, theirs)]
-    assert accounts["host"].seconds.keys() == {"waiting", "expect", "compile"}
+    assert accounts["host"].seconds.keys() == {"waiting", "expect", "compile", "ahead"}
     assert accounts["gpu"] == Account({}, {"workers lost": 0}), "this handler keeps no ledger"
 
 

@@ -20,8 +20,6 @@ KINDS = ("local", "ray")
 MAX_REPLAYS = 256
 #: Workers of a replay, unless a number is given.
 REPLAYS = 2
-#: Cores left to each worker and to the process that proves and times for it, while kernels are compiled ahead.
-_CORES_PER_WORKER = 2
 
 
 @dataclass(frozen=True)
@@ -113,9 +111,9 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
 
     def make(gpu: Gpu) -> Compile:
         from outblas.compile import cores
-        from outblas.compile_ahead import BaselineKernels, CompileAhead
+        from outblas.compile_ahead import CORES_LEFT, BaselineKernels, CompileAhead
 
-        ahead, rivals = CompileAhead(gpu, max(1, cores() - _CORES_PER_WORKER * len(plan.gpus))), BaselineKernels(gpu)
+        ahead, rivals = CompileAhead(gpu, max(1, cores() - CORES_LEFT * len(plan.gpus))), BaselineKernels(gpu)
         return lambda pairs: ahead.compile([*pairs, *rivals.of(problem for problem, _ in pairs)])
 
     return make
