@@ -34,126 +34,33 @@ import argparse
 import json
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from outblas.agents.base import Agent
-from outblas.agents.recorded import Recorded
-from outblas.agents.transfer import Transfer
+from regenerate_search import again, borrow, refine, tune_table
+from regenerate_work import SEEDS, TABLES, Work, printer, proved
+
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
-from outblas.borrow import borrowed
-from outblas.config import LAUNCHES, KernelConfig, Launch, config_name
+from outblas.config import LAUNCHES, Launch
 from outblas.errors import OutblasError, UsageError
-from outblas.evaluate import LiveEvaluator, Options
-from outblas.evaluation import Evaluation, Status
 from outblas.files import write_json
 from outblas.library import Choice, Library
 from outblas.problem import Problem
-from outblas.provenance import collect, toolchain
 from outblas.record import run_record
-from outblas.recording import CODE, Recording
 from outblas.results import MODES
-from outblas.roofline import Gpu
-from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
 from outblas.source import kernels_sha
-from outblas.space import catalogue, gpu_of_device, why_illegal
-from outblas.store import Store
+from outblas.space import catalogue, gpu_of_device
 from outblas.suites import Table, sample
-from outblas.tables import behind, better_of, fall_back, is_of, named_by, of_table, with_rows
-from outblas.tune import PROBLEMS_AT_ONCE, tune
+from outblas.tables import behind, fall_back, is_of, named_by, of_table, with_rows
 
-#: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
-#: the model, of one whose sister has another dtype only, of suite llm, most of whose problems have no sister at first;
-#: of the first table where these kernels were not recorded.
-RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 15, 16
-TUNE_ROUNDS, BENCH_ROUNDS = 11, 11
-#: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
-HOPELESS = 1.06
-#: Candidates in the same rounds: all of a problem, so that its baselines are timed once.
-CHUNK = 24
+BENCH_ROUNDS = 11
 #: A win below this in tuning is measured again before it is installed.
 CONFIRM_BELOW = 1.04
-SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
-#: What a second search leaves in the table's provenance, with the number of problems.
-DONE_AS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
-#: What is searched again, with how many measurements.
-AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
-#: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
-#: those led; most of the cost is proving configs that are new.
-REFINE_BUDGET, REFINE_LLM_BUDGET = 6, 4
-#: Winners of shapes nearby that are tried; most of them are proved already.
-BORROW_BUDGET = 5
 SERVER_SAMPLE, SERVER_QPS = 100, 200.0
-
-
-TABLES = tuple(
-    Table(*text.split(":"))
-    for text in (
-        "grid1000:TN:fp16:fp32",
-        "grid1000:NN:fp16:fp32",
-        "grid1000:TN:bf16:fp32",
-        "grid1000:NN:bf16:fp32",
-        "grid1000:TN:fp16:fp16",
-        "llm:TN:fp16:fp32",
-        "llm:TN:bf16:fp32",
-    )
-)
-
-
-@dataclass(frozen=True)
-class Work:
-    """The directory of one go: one kind of kernels, one toolchain."""
-
-    path: Path
-    gpu_index: int = 0
-    from_nothing: bool = False
-
-    @property
-    def library(self) -> Path:
-        return self.path / "library.json"
-
-    @property
-    def recording(self) -> Path:
-        return self.path / "recording"
-
-    def result(self, table: Table, mode: str) -> Path:
-        return self.path / f"{table.stem}_{mode}.parquet"
-
-    def store(self, table: Table) -> Path:
-        return self.path / f"{table.stem}_tune.sqlite"
-
-    def recorded(self) -> tuple[Recording, ...]:
-        """The recording of this work, if there is one yet."""
-        return (Recording.load(self.recording),) if any(self.recording.glob("*_cells.parquet")) else ()
-
-    def load(self) -> Library:
-        """The library so far; it begins empty."""
-        if self.library.exists():
-            return Library.load(self.library)
-        return Library(gpu_of_device(self.gpu_index).name, (), {"tables": {}})
-
-    def check(self) -> None:
-        """Proofs and figures are of these kernels: refuse a directory of others.
-
-        Raises:
-            UsageError: the directory is of other kernels or another compiler.
-        """
-        about = built_by()
-        path = self.path / "work.json"
-        if not path.exists():
-            write_json(path, about)
-        elif (found := json.loads(path.read_text())) != about:
-            raise UsageError(f"{self.path} is of kernels and compiler {found}", str(about), "choose another --work")
-
-
-def built_by() -> dict[str, str | None]:
-    """What equal cubins come of: kernel sources and compiler."""
-    return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
 def record(work: Work, table: Table) -> None:
@@ -162,187 +69,6 @@ def record(work: Work, table: Table) -> None:
         return
     progress = printer(f"record {table}")
     run_record(table.problems(), table.suite, catalogue(), work.recording, work.gpu_index, progress)
-
-
-def tune_table(work: Work, table: Table) -> None:
-    """Rows of the problems that have none yet; a problem of two tables is tuned in the first."""
-    library, problems = work.load(), table.problems()
-    todo = [p for p in problems if library.lookup(p) is None]
-    if not todo:
-        print(f"tune {table}: done before", flush=True)
-        return
-    gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
-    agent, budget = searcher(work, table, library, gpu)
-    options, known = tuning(work, table, "tune"), packaged_kernels(work, gpu)
-    agent, budget = Before(known, agent), budget + max((len(known.get(p, ())) for p in todo), default=0)
-
-    def offered(problem: Problem) -> Sequence[KernelConfig]:
-        return list(dict.fromkeys((*known.get(problem, ()), *worth_trying(problem, gpu))))
-
-    with (
-        LiveEvaluator(work.gpu_index, options, offered=offered) as evaluator,
-        Store(work.store(table)) as store,
-    ):
-        # The library is saved after every group, so that a killed run asks for no baseline twice.
-        for start in range(0, len(todo), PROBLEMS_AT_ONCE):
-            group, later = todo[start:][:PROBLEMS_AT_ONCE], todo[start:][PROBLEMS_AT_ONCE:]
-            evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
-            found = tune(group, agent, budget, evaluator, store, "tune", per_round=budget)
-            measured = {**found.provenance, **collect(f"scripts/regenerate.py tune {table}", work.gpu_index)}
-            library = with_rows(library, found.rows, table, measured)
-            library.save(work.library)
-            progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean('pdl'):.3f}x")
-        print(f"tune {table}: {failures(store.evaluations('tune'))}", flush=True)
-
-
-def packaged_kernels(work: Work, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
-    """What the packaged library installs, by problem, where it is legal still; nothing for a search from nothing."""
-    if work.from_nothing:
-        return {}
-    installed = Library.packaged(gpu.name, missing_ok=True).installed()
-    return {p: [c for c in configs if why_illegal(p, c, gpu) is None] for p, configs in installed.items()}
-
-
-def tuning(work: Work, table: Table, step: str) -> Options:
-    """How candidates are evaluated in a search."""
-    gpu = gpu_of_device(work.gpu_index)
-    return Options(
-        work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
-        chunk=CHUNK, hopeless=HOPELESS, algorithms=str(work.path / "algorithms.jsonl"),
-    )  # fmt: skip
-
-
-def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
-    """Who proposes for a table, and how much may be tried."""
-    recordings = work.recorded()
-    if recordings and set(table.problems()) <= set(recordings[0].problems):
-        agent: Agent = Recorded(0, gpu, recordings[0])
-        agent.name = "recorded"
-        return agent, RECORDED_BUDGET
-    agent = Transfer(0, gpu, recordings, library.installed())
-    agent.name = "transfer"
-    if table == TABLES[0]:
-        return agent, UNRECORDED_BUDGET
-    tuned = library.provenance["tables"]
-    if table.dtype != "fp16" and str(replace(table, dtype="fp16")) in tuned:
-        return agent, TWIN_BUDGET
-    return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
-
-
-def again(work: Work, table: Table) -> None:
-    """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
-    weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))]
-    tried = {p: {e.config for e in known} for p, known in searched(work, table, "again").items()}
-    gpu = gpu_of_device(work.gpu_index)
-    agent = Untried(0, gpu, tried)
-    second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: worth_trying(p, gpu))
-
-
-def refine(work: Work, table: Table) -> None:
-    """Neighbours of the best candidates of every row (hints, order of tiles, parts of K); the better kernel stays."""
-    if "refined" in of_table(work.load(), table).provenance:
-        print(f"refine {table}: done before", flush=True)
-        return
-    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "refine")
-    budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LLM_BUDGET if table.suite == "llm" else 0
-    if not budget:
-        print(f"refine {table}: left to the tables that it begins with", flush=True)
-        return
-    problems = [p for p in table.problems() if p in tried]
-
-    def offered(problem: Problem) -> Sequence[KernelConfig]:
-        return near_the_best(problem, tried[problem], gpu)[:budget]
-
-    second_search(work, table, "refine", problems, InOrder(0, gpu), budget, offered)
-
-
-def borrow(work: Work, table: Table) -> None:
-    """What won on shapes nearby; the better kernel stays."""
-    if "borrowed" in of_table(work.load(), table).provenance:
-        print(f"borrow {table}: done before", flush=True)
-        return
-    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "borrow")
-    won = {p: winners(known) for p, known in tried.items()}
-
-    def offered(problem: Problem) -> Sequence[KernelConfig]:
-        known = {e.config for e in tried[problem]}
-        return borrowed(problem, won, known, gpu)[:BORROW_BUDGET]
-
-    problems = [p for p in table.problems() if p in tried]
-    second_search(work, table, "borrow", problems, InOrder(0, gpu), BORROW_BUDGET, offered)
-
-
-def searched(work: Work, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
-    """What all searches of a table tried, ``but`` one: that is the one about to be made, or to go on."""
-    with Store(work.store(table)) as store:
-        runs = (run for run in ("tune", *DONE_AS) if run != but)
-        return tried_by_problem(e for run in runs for e in store.evaluations(run))
-
-
-def second_search(
-    work: Work, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
-    offered: Callable[[Problem], Sequence[KernelConfig]],
-) -> None:  # fmt: skip
-    """Search some problems of a tuned table once more; of the old kernel and the new one the better is kept.
-
-    Args:
-        step: name of the run in the table's store. offered: a problem's candidates.
-    """
-    progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
-    with (
-        LiveEvaluator(work.gpu_index, tuning(work, table, step), offered=offered) as evaluator,
-        Store(work.store(table)) as store,
-    ):
-        for start in range(0, len(problems), PROBLEMS_AT_ONCE):
-            group, later = problems[start:][:PROBLEMS_AT_ONCE], problems[start:][PROBLEMS_AT_ONCE:]
-            evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
-            for row in tune(group, agent, budget, evaluator, store, step, per_round=budget).rows:
-                old, rows[row.problem] = rows[row.problem], better_of(rows[row.problem], row)
-                better += rows[row.problem] != old
-            progress(start + len(group), len(problems), f"{better} better")
-        failed = failures(store.evaluations(step))
-    library = work.load()
-    about = {k: v for k, v in of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")}
-    about |= {DONE_AS[step]: len(problems)}
-    with_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
-    print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
-
-
-def failures(evaluations: Iterable[Evaluation]) -> str:
-    """How many candidates failed, and how: a family that fails as a whole is a bug, not a slow kernel."""
-    counts = Counter(e.status.value for e in evaluations if e.status is not Status.PASSED)
-    return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no candidate failed"
-
-
-def _is_weak(choice: Choice | None) -> bool:
-    return choice is None or choice.speedup < AGAIN_BELOW
-
-
-def proved(work: Work, table: Table) -> frozenset[str]:
-    """Kernels of a table's layout, dtype and accumulator that passed every gate in this work before.
-
-    The sources and the compiler are the same (see Work.check), hence the cubins. A recording proves what it measures,
-    and a library that says of which kernels it is (from another directory, perhaps) was proved with them.
-    """
-    names: set[str] = set()
-    kind = (table.layout, table.dtype, table.acc)
-    library = work.load()
-    if {**library.provenance.get("toolchain", {}), **library.provenance}.items() >= built_by().items():
-        installed = (configs for p, configs in library.installed().items() if (p.layout, p.dtype, p.acc) == kind)
-        names |= {config_name(c) for configs in installed for c in configs}
-    for recording in work.recorded():
-        same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
-        passed = (recording.status[same] == CODE[Status.PASSED]).any(axis=0)
-        names |= {config_name(c) for c, ok in zip(recording.catalogue, passed, strict=True) if ok}
-    for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
-        with Store(path) as store:
-            runs = ("tune", *DONE_AS)
-            names |= {config_name(e.config) for run in runs for e in store.evaluations(run) if _passed_all(e)}
-    return frozenset(names)
-
-
-def _passed_all(e: Evaluation) -> bool:
-    return e.status is Status.PASSED and e.verdict is not None and "rules" in e.verdict.gates
 
 
 def confirm(work: Work, table: Table) -> None:
@@ -488,21 +214,6 @@ def publish_seconds(work: Work, seconds: dict[str, float]) -> str:
     steps = dict.fromkeys(name.split()[0] for name in seconds)
     each = ", ".join(f"{step} {sum(s for n, s in seconds.items() if n.split()[0] == step):.0f} s" for step in steps)
     return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
-
-
-def printer(what: str) -> Callable[..., None]:
-    """Progress in one line about every 5 seconds, with an estimate of the rest."""
-    begin = monotonic()
-    last = [begin]
-
-    def progress(done: int, total: int, note: object = "") -> None:
-        now = monotonic()
-        if now - last[0] > 5 or done == total:
-            last[0] = now
-            left = (now - begin) / max(1, done) * (total - done)
-            print(f"{what}: {done}/{total}, about {left:.0f} s left {note}", flush=True)
-
-    return progress
 
 
 def named(text: str, known: Sequence[str], option: str) -> list[str]:

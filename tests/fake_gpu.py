@@ -10,6 +10,7 @@ from outblas.baselines import NAMES, RIVALS
 from outblas.config import KernelConfig, config_name
 from outblas.evaluate import Baselines, Options
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.ledger import Account
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.space import candidates
@@ -45,7 +46,8 @@ class FakeGpu:
         missing: names of baselines that cannot be timed.
         asked: (gpu index, problem, configs) of every call of ``evaluate``.
         options: those of every evaluator made; closed: how many were closed.
-        expected: (gpu index, problems) of every call of ``expect``.
+        expected: (gpu index, problems) of every call of ``expect``. listed_ahead: problems of every call of
+            ``list_ahead``.
     """
 
     def __init__(self) -> None:
@@ -56,6 +58,7 @@ class FakeGpu:
         self.options: list[Options] = []
         self.closed = 0
         self.expected: list[tuple[int, tuple[Problem, ...]]] = []
+        self.listed_ahead: list[tuple[Problem, ...]] = []
 
     def evaluator(
         self, gpu_index: int = 0, options: Options | None = None,
@@ -90,6 +93,12 @@ class FakeEvaluator:
 
     def expect(self, problems: Iterable[Problem]) -> None:
         self._state.expected.append((self._index, tuple(problems)))
+
+    def list_ahead(self, problems: Iterable[Problem]) -> None:
+        self._state.listed_ahead.append(tuple(problems))
+
+    def accounts(self) -> dict[str, Account]:
+        return {"gpu": Account({"time": 5.0, "prove": 8.4, "idle": 0.2}), "host": Account({"waiting": 13.4})}
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         return candidates(problem, self.gpu) if self._offered is None else self._offered(problem)

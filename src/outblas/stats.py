@@ -58,9 +58,10 @@ def bootstrap_median(
 ) -> tuple[float, float, float]:
     """Median of ``samples`` with its percentile-bootstrap interval: (median, low, high).
 
-    Source: Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3. All resamples are
-    drawn and sorted in one vectorised step. Of few samples the interval is narrower than it says: of 95%
-    it covers the true median in about 75% of cases with 3 samples, in 94% with 11.
+    Source: Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3. Resamples are drawn from
+    the sorted samples: which of them is a resample's median is then the same for all samples of one
+    size, and kept. Of few samples the interval is narrower than it says: of 95% it covers the true
+    median in about 75% of cases with 3 samples, in 94% with 11.
 
     Raises:
         UsageError: for fewer than :data:`MIN_ROUNDS` samples (an interval of one round would claim
@@ -73,7 +74,9 @@ def bootstrap_median(
             f"a flat list of {MIN_ROUNDS} or more finite samples",
             "measure more rounds",
         )
-    medians = np.median(x[_draws(x.size, resamples, seed)], axis=1)
+    x = np.sort(x)
+    below, above = _middles(x.size, resamples, seed)
+    medians = (x[below] + x[above]) / 2
     tail = 50.0 * (1.0 - confidence)
     low, high = np.percentile(medians, (tail, 100.0 - tail))
     return float(np.median(x)), float(low), float(high)
@@ -122,11 +125,13 @@ def unpaired_speedup(
 
 
 @lru_cache(maxsize=64)
-def _draws(size: int, resamples: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of every resample, shape (resamples, size); the same for the same arguments."""
-    draws = np.random.default_rng(seed).integers(0, size, (resamples, size))
-    draws.flags.writeable = False
-    return draws
+def _middles(size: int, resamples: int, seed: int) -> tuple[Any, Any]:
+    """Which of ``size`` sorted samples are the two in the middle of each resample (one, twice, of an odd number)."""
+    drawn = np.sort(np.random.default_rng(seed).integers(0, size, (resamples, size)), axis=1)
+    middles = drawn[:, (size - 1) // 2], drawn[:, size // 2]
+    for each in middles:
+        each.flags.writeable = False
+    return middles
 
 
 def _logs(values: Sequence[float], what: str) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -44,16 +44,18 @@ def problems_of(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("regenerate", ROOT / "scripts" / "regenerate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "regenerate", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    for name in ("regenerate", "regenerate_search", "regenerate_work"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # a module of each test's own
+    module: Any = importlib.import_module("regenerate")
+    module.search, module.directory = sys.modules["regenerate_search"], sys.modules["regenerate_work"]
     for target in (bench, record):
         install(monkeypatch, target)
-    module.fake = install(monkeypatch, module)
+    module.fake = install(monkeypatch, module.search)
+    for target in (module, module.directory):
+        monkeypatch.setattr(target, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.suites.suite", problems_of)
-    monkeypatch.setattr(module, "packaged_kernels", lambda work, gpu: {})
+    monkeypatch.setattr(module.search, "packaged_kernels", lambda work, gpu: {})
     return module
 
 
@@ -117,7 +119,7 @@ def test_the_other_tables_begin_with_what_the_recording_found_best(script: Any, 
     recording, fake = Recording.load(work.recording), script.fake
     nn = Problem(*SHAPES[0], "NN")
     (asked,) = [configs for _, problem, configs in fake.asked if problem == nn]
-    assert len(asked) == script.TRANSFER_BUDGET, "asked for at once"
+    assert len(asked) == script.search.TRANSFER_BUDGET, "asked for at once"
     best = recording.best(Problem(*SHAPES[0]), pdl=False)
     assert best is not None and best[0] in asked
 
@@ -136,7 +138,7 @@ def test_what_is_done_is_not_done_again(script: Any, work: Any, capsys: pytest.C
 def test_a_tune_that_was_stopped_goes_on_and_ends_the_same(
     script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "PROBLEMS_AT_ONCE", 1)
+    monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 1)
     tables = "grid1000:NN:fp16:fp32"
     run(script, work, "tune", tables=tables)
     other = script.Work(tmp_path / "other")
@@ -154,6 +156,16 @@ def test_a_tune_that_was_stopped_goes_on_and_ends_the_same(
     assert Library.load(other.library).rows == Library.load(work.library).rows
 
 
+def test_the_next_problems_are_listed_while_the_gpu_works_and_seconds_are_told(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 3)
+    run(script, work, "tune", "borrow")
+    (last,) = script.TABLES[0].problems()[3:]
+    assert script.fake.listed_ahead == [(last,), ()] * 2
+    assert capsys.readouterr().out.count("gpu: prove 8 s, time 5 s; host: waiting 13 s") == 2, "no idle 0.2 s"
+
+
 def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) -> None:
     run(script, work, "record", "tune", tables=ALL)
     recorded, other = script.proved(work, script.TABLES[0]), script.proved(work, script.TABLES[1])
@@ -167,7 +179,7 @@ def test_kernels_of_a_library_of_these_sources_are_proved_already(script: Any, w
     table, other = script.TABLES[1], script.TABLES[0]
     assert not script.proved(work, table), "it does not say yet of which kernels it is"
     script.publish_seconds(work, {})
-    built = {"toolchain": script.toolchain()}  # the fake's measurements name no compiler
+    built = {"toolchain": script.directory.toolchain()}  # the fake's measurements name no compiler
     library = replace(work.load(), provenance={**work.load().provenance, **built})
     library.save(work.library)
     assert script.proved(work, table) == {config_name(c) for cs in library.installed().values() for c in cs}
@@ -234,7 +246,7 @@ def test_a_kernel_behind_in_the_bench_is_demoted_and_the_next_bench_falls_back(
 
 def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run(script, work, "tune")
-    monkeypatch.setattr(script, "kernels_sha", lambda: "other")
+    monkeypatch.setattr(script.directory, "kernels_sha", lambda: "other")
     with pytest.raises(UsageError, match="choose another --work"):
         run(script, work, "tune")
 
@@ -288,8 +300,10 @@ def test_bad_arguments_are_one_line(
 
 def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any) -> None:
     run(script, work, "tune", tables="llm:TN:bf16:fp32")
-    agent, budget = script.searcher(work, script.Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu_of_device(0))
-    assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.LLM_BUDGET)
+    agent, budget = script.search.searcher(
+        work, script.Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu_of_device(0)
+    )
+    assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.search.LLM_BUDGET)
 
 
 def test_a_bench_of_which_half_was_made_before_the_library_changed_begins_anew(
@@ -315,11 +329,11 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
     before.without([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
-    monkeypatch.setattr(script, "AGAIN_BELOW", 0.5)  # only what falls back
+    monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)
     assert [after.lookup(p) for p in others] == [before.lookup(p) for p in others]
-    with script.Store(work.store(table)) as store:
+    with script.search.Store(work.store(table)) as store:
         first = {e.config for e in store.evaluations("tune") if e.problem == weak}
         second = [e for e in store.evaluations("again")]
     assert second and {e.problem for e in second} == {weak}
@@ -336,10 +350,10 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     run(script, work, *MADE)
     table, gpu = script.TABLES[0], script.gpu_of_device(0)
     problem = table.problems()[0]
-    tried = script.searched(work, table, "borrow")
+    tried = script.search.searched(work, table, "borrow")
     known = {e.config for e in tried[problem]}
     unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
-    monkeypatch.setattr(script, "borrowed", lambda p, won, known, gpu: [unknown] if p == problem else [])
+    monkeypatch.setattr(script.search, "borrowed", lambda p, won, known, gpu: [unknown] if p == problem else [])
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if (p, c) == (problem, unknown) else usual(p, c))
     run(script, work, "borrow")
@@ -347,7 +361,7 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     assert row is not None and row.plain is not None and row.plain.config == unknown
     provenance = Library.load(work.library).provenance["tables"][str(table)]
     assert provenance["borrowed"] == len(tried) and "confirmed" not in provenance
-    with script.Store(work.store(table)) as store:
+    with script.search.Store(work.store(table)) as store:
         assert [(e.problem, e.config) for e in store.evaluations("borrow")] == [(problem, unknown)]
     run(script, work, "borrow")
     assert f"borrow {table}: done before" in capsys.readouterr().out
@@ -360,10 +374,10 @@ def test_a_packaged_kernel_is_timed_beside_what_the_search_proposes(
     offered = worth_trying(problem, gpu)
     unknown = replace(next(c for c in offered if isinstance(c, Sm90WgmmaConfig)), group=16)
     assert unknown not in offered
-    monkeypatch.setattr(script, "packaged_kernels", lambda work, gpu: {problem: [unknown]})
+    monkeypatch.setattr(script.search, "packaged_kernels", lambda work, gpu: {problem: [unknown]})
     run(script, work, "tune")
     asked = {p: configs for _, p, configs in script.fake.asked}
-    assert unknown in asked[problem] and len(asked[problem]) == script.UNRECORDED_BUDGET + 1
+    assert unknown in asked[problem] and len(asked[problem]) == script.search.UNRECORDED_BUDGET + 1
     assert work.load().provenance["tables"][str(table)]["agent"] == "transfer"
 
 
@@ -372,8 +386,8 @@ def test_from_nothing_begins_without_the_packaged_library(
 ) -> None:
     monkeypatch.undo()
     gpu = H200
-    assert Problem(64, 64, 64) in script.packaged_kernels(work, gpu)
-    assert script.packaged_kernels(replace(work, from_nothing=True), gpu) == {}
+    assert Problem(64, 64, 64) in script.search.packaged_kernels(work, gpu)
+    assert script.search.packaged_kernels(replace(work, from_nothing=True), gpu) == {}
     commands: list[list[str]] = []
     monkeypatch.setattr(script.subprocess, "run", lambda command, check: commands.append(command))
     for more in ([], ["--from-nothing"]):
@@ -387,7 +401,7 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     run(script, work, "tune")
     before = Library.load(work.library)
     table, gpu = script.TABLES[0], script.gpu_of_device(0)
-    tried = script.searched(work, table, "refine")
+    tried = script.search.searched(work, table, "refine")
     fast = {p: near_the_best(p, tried[p], gpu)[1] for p in table.problems()}
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if fast[p] == c else usual(p, c))
@@ -408,26 +422,26 @@ def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.Capt
     for config in candidates(problem, early=True, even=True):
         script.fake.statuses[problem, config] = Status.WRONG
     run(script, work, "tune")
-    assert f"{script.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out
+    assert f"{script.search.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out
 
 
 def test_a_table_that_differs_by_its_dtype_only_tries_less(script: Any, work: Any) -> None:
     run(script, work, "tune", tables="grid1000:TN:fp16:fp32,grid1000:TN:bf16:fp32")
     budgets = {p.dtype: len(configs) for _, p, configs in script.fake.asked}
-    assert budgets == {"fp16": script.UNRECORDED_BUDGET, "bf16": script.TWIN_BUDGET}
+    assert budgets == {"fp16": script.search.UNRECORDED_BUDGET, "bf16": script.search.TWIN_BUDGET}
 
 
 def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any, work: Any) -> None:
     """Other kernels than the packaged recording's: their own tuning tries more, and a recording of them less."""
     table, gpu = script.TABLES[0], script.gpu_of_device(0)
-    agent, budget = script.searcher(work, table, work.load(), gpu)
-    assert (agent.name, budget) == ("transfer", script.UNRECORDED_BUDGET)
+    agent, budget = script.search.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("transfer", script.search.UNRECORDED_BUDGET)
     run(script, work, "tune")
-    assert {len(configs) for _, _, configs in script.fake.asked} == {script.UNRECORDED_BUDGET}
+    assert {len(configs) for _, _, configs in script.fake.asked} == {script.search.UNRECORDED_BUDGET}
     assert [row.problem for row in work.load().rows] == table.problems()
     run(script, work, "record")
-    agent, budget = script.searcher(work, table, work.load(), gpu)
-    assert (agent.name, budget) == ("recorded", script.RECORDED_BUDGET)
+    agent, budget = script.search.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("recorded", script.search.RECORDED_BUDGET)
 
 
 def test_settling_keeps_what_was_measured_and_counts_it_as_a_fall_back(

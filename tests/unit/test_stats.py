@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,17 @@ def test_the_interval_of_a_constant_is_that_constant_and_noise_widens_it():
     narrow = bootstrap_median([-0.01, 0.0, 0.01] * 5)
     wide = bootstrap_median([-0.1, 0.0, 0.1] * 5)
     assert wide[2] - wide[1] > narrow[2] - narrow[1] > 0
+
+
+@pytest.mark.parametrize("size", [3, 8, 11])
+def test_an_interval_is_that_of_medians_of_resamples_in_any_order(size: int) -> None:
+    """Against the definition, resample by resample; of an even number the median is the mean of two."""
+    samples = np.random.default_rng(size).normal(0.0, 1.0, size)
+    drawn = np.random.default_rng(5).integers(0, size, (300, size))
+    medians = [np.median(np.sort(samples)[row]) for row in drawn]
+    expected = (np.median(samples), *np.percentile(medians, (2.5, 97.5)))
+    for ordered in (samples, samples[::-1]):
+        assert bootstrap_median(ordered.tolist(), resamples=300, seed=5) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_95_percent_interval_covers_the_true_median_about_that_often():

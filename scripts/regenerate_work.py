@@ -1,0 +1,132 @@
+"""The directory of one go of scripts/regenerate.py: what is in it, and of which kernels it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from outblas.config import config_name
+from outblas.errors import UsageError
+from outblas.evaluation import Evaluation, Status
+from outblas.files import write_json
+from outblas.library import Library
+from outblas.provenance import toolchain
+from outblas.recording import CODE, Recording
+from outblas.source import kernels_sha
+from outblas.space import gpu_of_device
+from outblas.store import Store
+from outblas.suites import Table
+
+#: Of every step that draws something at random.
+SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
+#: What a second search leaves in the table's provenance, with the number of problems.
+DONE_AS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
+
+TABLES = tuple(
+    Table(*text.split(":"))
+    for text in (
+        "grid1000:TN:fp16:fp32",
+        "grid1000:NN:fp16:fp32",
+        "grid1000:TN:bf16:fp32",
+        "grid1000:NN:bf16:fp32",
+        "grid1000:TN:fp16:fp16",
+        "llm:TN:fp16:fp32",
+        "llm:TN:bf16:fp32",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The directory of one go: one kind of kernels, one toolchain."""
+
+    path: Path
+    gpu_index: int = 0
+    from_nothing: bool = False
+
+    @property
+    def library(self) -> Path:
+        return self.path / "library.json"
+
+    @property
+    def recording(self) -> Path:
+        return self.path / "recording"
+
+    def result(self, table: Table, mode: str) -> Path:
+        return self.path / f"{table.stem}_{mode}.parquet"
+
+    def store(self, table: Table) -> Path:
+        return self.path / f"{table.stem}_tune.sqlite"
+
+    def recorded(self) -> tuple[Recording, ...]:
+        """The recording of this work, if there is one yet."""
+        return (Recording.load(self.recording),) if any(self.recording.glob("*_cells.parquet")) else ()
+
+    def load(self) -> Library:
+        """The library so far; it begins empty."""
+        if self.library.exists():
+            return Library.load(self.library)
+        return Library(gpu_of_device(self.gpu_index).name, (), {"tables": {}})
+
+    def check(self) -> None:
+        """Proofs and figures are of these kernels: refuse a directory of others.
+
+        Raises:
+            UsageError: the directory is of other kernels or another compiler.
+        """
+        about = built_by()
+        path = self.path / "work.json"
+        if not path.exists():
+            write_json(path, about)
+        elif (found := json.loads(path.read_text())) != about:
+            raise UsageError(f"{self.path} is of kernels and compiler {found}", str(about), "choose another --work")
+
+
+def built_by() -> dict[str, str | None]:
+    """What equal cubins come of: kernel sources and compiler."""
+    return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
+
+
+def proved(work: Work, table: Table) -> frozenset[str]:
+    """Kernels of a table's layout, dtype and accumulator that passed every gate in this work before.
+
+    The sources and the compiler are the same (see Work.check), hence the cubins. A recording proves what it measures,
+    and a library that says of which kernels it is (from another directory, perhaps) was proved with them.
+    """
+    names: set[str] = set()
+    kind = (table.layout, table.dtype, table.acc)
+    library = work.load()
+    if {**library.provenance.get("toolchain", {}), **library.provenance}.items() >= built_by().items():
+        installed = (configs for p, configs in library.installed().items() if (p.layout, p.dtype, p.acc) == kind)
+        names |= {config_name(c) for configs in installed for c in configs}
+    for recording in work.recorded():
+        same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
+        passed = (recording.status[same] == CODE[Status.PASSED]).any(axis=0)
+        names |= {config_name(c) for c, ok in zip(recording.catalogue, passed, strict=True) if ok}
+    for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
+        with Store(path) as store:
+            runs = ("tune", *DONE_AS)
+            names |= {config_name(e.config) for run in runs for e in store.evaluations(run) if _passed_all(e)}
+    return frozenset(names)
+
+
+def _passed_all(e: Evaluation) -> bool:
+    return e.status is Status.PASSED and e.verdict is not None and "rules" in e.verdict.gates
+
+
+def printer(what: str) -> Callable[..., None]:
+    """Progress in one line about every 5 seconds, with an estimate of the rest."""
+    begin = monotonic()
+    last = [begin]
+
+    def progress(done: int, total: int, note: object = "") -> None:
+        now = monotonic()
+        if now - last[0] > 5 or done == total:
+            last[0] = now
+            left = (now - begin) / max(1, done) * (total - done)
+            print(f"{what}: {done}/{total}, about {left:.0f} s left {note}", flush=True)
+
+    return progress
