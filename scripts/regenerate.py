@@ -23,6 +23,9 @@ settle   (only when asked for, instead of demote and another bench) what was not
          named no longer where torch was faster by more than 1%
 demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
+``--begin-with src/outblas/data/libraries/h200.json results/h200/unbenched/*.json --tables llm:TN:bf16:fp32 --steps
+bench,settle --modes offline`` goes on with tables that were tuned elsewhere.
+
 What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
 printed and written into the library's provenance. Then copy <work>/recording/*.parquet and library.json to
 src/outblas/data/{recordings,libraries}, the benches to results/h200, and run ``outblas results --write``.
@@ -41,7 +44,7 @@ from time import monotonic
 from typing import Any
 
 from regenerate_search import again, borrow, refine, tune_table
-from regenerate_work import SEEDS, TABLES, Work, printer, proved
+from regenerate_work import SEEDS, TABLES, Work, begin_with, printer, proved
 
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
@@ -235,6 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--extra", default=str(TABLES[0]), help="tables benched in the modes beside offline too")
     parser.add_argument("--recorded", default=str(TABLES[0]), help="tables that step record measures")
     parser.add_argument("--from-nothing", action="store_true", help="begin without the packaged library's kernels")
+    parser.add_argument(
+        "--begin-with", nargs="+", type=Path, default=(), metavar="FILE",
+        help="libraries whose tables a new directory has from the start, the first that has a problem counts",
+    )  # fmt: skip
     parser.add_argument("--here", nargs="+", metavar="WORD", help=argparse.SUPPRESS)  # one job, in this process
     options = parser.parse_args(arguments)
     work = Work(options.work, options.gpu_device_id, options.from_nothing)
@@ -251,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for listed in (options.tables, options.extra, options.recorded)
         )
         steps, modes = named(options.steps, list(STEPS), "--steps"), named(options.modes, MODES, "--modes")
+        begin_with(work, options.begin_with)
     except OutblasError as error:
         parser.error(str(error))
     seconds: dict[str, float] = {}

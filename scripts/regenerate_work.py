@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from outblas.config import config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_json
-from outblas.library import Library
+from outblas.library import Library, Row
+from outblas.problem import Problem
 from outblas.provenance import toolchain
 from outblas.recording import CODE, Recording
 from outblas.source import kernels_sha
@@ -88,6 +90,39 @@ class Work:
 def built_by() -> dict[str, str | None]:
     """What equal cubins come of: kernel sources and compiler."""
     return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
+
+
+def begin_with(work: Work, files: Sequence[Path]) -> None:
+    """Give a new directory the tables of other libraries; of a problem the row of the first that has one.
+
+    A directory that has these tables already is left as it is.
+
+    Raises:
+        UsageError: it has a library without them, or they are of different kernels or kinds of GPU.
+    """
+    libraries = [Library.load(file) for file in files]
+    if not libraries:
+        return
+    if work.library.exists():
+        named = {name for library in libraries for name in library.provenance["tables"]}
+        if named <= Library.load(work.library).provenance["tables"].keys():
+            return
+        raise UsageError(
+            f"--begin-with, and {work.library} has other tables",
+            "a new directory",
+            "leave it out, or choose another --work",
+        )
+    about = {(library.gpu, library.provenance.get("kernels")) for library in libraries}
+    if len(about) > 1:
+        raise UsageError(f"libraries of {about}", "one kind of GPU and the same kernels", "leave the others out")
+    rows: dict[Problem, Row] = {}
+    tables: dict[str, Any] = {}
+    for library in libraries:
+        rows = {row.problem: row for row in library.rows} | rows
+        tables = library.provenance["tables"] | tables
+    replace(libraries[0], rows=tuple(rows.values()), provenance={**libraries[0].provenance, "tables": tables}).save(
+        work.library
+    )
 
 
 def proved(work: Work, table: Table) -> frozenset[str]:

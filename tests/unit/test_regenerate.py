@@ -166,6 +166,33 @@ def test_the_next_problems_are_listed_while_the_gpu_works_and_seconds_are_told(
     assert capsys.readouterr().out.count("gpu: prove 8 s, time 5 s; host: waiting 13 s") == 2, "no idle 0.2 s"
 
 
+def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_path: Path) -> None:
+    one, other, out = (script.Work(tmp_path / name) for name in ("one", "other", "out"))
+    llm = "llm:TN:fp16:fp32"
+    for place, tables in ((one, str(script.TABLES[0])), (other, llm)):
+        place.path.mkdir()
+        run(script, place, "tune", tables=tables)
+        script.publish_seconds(place, {})
+    libraries = [Library.load(place.library) for place in (one, other)]
+    out.path.mkdir()
+    script.begin_with(out, [one.library, other.library])
+    made = out.load()
+    assert {row.problem: row for row in made.rows} == {r.problem: r for lib in libraries[::-1] for r in lib.rows}
+    assert made.provenance["tables"].keys() == {str(script.TABLES[0]), llm}
+    run(script, out, "bench", tables=llm)
+    result = read_result(out.result(script.Table.parse(llm), "offline"))
+    assert {Problem.from_json(row) for row in result.rows} == set(problems_of("llm"))
+    before = out.library.read_bytes()
+    script.begin_with(out, [one.library, other.library])
+    assert out.library.read_bytes() == before, "the same command goes on"
+    with pytest.raises(UsageError, match="a new directory"):
+        script.begin_with(one, [one.library, other.library])
+    replace(libraries[1], provenance={**libraries[1].provenance, "kernels": "others"}).save(other.library)
+    with pytest.raises(UsageError, match="the same kernels"):
+        script.begin_with(script.Work(tmp_path / "new"), [one.library, other.library])
+    assert not (tmp_path / "new").exists()
+
+
 def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) -> None:
     run(script, work, "record", "tune", tables=ALL)
     recorded, other = script.proved(work, script.TABLES[0]), script.proved(work, script.TABLES[1])
