@@ -249,6 +249,18 @@ def test_eval_passes_its_arguments_on_and_prints_what_comes_back(
         assert text in result.stdout
 
 
+@pytest.mark.parametrize("more", [[], ["--file", "kernel.cu"]], ids=["ours", "free"])
+@pytest.mark.parametrize("base_dir", ["file", "file/folder"])
+def test_eval_refuses_a_file_as_its_directory_before_any_work(
+    base_dir: str, more: list[str], two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = calls_of(monkeypatch, "outblas.eval_one", "run_eval", {})
+    calls_free = calls_of(monkeypatch, "outblas.free.eval_file", "eval_file", {"status": "passed"})
+    (tmp_path / "file").write_text("precious")
+    assert_refused(outblas(*EVAL, *more, "--base-dir", str(tmp_path / base_dir)), "--base-dir", "a folder")
+    assert calls == calls_free == [] and (tmp_path / "file").read_text() == "precious"
+
+
 def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
     path = tmp_path / "r.parquet"
