@@ -12,7 +12,7 @@ from typing import Any
 
 from outblas import __version__
 from outblas.errors import RecordError, UsageError
-from outblas.files import sole_driver, write_json
+from outblas.files import is_unfinished, sole_driver, write_json
 from outblas.provenance import utc_now
 from outblas.settings_check import check_same_settings
 
@@ -63,8 +63,12 @@ def held(files: EvolveFiles) -> Iterator[None]:
         UsageError: something else is there. RecordError: another process has it, or it cannot be written.
     """
     path = files.path
+
+    def ours(file: Path) -> bool:  # what a run has before its first file has its name
+        return file == files.lock or is_unfinished(file, files.run.name)
+
     try:
-        if path.exists() and not files.run.exists() and (not path.is_dir() or {*path.iterdir()} - {files.lock}):
+        if path.exists() and not files.run.exists() and not (path.is_dir() and all(map(ours, path.iterdir()))):
             raise UsageError(f"{path} is there and is no run", "a new or empty directory", "choose another --run")
     except OSError as error:
         raise RecordError(
