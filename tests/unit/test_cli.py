@@ -19,6 +19,7 @@ from outblas import __version__, device
 from outblas.averages import launch_of_row
 from outblas.cli import app
 from outblas.errors import RecordError
+from outblas.files import sole_run
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import read_result
@@ -400,6 +401,17 @@ def test_a_run_that_was_killed_before_it_had_a_name_is_begun(recording: str, tmp
     run = tmp_path / "killed"
     run.mkdir()
     (run / ".run.json.123.tmp").write_text("{")
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+
+
+def test_a_run_that_another_process_works_in_is_refused_and_can_be_read(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    before = (run / "run.json").read_bytes()
+    with sole_run(run):
+        assert_refused(outblas(*tune_arguments(recording, run)), "in use by another process", "wait for it")
+        assert outblas("report", str(run)).exit_code == 0
+    assert (run / "run.json").read_bytes() == before
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
 
 
