@@ -39,7 +39,7 @@ RANKED_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Settings:
-    """What makes two tune runs the same run; ``device`` as the command line names it."""
+    """What makes two tune runs the same run; ``device`` as the command line names it, ``gpu`` the kind of GPU."""
 
     suite: str
     problems: tuple[str, ...]
@@ -47,6 +47,7 @@ class Settings:
     budget: int
     seed: int
     device: str
+    gpu: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,6 @@ def run_tune(
             f"agent {agent} on a recording would read the answers", "a live GPU for it", "choose another agent"
         )
     place = str(workers or device)
-    settings = Settings(suite, _short(problems, suite), agent, budget, seed, place)
     recording = None if device.recording is None else Recording.load(device.recording)
     if recording is not None:
         for problem in problems:
@@ -123,7 +123,8 @@ def run_tune(
     with open_evaluator(device, recording, workers) as evaluator:
         searcher = make_agent(agent, seed, evaluator.gpu)
         with sole_run(path):
-            about = _open(files, settings, command)
+            kind = evaluator.gpu.name  # cuda:0 may be another one when a run goes on
+            about = _open(files, Settings(suite, _short(problems, suite), agent, budget, seed, place, kind), command)
             with Store(files.store) as store:
                 begin = clock()
                 library = tune(
@@ -202,9 +203,12 @@ def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
     wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():
         about = _read(files.run)
+        was = {key: about.get(key) for key in wanted}
+        if "gpu" not in about:  # an earlier run does not say
+            was["gpu"] = wanted["gpu"]
         what = f"{files.path} holds a run with other settings"
         do = "repeat those settings to resume it, or choose another --run"
-        check_same_settings(what, {key: about.get(key) for key in wanted}, wanted, do)
+        check_same_settings(what, was, wanted, do)
         return about
     about = {
         "format": FORMAT,

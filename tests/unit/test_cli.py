@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,14 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import ROOT, synthetic_recording
-from outblas import __version__, device
+from outblas import __version__, device, tune_run
 from outblas.averages import launch_of_row
 from outblas.cli import app
 from outblas.errors import RecordError
 from outblas.files import sole_run
 from outblas.library import Library
 from outblas.problem import Problem
+from outblas.replay import ReplayEvaluator
 from outblas.results import read_result
+from outblas.roofline import H200
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
@@ -402,6 +405,24 @@ def test_a_run_that_was_killed_before_it_had_a_name_is_begun(recording: str, tmp
     run.mkdir()
     (run / ".run.json.123.tmp").write_text("{")
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
+
+
+def test_a_run_is_not_resumed_on_another_kind_of_gpu(
+    recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(ReplayEvaluator):
+        gpu = replace(H200, name="b200")
+
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    before = (run / "run.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_run, "ReplayEvaluator", Other)
+        assert_refused(outblas(*tune_arguments(recording, run)), "other settings (gpu)", "gpu='h200'", "another --run")
+    assert (run / "run.json").read_bytes() == before
+    older = {key: value for key, value in json.loads(before).items() if key != "gpu"}
+    (run / "run.json").write_text(json.dumps(older))
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0, "a run that does not say goes on"
 
 
 def test_a_run_that_another_process_works_in_is_refused_and_can_be_read(recording: str, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def run_evolve(
     files, command = EvolveFiles(path), without_passwords(command)
     with open_place(place) as evaluator, sole_run(path):
         recorded = getattr(evaluator, "provenance", None) or None
-        origin = {"source": evaluator.source, "gpu": evaluator.gpu.name, "recording": recorded}
-        about = open_folder(files, _identity(problems, models, place, settings), {**origin, "command": command})
+        wanted = {**_identity(problems, models, place, settings), "gpu": evaluator.gpu.name}
+        about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
         with Store(files.store) as store:
             run_id = path.resolve().name
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
@@ -111,7 +111,7 @@ def _evolve(
 
 
 def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings) -> dict[str, Any]:
-    """What makes two runs the same run; the budget, the address and how many ask at once may change."""
+    """What makes two runs of one kind of GPU the same; the budget, the address and how many ask at once may change."""
     kept = {k: v for k, v in asdict(settings).items() if k != "parallel"}
     return json.loads(json.dumps({
         "problems": [p.key for p in problems], "models": [asdict(m) for m in models], "device": str(place),
