@@ -50,7 +50,7 @@ from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch
 from outblas.errors import OutblasError, UsageError
-from outblas.files import write_json
+from outblas.files import sole_driver, write_json
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.record import run_record
@@ -196,6 +196,24 @@ def run_job(work: Work, job: Sequence[str]) -> None:
     STEPS[step](work, Table.parse(table), *mode)
 
 
+def work_through(work: Work, listed: Sequence[Sequence[str]]) -> None:
+    """The jobs one after the other, each in a fresh process, so that no state of one helps the next."""
+    seconds: dict[str, float] = {}
+    for job in listed:
+        begin = monotonic()
+        base = [sys.executable, __file__, "--work", str(work.path), "--gpu-device-id", str(work.gpu_index)]
+        base += ["--from-nothing"] if work.from_nothing else []
+        try:
+            subprocess.run([*base, "--here", *job], check=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{' '.join(job)} failed with status {error.returncode}; the same command goes on where it was")
+        finally:
+            spent = monotonic() - begin
+            seconds = note_seconds(work, job, spent)
+            print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
+    print(publish_seconds(work, seconds), flush=True)
+
+
 def note_seconds(work: Work, job: Sequence[str], seconds: float) -> dict[str, float]:
     """Add to the seconds of a job, over all times that it was begun; returns those of every job."""
     path = work.path / "seconds.json"
@@ -251,6 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run_job(work, options.here)
         except OutblasError as error:
             sys.exit(f"error: {error}")
+        except KeyboardInterrupt as error:
+            sys.exit(f"interrupted{': ' if str(error) else ''}{error}")
         return
     try:
         tables, extra, recorded = (
@@ -258,23 +278,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for listed in (options.tables, options.extra, options.recorded)
         )
         steps, modes = named(options.steps, list(STEPS), "--steps"), named(options.modes, MODES, "--modes")
-        begin_with(work, options.begin_with)
     except OutblasError as error:
         parser.error(str(error))
-    seconds: dict[str, float] = {}
-    for job in jobs(steps, tables, modes, extra, recorded):
-        begin = monotonic()
-        base = [sys.executable, __file__, "--work", str(work.path), "--gpu-device-id", str(work.gpu_index)]
-        base += ["--from-nothing"] if work.from_nothing else []
-        try:  # each in a fresh process, so that no state of one helps the next
-            subprocess.run([*base, "--here", *job], check=True)
-        except subprocess.CalledProcessError as error:
-            sys.exit(f"{' '.join(job)} failed with status {error.returncode}; the same command goes on where it was")
-        finally:
-            spent = monotonic() - begin
-            seconds = note_seconds(work, job, spent)
-            print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
-    print(publish_seconds(work, seconds), flush=True)
+    try:
+        with sole_driver(work.path):
+            begin_with(work, options.begin_with)
+            work_through(work, jobs(steps, tables, modes, extra, recorded))
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on where it was")
 
 
 if __name__ == "__main__":

@@ -74,17 +74,17 @@ class Work:
         return Library(gpu_of_device(self.gpu_index).name, (), {"tables": {}})
 
     def check(self) -> None:
-        """Proofs and figures are of these kernels: refuse a directory of others.
+        """Proofs and figures are of these kernels, on this kind of GPU: refuse a directory of others.
 
         Raises:
-            UsageError: the directory is of other kernels or another compiler.
+            UsageError: the directory is of other kernels, another compiler or another kind of GPU.
         """
-        about = built_by()
+        about = {**built_by(), "gpu": gpu_of_device(self.gpu_index).name}
         path = self.path / "work.json"
         if not path.exists():
             write_json(path, about)
-        elif (found := json.loads(path.read_text())) != about:
-            raise UsageError(f"{self.path} is of kernels and compiler {found}", str(about), "choose another --work")
+        elif (found := {"gpu": about["gpu"], **json.loads(path.read_text())}) != about:
+            raise UsageError(f"{self.path} is of {found}", str(about), "choose another --work")
 
 
 def built_by() -> dict[str, str | None]:

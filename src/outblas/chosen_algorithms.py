@@ -20,7 +20,8 @@ ALGORITHM_BYTES = 64
 
 class ChosenAlgorithms:
     """A journal of choices. Algorithms are opaque words of one version of cuBLASLt on one kind of GPU: a file of
-    another is begun anew, and so is a damaged one, for all that it holds can be chosen again.
+    another is begun anew, and so is a damaged one, for all that it holds can be chosen again. That is why it is no
+    worker's own, either: one that takes the place of a worker that hangs does not wait for its end.
 
     Args:
         about: what the choices hold for, JSON values.
@@ -31,14 +32,14 @@ class ChosenAlgorithms:
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         try:
-            self._journal = Journal(path, about)
+            self._journal = Journal(path, about, sole=False)
         except (UsageError, RecordError):
-            self._journal = Journal(path, about, resume=False)
+            self._journal = Journal(path, about, resume=False, sole=False)
         try:
             list(self)
         except (OutblasError, AttributeError, KeyError, TypeError, ValueError):
             self._journal.close()
-            self._journal = Journal(path, about, resume=False)
+            self._journal = Journal(path, about, resume=False, sole=False)
 
     def __iter__(self) -> Iterator[tuple[Problem, bytes, str]]:
         """(problem, algorithm, its description), as :meth:`outblas.baselines.LtAuto.offer` takes them."""

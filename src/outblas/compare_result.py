@@ -32,7 +32,7 @@ COLUMNS = {
     "found": "bool",
 }
 _META = ("agents", "costs", "device", "recording", "seeds", "splits", "suite")
-_AGAIN = "restore the file or run `outblas compare` again"
+_AGAIN = "restore the file or run `outblas compare --no-resume`"
 
 
 @dataclass(frozen=True)

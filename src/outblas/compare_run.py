@@ -9,13 +9,14 @@ from typing import Any
 from outblas.agents import make_agent
 from outblas.compare import Plan, Task, Unit, check_agents, held_out
 from outblas.compare_pool import run_units
-from outblas.compare_result import write_comparison
-from outblas.errors import UsageError
+from outblas.compare_result import read_comparison, write_comparison
+from outblas.errors import RecordError, UsageError
 from outblas.journal import Journal
 from outblas.provenance import collect, commit, joined
 from outblas.recording import Recording
 from outblas.results import PROVENANCE
 from outblas.roofline import Gpu
+from outblas.settings_check import check_same_settings
 from outblas.splits import SPLITS
 from outblas.tune import Interrupted
 
@@ -40,11 +41,15 @@ def run_compare(
 
     Every agent runs with the seeds 0 .. ``seeds`` - 1; one that does not draw, with 0 only. A killed run resumes from
     the journal ``<out_path>.jsonl``, also with other agents, splits, seeds or sample: what is asked for and not
-    there yet is run, what is there and not asked for is left out.
+    there yet is run, what is there and not asked for is left out. A finished result is replaced by one of the same
+    settings only.
+
+    Args:
+        resume: False begins anew, and replaces whatever is there.
 
     Raises:
         UsageError: unknown or repeated names, budgets that are not ascending, a recording that cannot be split so, a
-            journal of other settings, or an agent that breaks its contract.
+            journal or result of other settings or something else at ``out_path``, or an agent that breaks its contract.
         RecordError: the recording or the journal cannot be read, or the disk refuses. DeviceError: a process died.
         ToolchainMissing: an agent needs a package that is not there. Interrupted: Ctrl-C.
     """
@@ -52,6 +57,8 @@ def run_compare(
     if out_path.is_dir():
         raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
     recording = Recording.load(plan.recording)
+    if resume and out_path.exists():
+        _check_replaced(out_path, plan, recording, splits, agents, seeds)
     made = {name: held_out(plan, recording, name) for name in splits}
     units = [
         Unit(split, agent, seed)
@@ -144,6 +151,33 @@ def _check(plan: Plan, splits: Sequence[str], agents: Sequence[str], seeds: int,
     for name, value in (("--seeds", seeds), ("--jobs", jobs), ("--sample", 1 if plan.sample is None else plan.sample)):
         if value < 1:
             raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")
+
+
+def _check_replaced(
+    path: Path, plan: Plan, recording: Recording, splits: Sequence[str], agents: Sequence[str], seeds: int
+) -> None:
+    """Raise unless ``path`` is a result of the same settings; the order of agents and splits is none of them."""
+    do = "choose another --out, or pass --no-resume to replace it"
+    try:
+        was = read_comparison(path)
+    except RecordError as error:
+        wrong = f"--out {path} is there and no comparison can be read from it"
+        raise UsageError(wrong, "a new file, or a result of these settings", do) from error
+    options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": seeds}
+    measured = {f"recording.{field}": joined(recording.provenance, field) for field in PROVENANCE}
+    check_same_settings(
+        f"--out {path} is a comparison with other settings",
+        {
+            **{key: was.meta.get(key) for key in options},
+            **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE},
+            "agents": sorted(was.agents), "splits": sorted(was.splits), "budgets": list(was.budgets),
+        },
+        {
+            **options, **measured,
+            "agents": sorted(agents), "splits": sorted(splits), "budgets": list(plan.budgets),
+        },
+        do,
+    )  # fmt: skip
 
 
 def _settings(plan: Plan, recording: Recording) -> dict[str, Any]:

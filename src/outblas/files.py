@@ -8,9 +8,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from outblas.errors import RecordError
+from outblas.errors import RecordError, UsageError
+
+#: File in a run's folder that the process holds which works there.
+LOCK = ".driver.lock"
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
@@ -53,27 +56,78 @@ def json_text(data: Any) -> bytes:
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
+def lock_alone(file: IO[bytes], what: str) -> None:
+    """An open file for this process, until it is closed or the process ends, however it ends. Reading is left to all.
+    Where the file system has no locks, nothing is done.
+
+    Raises:
+        RecordError: another process has it, named where the system tells; ``what`` is the beginning of what was wrong.
+    """
+    by = "another process"
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return  # else who had it has just removed it
+    except BlockingIOError:
+        pid = _locked_by(file)
+        by += "" if pid is None else f" (pid {pid})"
+    except OSError:
+        return
+    raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait for it, or choose another path")
+
+
+def _locked_by(file: IO[bytes]) -> int | None:
+    """Which process has an open file for itself; None where /proc/locks does not tell."""
+    about = os.fstat(file.fileno())
+    which = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():  # 1: FLOCK ADVISORY WRITE pid device:inode 0 EOF
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [which] and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
 @contextlib.contextmanager
-def sole_driver(lock: Path) -> Iterator[None]:
-    """A run's folder for this process alone, until the block ends; another one is refused at once. The lock is a file,
-    which stays.
+def sole_driver(folder: Path) -> Iterator[None]:
+    """A run's folder, made where it is missing, for this process alone, until the block ends; another one is refused at
+    once. The lock is a file in it, which stays.
 
     Raises:
         RecordError: another process has it, or the folder cannot be written.
     """
-    path = lock.parent
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        file = lock.open("wb")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("wb")
     except OSError as error:
         raise RecordError(
-            f"{path} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
+            f"{folder} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
         ) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RecordError(f"{path} is in use by another process", "one driver per run", "wait for it") from error
+        lock_alone(file, str(folder))
+        yield
+
+
+@contextlib.contextmanager
+def sole_run(folder: Path, name: str = "run.json") -> Iterator[None]:
+    """The same, of a folder that is missing, empty or a run's, which the file ``name`` says.
+
+    Raises:
+        UsageError: something else is there. RecordError: as :func:`sole_driver`, or it cannot be read.
+    """
+
+    def ours(file: Path) -> bool:  # what a run has before its first file has its name
+        return file.name == LOCK or is_unfinished(file, name)
+
+    try:
+        is_run = (folder / name).exists() or not folder.exists()
+        if not is_run and not (folder.is_dir() and all(map(ours, folder.iterdir()))):
+            raise UsageError(f"{folder} is there and is no run", "a new or empty directory", "choose another --run")
+    except OSError as error:
+        raise RecordError(
+            f"{folder} cannot be read ({error.strerror})", "a readable folder", "choose another --run"
+        ) from error
+    with sole_driver(folder):
         yield
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.errors import RecordError, UsageError
+from outblas.files import lock_alone
 
 
 class Journal:
@@ -22,26 +23,36 @@ class Journal:
     Args:
         settings: what the results depend on; JSON values only.
         resume: go on with an existing journal; otherwise it is started afresh.
+        sole: refuse one that another process writes to, until it is closed or that process ends.
 
     Raises:
         UsageError: the journal on disk is of other settings.
-        RecordError: it cannot be read or written.
+        RecordError: it cannot be read or written, or is in use.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], resume: bool = True, sole: bool = True) -> None:
         self.path = path
         self.entries: list[dict[str, Any]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            length = self._read(settings) if resume and path.exists() else 0
             # Unbuffered: a line that the disk refuses must not come back when the file is closed.
-            self._file = path.open("r+b" if length else "wb", buffering=0)
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            if sole:
+                lock_alone(self._file, f"journal {path}")
+            length = self._read(settings) if resume else 0
             self._file.truncate(length)
             self._file.seek(length)
             if not length:
                 self._write(settings)
         except OSError as error:
+            self._file.close()
             raise self._failed(error) from error
+        except BaseException:
+            self._file.close()
+            raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add one finished piece of work; it is on the disk when this returns.
@@ -57,9 +68,9 @@ class Journal:
 
     def close(self, done: bool = False) -> None:
         """Close the file; ``done`` deletes it, its content having been published elsewhere."""
-        self._file.close()
         if done:
-            self.path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)  # before anybody else may have it
+        self._file.close()
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         end = self._file.tell()
@@ -76,7 +87,8 @@ class Journal:
 
     def _read(self, settings: Mapping[str, Any]) -> int:
         """Load the whole lines; return how many bytes they are."""
-        data = self.path.read_bytes()
+        self._file.seek(0)
+        data = self._file.read()
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
         if not lines:
             return 0

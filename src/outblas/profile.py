@@ -17,6 +17,7 @@ from outblas.config import KernelConfig, config_name
 from outblas.counters import counters_of
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.files import sole_driver
 from outblas.ncu_target import Algorithm, Profiler, Work, cache_of
 from outblas.problem import Problem
 from outblas.provenance import collect
@@ -59,7 +60,8 @@ def run_profile(
         progress: called with how many candidates are done, and of how many.
 
     Raises:
-        RecordError: no run is there, its store cannot be read or written, or ncu's output cannot be read.
+        RecordError: no run is there, another process works in it, its store cannot be read or written, or ncu's output
+            cannot be read.
         UsageError: no such problem or candidate in the run, or its figures are of another GPU.
         ToolchainMissing: no ncu. DeviceError: no GPU, no permission to read counters, or a launch that failed.
     """
@@ -69,7 +71,9 @@ def run_profile(
         wanted = chosen(store.evaluations(run_id), top, mnk, config)
         known = store.profiled(run_id)
         missing = [pair for pair in wanted if _key(pair) not in known]
-        if missing:
+        if not missing:
+            return Profiled({pair: known[_key(pair)] for pair in wanted}, 0)
+        with sole_driver(path):
             gpu = gpu_of_device(gpu_index)
             about = {**collect(command, gpu_index), "ncu": ncu.version(tool := ncu.find(tool))}
             _same_gpu(path, about["gpu"])
@@ -81,7 +85,7 @@ def run_profile(
                     done += _record(store, run_id, works, profiler, about)
                     if progress is not None:
                         progress(done, len(wanted))
-            known = store.profiled(run_id)
+        known = store.profiled(run_id)
         return Profiled({pair: known[_key(pair)] for pair in wanted}, len(missing))
 
 

@@ -39,10 +39,13 @@ def of_table(library: Library, table: Table) -> Library:
 
 
 def behind(path: Path) -> list[tuple[Problem, Launch]]:
-    """(problem, launch option) of kernels that a bench found neither surely ahead nor level and faster than torch."""
+    """(problem, launch option) of kernels that a bench found neither surely ahead nor level and faster than torch.
+
+    Without an interval (a file of other origin may have none) a kernel is not surely ahead.
+    """
 
     def kept(row: dict[str, Any]) -> bool:
-        if row["low"] > 1.0:
+        if row["low"] is not None and row["low"] > 1.0:
             return True
         return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
 

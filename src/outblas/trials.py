@@ -10,7 +10,7 @@ before it has run, so :class:`Trials` by itself keeps nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from outblas.problem import Problem
@@ -32,12 +32,16 @@ class KeptTrials(Trials):
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
+        self._held: set[int] = set()
+        #: GPU memory held; what several names share (B of two pairs, a view) counts once.
         self.bytes = 0
 
     def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
         if name not in self._made:
             self._made[name] = made = make()
-            self.bytes += _bytes(made)
+            for which, size in _memory(made):
+                self.bytes += 0 if which in self._held else size
+                self._held.add(which)
         return self._made[name]
 
 
@@ -78,7 +82,13 @@ class Shelf:
         self._kept.clear()
 
 
-def _bytes(made: Any) -> int:
+def _memory(made: Any) -> Iterator[tuple[int, int]]:
+    """(which, bytes) of every piece of memory that keeps what was made alive: tensors' storages, Oracles."""
     if isinstance(made, tuple):
-        return sum(map(_bytes, made))
-    return int(made.nbytes)
+        for one in made:
+            yield from _memory(one)
+    elif hasattr(made, "untyped_storage"):
+        storage = made.untyped_storage()
+        yield storage.data_ptr(), storage.nbytes()
+    else:
+        yield id(made), int(made.nbytes)

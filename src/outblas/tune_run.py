@@ -15,7 +15,7 @@ from outblas.agents import make_agent
 from outblas.device import Device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluator import Evaluator
-from outblas.files import is_unfinished, json_text, write_json
+from outblas.files import json_text, sole_run, write_json
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import joined, utc_now
@@ -39,7 +39,7 @@ RANKED_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Settings:
-    """What makes two tune runs the same run; ``device`` as the command line names it."""
+    """What makes two tune runs the same run; ``device`` as the command line names it, ``gpu`` the kind of GPU."""
 
     suite: str
     problems: tuple[str, ...]
@@ -47,6 +47,7 @@ class Settings:
     budget: int
     seed: int
     device: str
+    gpu: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def run_tune(
     Raises:
         UsageError: unknown agent or recording, a problem that was not recorded, or a directory that
             holds another run or something else.
-        RecordError: the directory cannot be written; what was recorded before is intact.
+        RecordError: the directory cannot be written, or another process works in it; what was recorded before is
+            intact.
         DeviceError, ToolchainMissing: the live GPU cannot be used.
     """
     files = RunFiles(path)
@@ -114,28 +116,28 @@ def run_tune(
             f"agent {agent} on a recording would read the answers", "a live GPU for it", "choose another agent"
         )
     place = str(workers or device)
-    settings = Settings(suite, _short(problems, suite), agent, budget, seed, place)
     recording = None if device.recording is None else Recording.load(device.recording)
     if recording is not None:
         for problem in problems:
             recording.row(problem)
     with open_evaluator(device, recording, workers) as evaluator:
         searcher = make_agent(agent, seed, evaluator.gpu)
-        about = _open(files, settings, command)
-        with Store(files.store) as store:
-            begin = clock()
-            library = tune(
-                problems, searcher, budget, evaluator, store, path.name, progress,
-                budgets=budgets,
-                stop=lambda: seconds is not None and clock() - begin >= seconds,
-                at_once=None if budgets is None and seconds is None else RANKED_AT_ONCE,
-            )  # fmt: skip
-            library.save(files.library)
-            origin = _origin(evaluator, device, recording, command)
-            rows = list(result_rows(library, store, path.name, evaluator))
-            write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
-    finished = {**about, **origin, "finished": utc_now()}
-    write_json(files.run, finished)
+        with sole_run(path):
+            kind = evaluator.gpu.name  # cuda:0 may be another one when a run goes on
+            about = _open(files, Settings(suite, _short(problems, suite), agent, budget, seed, place, kind), command)
+            with Store(files.store) as store:
+                begin = clock()
+                library = tune(
+                    problems, searcher, budget, evaluator, store, path.name, progress,
+                    budgets=budgets,
+                    stop=lambda: seconds is not None and clock() - begin >= seconds,
+                    at_once=None if budgets is None and seconds is None else RANKED_AT_ONCE,
+                )  # fmt: skip
+                library.save(files.library)
+                origin = _origin(evaluator, device, recording, command)
+                rows = list(result_rows(library, store, path.name, evaluator))
+                write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
+            write_json(files.run, {**about, **origin, "finished": utc_now()})
 
     from outblas.report import write_report
 
@@ -197,17 +199,17 @@ def measured_on(path: Path) -> list[str] | None:
 
 
 def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
-    """Make the directory and its run.json, or check that it is of the same settings; returns run.json's content."""
+    """Make run.json, or check that it is of the same settings; returns run.json's content."""
     wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():
         about = _read(files.run)
+        was = {key: about.get(key) for key in wanted}
+        if "gpu" not in about:  # an earlier run does not say
+            was["gpu"] = wanted["gpu"]
         what = f"{files.path} holds a run with other settings"
         do = "repeat those settings to resume it, or choose another --run"
-        check_same_settings(what, {key: about.get(key) for key in wanted}, wanted, do)
+        check_same_settings(what, was, wanted, do)
         return about
-    there = files.path
-    if there.exists() and not (there.is_dir() and all(is_unfinished(f, files.run.name) for f in there.iterdir())):
-        raise UsageError(f"{files.path} is there and is no run", "a new or empty directory", "choose another --run")
     about = {
         "format": FORMAT,
         "kind": "tune",

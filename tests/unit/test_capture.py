@@ -554,3 +554,36 @@ def test_a_file_that_cannot_be_added_to_is_said_before_the_program_runs(tmp_path
     arguments = ["capture", "--append", "--out", str(tmp_path / "p.json"), "--", sys.executable, "-c", "1/0"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and result.stderr.startswith("error: captured problems")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1, 2]", b"precious", b"\xff\xfe", b'{"kind": "bench", "format": 1}'])
+def test_what_is_no_record_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p.json").write_bytes(content)
+    assert_not_run(tmp_path)
+    assert (tmp_path / "p.json").read_bytes() == content
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.json")
+    assert_not_run(tmp_path)
+    assert (tmp_path / "p.json").is_fifo()
+
+
+def assert_not_run(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    run = [sys.executable, "-m", "outblas", "capture", "--out", "p.json", "--", sys.executable, "program.py"]
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "--out p.json is there and is no record" in done.stderr and "choose another path" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("there", ["a record", "an empty file"])
+def test_a_record_or_an_empty_file_is_replaced(tmp_path: Path, there: str) -> None:
+    Captured({SEEN: 3}).save(tmp_path / "p.json")
+    if there == "an empty file":
+        (tmp_path / "p.json").write_bytes(b"")
+    run = command(tmp_path, sys.executable, "program/serve.py", "exit")
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), input="word", capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert Captured.load(tmp_path / "p.json").problems() == {Problem(16, 32, 64, "NN"): 1}

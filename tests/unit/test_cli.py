@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import ROOT, synthetic_recording
-from outblas import __version__, device
+from outblas import __version__, device, tune_run
 from outblas.averages import launch_of_row
 from outblas.cli import app
 from outblas.errors import RecordError
+from outblas.files import sole_run
 from outblas.library import Library
 from outblas.problem import Problem
+from outblas.replay import ReplayEvaluator
 from outblas.results import read_result
+from outblas.roofline import H200
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
@@ -249,6 +253,18 @@ def test_eval_passes_its_arguments_on_and_prints_what_comes_back(
         assert text in result.stdout
 
 
+@pytest.mark.parametrize("more", [[], ["--file", "kernel.cu"]], ids=["ours", "free"])
+@pytest.mark.parametrize("base_dir", ["file", "file/folder"])
+def test_eval_refuses_a_file_as_its_directory_before_any_work(
+    base_dir: str, more: list[str], two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = calls_of(monkeypatch, "outblas.eval_one", "run_eval", {})
+    calls_free = calls_of(monkeypatch, "outblas.free.eval_file", "eval_file", {"status": "passed"})
+    (tmp_path / "file").write_text("precious")
+    assert_refused(outblas(*EVAL, *more, "--base-dir", str(tmp_path / base_dir)), "--base-dir", "a folder")
+    assert calls == calls_free == [] and (tmp_path / "file").read_text() == "precious"
+
+
 def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
     path = tmp_path / "r.parquet"
@@ -388,6 +404,35 @@ def test_a_run_that_was_killed_before_it_had_a_name_is_begun(recording: str, tmp
     run = tmp_path / "killed"
     run.mkdir()
     (run / ".run.json.123.tmp").write_text("{")
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+
+
+def test_a_run_is_not_resumed_on_another_kind_of_gpu(
+    recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(ReplayEvaluator):
+        gpu = replace(H200, name="b200")
+
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    before = (run / "run.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_run, "ReplayEvaluator", Other)
+        assert_refused(outblas(*tune_arguments(recording, run)), "other settings (gpu)", "gpu='h200'", "another --run")
+    assert (run / "run.json").read_bytes() == before
+    older = {key: value for key, value in json.loads(before).items() if key != "gpu"}
+    (run / "run.json").write_text(json.dumps(older))
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0, "a run that does not say goes on"
+
+
+def test_a_run_that_another_process_works_in_is_refused_and_can_be_read(recording: str, tmp_path: Path) -> None:
+    run = tmp_path / "one"
+    assert outblas(*tune_arguments(recording, run)).exit_code == 0
+    before = (run / "run.json").read_bytes()
+    with sole_run(run):
+        assert_refused(outblas(*tune_arguments(recording, run)), "in use by another process", "wait for it")
+        assert outblas("report", str(run)).exit_code == 0
+    assert (run / "run.json").read_bytes() == before
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
 
 

@@ -351,6 +351,60 @@ def test_a_folder_as_the_result_file_is_refused_before_the_search(folder: str, t
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agents": ["random"]}, r"\(agents\).*agents=\['exhaustive', 'random'\]"),
+        ({"seeds": 1}, r"\(seeds\).*seeds=2"),
+        ({"splits": ["families"]}, r"\(splits\).*splits=\['shapes'\]"),
+        ({"plan": {"budgets": (0, 1)}}, r"\(budgets\).*budgets=\[0, 1, 2, 4, 32\]"),
+        ({"plan": {"share": 0.25}}, r"\(held_out\).*held_out=0.5"),
+        ({"plan": {"split_seed": 1}}, r"\(split_seed\).*split_seed=0"),
+        ({"plan": {"sample": 2}}, r"\(sample\).*sample=None"),
+    ],
+)
+def test_a_result_of_other_settings_is_not_replaced(
+    folder: str, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    out = tmp_path / "r.parquet"
+    run(folder, out)
+    before = out.read_bytes()
+    asked = {**{"budgets": BUDGETS, "share": 0.5}, **changes.get("plan", {})}
+    plan, others = Plan(folder, **asked), {k: v for k, v in changes.items() if k != "plan"}
+    settings = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, **others}
+    with pytest.raises(UsageError, match=f"other settings {words}.*another --out.*--no-resume"):
+        run_compare(plan, out_path=out, command="test", **settings)
+    assert out.read_bytes() == before and not (tmp_path / "r.parquet.jsonl").exists()
+    run_compare(plan, out_path=out, command="test", resume=False, **settings)
+    assert out.read_bytes() != before
+
+
+def test_a_result_of_another_recording_is_not_replaced(folder: str, tmp_path: Path) -> None:
+    run(folder, tmp_path / "r.parquet")
+    made = synthetic_recording(problems=12, candidates=40)
+    replace(made, provenance={**made.provenance, "date": "2031-01-01"}).write(tmp_path / "later")
+    with pytest.raises(UsageError, match=r"other settings \(recording.date\)"):
+        run(str(tmp_path / "later"), tmp_path / "r.parquet")
+
+
+def test_the_same_settings_replace_their_result(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.parquet"
+    rows = run(folder, out)
+    assert run(folder, out) == rows
+    again = run(folder, out, agents=["exhaustive", "random"])
+    key = lambda row: sorted((k, str(v)) for k, v in row.items())  # noqa: E731
+    assert sorted(again, key=key) == sorted(rows, key=key)
+    assert read_comparison(out).agents == ("exhaustive", "random")
+
+
+def test_what_is_no_comparison_is_not_replaced(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.parquet"
+    out.write_text("precious")
+    with pytest.raises(UsageError, match="no comparison can be read.*--no-resume"):
+        run(folder, out)
+    assert out.read_text() == "precious" and not (tmp_path / "r.parquet.jsonl").exists()
+
+
 # The command
 
 

@@ -140,6 +140,15 @@ def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_pa
     assert [(launch_of_row(s), s["n"]) for s in summarise(path)] == [(n, 2) for n in LAUNCHES]
 
 
+def test_a_row_without_an_interval_is_not_surely_ahead(tmp_path: Path) -> None:
+    rows = [{**row, "low": None, "high": None} for row in make_rows((64, 128)) if not row["fallback"]]
+    level = [{**row, "torch_us": 2 * row["ours_us"]} for row in rows[:1]]
+    slower = [{**row, "torch_us": None} for row in rows[1:]]
+    assert level[0]["published"] > 1 and slower
+    path = write_result([*level, *slower], META, tmp_path / "r.parquet")
+    assert behind(path) == [(Problem.from_json(r), launch_of_row(r)) for r in slower]
+
+
 def with_early(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*rows, *({**r, "early": True} for r in rows if r["pdl"])]
 

@@ -20,8 +20,9 @@ from outblas.agents.surrogate import Surrogate  # noqa: E402
 from outblas.cli import app  # noqa: E402
 from outblas.config import KernelConfig, Sm80MmaConfig  # noqa: E402
 from outblas.env import TuningEnv  # noqa: E402
-from outblas.errors import UsageError  # noqa: E402
+from outblas.errors import RecordError, UsageError  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
+from outblas.files import sole_driver  # noqa: E402
 from outblas.learn import ppo, regress  # noqa: E402
 from outblas.learn.evaluate import qualities, searches  # noqa: E402
 from outblas.learn.network import CandidatePolicy  # noqa: E402
@@ -159,6 +160,8 @@ def test_a_training_that_was_stopped_goes_on(
     done: list[int] = []
     train(recording, learn, SMALL, Run(tmp_path), on_update=lambda n, score: done.append(n) or False)
     assert not done, "a training that is done is only read"
+    with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
+        train(recording, learn, SMALL, Run(tmp_path))
     with pytest.raises(UsageError, match="other settings"):
         train(recording, learn, replace(SMALL, lr=1e-3), Run(tmp_path))
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from outblas.llm.evolve import Settings
 from outblas.llm.evolve_run import Server, run_evolve, write_recording
 from outblas.llm.ledger import Ledger
 from outblas.llm.models import Model
-from outblas.llm.places import Place, open_place, parse_place
-from outblas.llm.run_folder import EvolveFiles
+from outblas.llm.places import Place, WithTemplates, open_place, parse_place
+from outblas.llm.run_folder import EvolveFiles, read_run
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.store import Store
@@ -370,6 +371,27 @@ def test_bad_requests_are_refused_before_anything_is_asked(recording: Path, tmp_
         assert len(server.requests) == 1
     with pytest.raises(UsageError, match="--device"):
         parse_place("tpu")
+
+
+def test_a_run_that_was_killed_before_it_had_a_name_is_begun(recording: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".driver.lock").touch()
+    (run / ".run.json.123.tmp").write_text("{")
+    with serving(lambda request, number: Say("Hm.")) as server:
+        evolve(server, recording, run, 1, turns=1)
+    assert read_run(run)["kind"] == "evolve"
+
+
+def test_a_run_is_not_resumed_on_another_kind_of_gpu(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(lambda request, number: Say("Hm.")) as server:
+        evolve(server, recording, tmp_path / "run", 1, turns=1)
+        monkeypatch.setattr(WithTemplates, "gpu", replace(H200, name="b200"))
+        with pytest.raises(UsageError, match=r"other settings \(gpu\).*gpu='h200'"):
+            evolve(server, recording, tmp_path / "run", 2, turns=1)
+        assert len(server.requests) == 1
 
 
 def test_two_drivers_of_one_run_are_refused(recording: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from outblas.counters import COUNTERS, NAMES, counters_of, main_stalls
 from outblas.device import Device
 from outblas.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.files import sole_driver
 from outblas.ncu import METRICS, Launch, parse
 from outblas.problem import Problem
 from outblas.profile import chosen, run_profile
@@ -160,6 +161,14 @@ def test_what_is_profiled_is_not_profiled_again(tool: Tool, run: Path, monkeypat
     assert len(launched) == len(set(launched)) == 8
     monkeypatch.setattr(profile, "gpu_of_device", lambda index: pytest.fail("nothing is left to do"))
     assert run_profile(run, 0, top=2, tool="none such").new == 0
+
+
+def test_two_processes_do_not_profile_one_run(tool: Tool, run: Path) -> None:
+    with sole_driver(run), pytest.raises(RecordError, match="in use by another process"):
+        run_profile(run, 0, tool=tool.path)
+    new = run_profile(run, 0, top=1, tool=tool.path).new
+    with sole_driver(run):
+        assert run_profile(run, 0, top=1, tool=tool.path).new == 0 < new, "what is known is read"
 
 
 def test_an_interrupted_profile_keeps_its_batches(tool: Tool, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

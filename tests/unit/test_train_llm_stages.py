@@ -235,7 +235,7 @@ def test_an_archive_that_teaches_nothing_is_said_before_a_model_is_loaded(tmp_pa
 
 
 def test_two_trainings_in_one_run_are_refused(tmp_path: Path) -> None:
-    with sole_driver(tmp_path / ".driver.lock"), pytest.raises(RecordError, match="in use by another process"):
+    with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
         go(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".driver.lock"}
 

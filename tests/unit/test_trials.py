@@ -57,6 +57,20 @@ def test_kept_trials_are_made_once_and_counted():
     assert trials.bytes == 54 + oracle.nbytes == 54 + 2 * 4 * 24 * 40
 
 
+def test_memory_under_two_names_counts_once():
+    trials = KeptTrials()
+    a, b = trials.get("normal", lambda: normal(PROBLEM, 1))
+    held = a.nbytes + b.nbytes
+    trials.get("the same", lambda: (a, b))
+    trials.get("a view", lambda: b.t()[:1])
+    assert trials.bytes == held
+    scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled(PROBLEM, a, b))
+    assert trials.bytes == held + scaled.nbytes
+    oracle = trials.get("oracle", lambda: Oracle(PROBLEM, a, b))
+    trials.get("the same oracle", lambda: (oracle, b))
+    assert trials.bytes == held + scaled.nbytes + oracle.nbytes
+
+
 def test_without_keeping_everything_is_made_anew():
     trials, made = Trials(), []
     for _ in range(2):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from outblas.errors import UsageError
+from outblas.errors import RecordError, UsageError
 
 #: Options of the interpreter that take the next word as their value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -25,7 +25,7 @@ def capture(
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")] = Path("problems.json"),
     append: Annotated[
         bool,
-        typer.Option("--append", help="Add to the file, if it is there; else replace it, unless no product was seen."),
+        typer.Option("--append", help="Add to the record that is there; else replace it, unless no product was seen."),
     ] = False,
 ) -> None:
     """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`.
@@ -33,12 +33,10 @@ def capture(
     torch is imported before the program's first line: set what torch reads at its import (OMP_NUM_THREADS) outside of
     the program. CUDA is not initialised.
     """
-    from outblas.captured import Captured
-
-    if append and out_file.exists():
-        Captured.load(out_file)  # damaged: said before the program runs
     if out_file.is_dir() or not os.access(_existing_folder(out_file), os.W_OK):
         raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
+    if out_file.exists():
+        _check_captured(out_file, append)
     python, options, words = python_command(program)
     if words[0] not in ("-m", "-c") and not os.path.exists(words[0]):
         raise UsageError(f"no file {words[0]!r}", "a Python program", "correct its path")
@@ -97,6 +95,23 @@ def _check_interpreter(python: str) -> None:
         raise UsageError(
             f"{python} has not both outblas and torch", "an interpreter with both", f"{python} -m pip install outblas"
         )
+
+
+def _check_captured(path: Path, append: bool) -> None:
+    """A record may be added to or replaced, and so may an empty file; nothing else that is there is written over."""
+    from outblas.captured import Captured
+
+    wrong, do = f"--out {path} is there and is no record", "choose another path, or move it away"
+    expected = "a new file, or one that `outblas capture` wrote"
+    if not path.is_file():
+        raise UsageError(wrong, expected, do)
+    try:
+        Captured.load(path)
+    except RecordError as error:
+        if append:
+            raise
+        if path.stat().st_size > 0:
+            raise UsageError(wrong, expected, do) from error
 
 
 def _existing_folder(path: Path) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -120,6 +122,14 @@ def at_least(option: str, value: int, least: int) -> int:
     if value < least:
         raise UsageError(f"{option} is {value}", f"an integer of {least} or more", f"pass a larger {option}")
     return value
+
+
+def folder(option: str, path: Path) -> Path:
+    """A folder that can be written into, made later where it is missing, or :class:`UsageError`."""
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(f"{option} {path}", "a folder that is writable, or can be made", "choose another path")
+    return path
 
 
 def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:

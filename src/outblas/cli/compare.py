@@ -39,7 +39,10 @@ def compare(
     ] = f"replay:{DEFAULT_RECORDING}",
     out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
     jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run's journal beside the output.")] = True,
+    resume: Annotated[
+        bool,
+        typer.Option(help="Go on with an interrupted run's journal beside the output; else replace what is there."),
+    ] = True,
 ) -> None:
     """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
     where = parse_device(device)

@@ -34,6 +34,7 @@ def evaluate(
 ) -> None:
     """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
+    common.folder("--base-dir", base_dir)
     if file is not None:
         common.check_mode(mode, target_qps, ("offline",))
         _free(problem, file, base_dir, gpu_device_id)

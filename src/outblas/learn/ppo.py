@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from outblas.belief import Regressor
 from outblas.config import LAUNCHES
 from outblas.errors import RecordError, ToolchainMissing, UsageError
+from outblas.files import json_text, sole_driver, write_json
 from outblas.learn.evaluate import qualities, searches
 from outblas.learn.regress import RegressSettings, kept_regressor, set_apart
 from outblas.policy import Policy
@@ -128,11 +130,19 @@ def train(
 
     Raises:
         UsageError: a problem was not recorded, fewer than ten problems, or the directory is of other settings.
-        RecordError: the directory lacks a file, or it cannot be read or written.
+        RecordError: the directory lacks a file, it cannot be read or written, or another process trains in it.
     """
     settings, run = settings or PpoSettings(), run or Run()
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
+    with contextlib.nullcontext() if run.path is None else sole_driver(run.path):
+        return _train(recording, problems, settings, run, progress, on_update)
+
+
+def _train(
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, run: Run, progress: Progress | None,
+    on_update: Callable[[int, float], bool] | None,
+) -> Policy:  # fmt: skip
     _claim(run, settings, problems)
     learn, check = set_apart(problems, settings.seed)
     file = run.regressor or run.file("regressor.npz")
@@ -273,8 +283,6 @@ def _claim(run: Run, settings: PpoSettings, problems: Sequence[Problem]) -> None
     path = run.file("settings.json")
     if path is None:
         return
-    from outblas.files import json_text, write_json
-
     wanted = {**asdict(settings), "problems": [p.key for p in problems]}
     wanted.pop("steps")  # a training may be prolonged
     if path.exists():

@@ -12,7 +12,7 @@ from typing import Any
 from outblas.config import config_from_json, config_name, config_to_json
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation
-from outblas.files import write_atomic, write_json
+from outblas.files import sole_run, write_atomic, write_json
 from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
@@ -23,7 +23,7 @@ from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
 from outblas.llm.places import Place, open_place
-from outblas.llm.run_folder import KIND, EvolveFiles, held, open_folder, without_passwords
+from outblas.llm.run_folder import KIND, EvolveFiles, open_folder, without_passwords
 from outblas.problem import Problem
 from outblas.provenance import collect, utc_now
 from outblas.roofline import Gpu
@@ -56,7 +56,8 @@ def run_evolve(
     Raises:
         UsageError: a folder with another run or something else; no price with a budget in USD; no server.
         ServerError: the server refuses or is gone. DeviceError, ToolchainMissing: the evaluator cannot work.
-        RecordError: the folder cannot be written. After each of them the same command resumes.
+        RecordError: the folder cannot be written, or another process works in it. After each of them the same
+            command resumes.
     """
     if len(set(problems)) != len(problems):
         raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
@@ -65,10 +66,10 @@ def run_evolve(
                          "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
     check_server(server.base_url)  # before anything is written
     files, command = EvolveFiles(path), without_passwords(command)
-    with open_place(place) as evaluator, held(files):
+    with open_place(place) as evaluator, sole_run(path):
         recorded = getattr(evaluator, "provenance", None) or None
-        origin = {"source": evaluator.source, "gpu": evaluator.gpu.name, "recording": recorded}
-        about = open_folder(files, _identity(problems, models, place, settings), {**origin, "command": command})
+        wanted = {**_identity(problems, models, place, settings), "gpu": evaluator.gpu.name}
+        about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
         with Store(files.store) as store:
             run_id = path.resolve().name
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
@@ -110,7 +111,7 @@ def _evolve(
 
 
 def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings) -> dict[str, Any]:
-    """What makes two runs the same run; the budget, the address and how many ask at once may change."""
+    """What makes two runs of one kind of GPU the same; the budget, the address and how many ask at once may change."""
     kept = {k: v for k, v in asdict(settings).items() if k != "parallel"}
     return json.loads(json.dumps({
         "problems": [p.key for p in problems], "models": [asdict(m) for m in models], "device": str(place),

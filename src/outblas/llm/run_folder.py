@@ -1,18 +1,17 @@
-"""The folder of an evolution: what lies where, who may write to it, and which run it is of."""
+"""The folder of an evolution: what lies where, and which run it is of."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outblas import __version__
-from outblas.errors import RecordError, UsageError
-from outblas.files import sole_driver, write_json
+from outblas.errors import RecordError
+from outblas.files import write_json
 from outblas.provenance import utc_now
 from outblas.settings_check import check_same_settings
 
@@ -34,10 +33,6 @@ class EvolveFiles:
         return self.path / "store.sqlite"
 
     @property
-    def lock(self) -> Path:
-        return self.path / ".driver.lock"
-
-    @property
     def best(self) -> Path:
         return self.path / "best"
 
@@ -53,25 +48,6 @@ class EvolveFiles:
     def recording(self) -> Path:
         """Of a run on a GPU: what it measured, for ``--device`` of another."""
         return self.path / "recorded.jsonl"
-
-
-@contextmanager
-def held(files: EvolveFiles) -> Iterator[None]:
-    """The folder, made where it is missing, for this process alone.
-
-    Raises:
-        UsageError: something else is there. RecordError: another process has it, or it cannot be written.
-    """
-    path = files.path
-    try:
-        if path.exists() and not files.run.exists() and (not path.is_dir() or {*path.iterdir()} - {files.lock}):
-            raise UsageError(f"{path} is there and is no run", "a new or empty directory", "choose another --run")
-    except OSError as error:
-        raise RecordError(
-            f"{path} cannot be read ({error.strerror})", "a readable folder", "choose another --run"
-        ) from error
-    with sole_driver(files.lock):
-        yield
 
 
 def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     from accelerate.state import PartialState
 
     state = PartialState(cpu=settings.cpu)
-    with sole_driver(run / ".driver.lock") if state.is_main_process else contextlib.nullcontext():
+    with sole_driver(run) if state.is_main_process else contextlib.nullcontext():
         return _train(run, settings, language, resume, say, state)
 
 
