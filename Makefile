@@ -24,10 +24,11 @@ demo: $(VENV)/.base
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 
-# Tests on a GPU one after the other: they time, and fill its memory. The others side by side.
+# Tests on a GPU one after the other: they time, and fill its memory. The others side by side, in the order of their
+# names: files with few tests have the longest ones, and pytest-xdist would begin those last.
 test: check
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 check: lint
 
