@@ -47,7 +47,7 @@ class FakeGpu:
         asked: (gpu index, problem, configs) of every call of ``evaluate``.
         options: those of every evaluator made; closed: how many were closed.
         expected: (gpu index, problems) of every call of ``expect``. listed_ahead: problems of every call of
-            ``list_ahead``.
+            ``list_ahead``. compiled: (gpu index, pairs) of every call of ``compile_soon``.
     """
 
     def __init__(self) -> None:
@@ -59,6 +59,7 @@ class FakeGpu:
         self.closed = 0
         self.expected: list[tuple[int, tuple[Problem, ...]]] = []
         self.listed_ahead: list[tuple[Problem, ...]] = []
+        self.compiled: list[tuple[int, tuple[tuple[Problem, KernelConfig], ...]]] = []
 
     def evaluator(
         self, gpu_index: int = 0, options: Options | None = None,
@@ -96,6 +97,9 @@ class FakeEvaluator:
 
     def list_ahead(self, problems: Iterable[Problem]) -> None:
         self._state.listed_ahead.append(tuple(problems))
+
+    def compile_soon(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        self._state.compiled.append((self._index, tuple(pairs)))
 
     def accounts(self) -> dict[str, Account]:
         return {"gpu": Account({"time": 5.0, "prove": 8.4, "idle": 0.2}), "host": Account({"waiting": 13.4})}

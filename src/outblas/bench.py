@@ -117,6 +117,8 @@ def _on_gpus(
         try:
             with _Station(index, library, mode, qps, options) as station:
                 station.expect(todo)
+                if index == gpus[0]:
+                    station.compile_soon(todo)
                 while not stop.is_set():
                     try:
                         problem = work.get_nowait()
@@ -130,6 +132,12 @@ def _on_gpus(
     threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in gpus]
     for thread in threads:
         thread.start()
+
+    def end() -> None:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+
     try:
         running = len(threads)
         while running:
@@ -137,13 +145,21 @@ def _on_gpus(
             if item is None:
                 running -= 1
             elif isinstance(item, BaseException):
+                end()
+                yield from _finished(results)
                 raise item
             else:
                 yield item
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join(timeout=30)
+        end()
+
+
+def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None]) -> Iterator[dict[str, Any]]:
+    """What the other GPUs finished after one had failed: it is not measured again when the run is resumed."""
+    while not results.empty():
+        item = results.get()
+        if isinstance(item, dict):
+            yield item
 
 
 class _Station:
@@ -164,6 +180,12 @@ class _Station:
         """Problems that are to come, here or on another GPU."""
         if self._mode != "server":
             self._evaluator.expect(problems)
+
+    def compile_soon(self, problems: Sequence[Problem]) -> None:
+        """The library's kernels of these problems, for all GPUs of this machine."""
+        if self._mode != "server":
+            installed = self._library.of(problems).installed()
+            self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
 
     def rows(self, problem: Problem) -> list[Row]:
         """The rows of one problem: one per launch option in which the library has choices of its own."""

@@ -212,6 +212,15 @@ class LiveEvaluator(Evaluator):
         self._to_list = deque(problems)
         self._listed = {p: self._listed[p] for p in self._to_list if p in self._listed}
 
+    def compile_soon(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        """Kernels that are to be evaluated: all cores compile them from now on. Not needed, either.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed.
+        """
+        if self._compiler is not None:
+            self._compiler.begin(pairs)
+
     def _ask_nvmmh(self, problems: Iterable[Problem]) -> None:
         new = [p for p in problems if p not in self._nvmmh]
         if not new or "nvmmh" not in self.options.baselines:

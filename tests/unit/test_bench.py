@@ -247,6 +247,31 @@ def test_a_gpu_that_fails_ends_the_run_and_keeps_what_the_others_did(
     assert len(gpu.asked) == 1  # the other was in the journal
 
 
+def test_what_is_finished_after_a_gpu_has_failed_is_kept(
+    gpu: FakeGpu, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, failing, measure = threading.Event(), threading.Event(), FakeEvaluator.evaluate
+
+    def evaluate(self: FakeEvaluator, pairs: Any) -> Any:
+        if self.options.gpu_index == 1:
+            assert taken.wait(60)
+            failing.set()
+            raise RuntimeError("GPU 1 fell off")
+        taken.set()
+        assert failing.wait(60)
+        threading.Event().wait(0.2)  # the main thread has heard of it, most likely
+        return measure(self, pairs)
+
+    monkeypatch.setattr(FakeEvaluator, "evaluate", evaluate)
+    out = tmp_path / "out.parquet"
+    with pytest.raises(RuntimeError, match="GPU 1 fell off"):
+        run(library, out, (BOTH, ONE), gpu_indices=(0, 1))
+    monkeypatch.setattr(FakeEvaluator, "evaluate", measure)
+    gpu.asked.clear()
+    assert len(run(library, out, (BOTH, ONE)).rows) == 4
+    assert len(gpu.asked) == 1, "the other was finished and is in the journal"
+
+
 def test_progress_says_the_mean_with_pdl_so_far(gpu: FakeGpu, library: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int, float]] = []
     run(library, tmp_path / "out.parquet", (NONE, BOTH), progress=lambda *at: seen.append(at))
@@ -320,3 +345,17 @@ def test_a_problem_without_any_baseline_stops_the_run_in_one_line_and_is_done_ag
 def test_all_problems_to_come_are_announced_at_once(gpu: FakeGpu, library: Path, tmp_path: Path) -> None:
     run(library, tmp_path / "out.parquet")
     assert gpu.expected == [(0, PROBLEMS)]
+
+
+def test_one_gpu_has_the_kernels_compiled_for_all(gpu: FakeGpu, library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path / "out.parquet", gpu_indices=(2, 1))
+    wanted = [(BOTH, PLAIN), (BOTH, DEPENDENT), (BOTH, DEPENDENT), (ONE, SMALL), (ONE, SMALL), (ONE, SMALL)]
+    assert [(index, list(dict.fromkeys(pairs))) for index, pairs in gpu.compiled] == [(2, list(dict.fromkeys(wanted)))]
+    gpu.compiled.clear()
+    gpu.interrupt[ONE] = RuntimeError("stop")
+    with pytest.raises(RuntimeError):
+        run(library, tmp_path / "other.parquet")
+    gpu.interrupt.clear()
+    gpu.compiled.clear()
+    run(library, tmp_path / "other.parquet")
+    assert {p for _, pairs in gpu.compiled for p, _ in pairs} == {ONE}, "the rest is in the journal"

@@ -103,6 +103,19 @@ def test_candidates_are_listed_ahead_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert listed == [*PROBLEMS[2:6], PROBLEMS[2]], "kept until it is asked for"
 
 
+def test_kernels_of_a_bench_are_begun_at_once_and_one_that_nobody_compiles_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[tuple[Problem, KernelConfig]] = []
+    monkeypatch.setattr(BackgroundCompiler, "begin", lambda self, pairs: begun.extend(pairs))
+    pairs = [(problem, CONFIGS[0]) for problem in PROBLEMS]
+    with LiveEvaluator(0, Options(baselines=())) as live:
+        live.compile_soon(pairs)
+    with LiveEvaluator(0, Options(baselines=()), compile_ahead=False) as live:
+        live.compile_soon(pairs)
+    assert begun == pairs
+
+
 DIRECT = [Sm80DirectConfig(16, 8, wk=wk, unroll=unroll) for wk in (1, 2, 4) for unroll in (1, 2)]
 PAIRS = [(Problem(64, 64, 512), config) for config in DIRECT]
 
