@@ -17,6 +17,9 @@ from outblas.source import Source, kernel_kind, make_source
 LEAST = 4
 #: Cores that compilers leave to each GPU, for its driver and its worker; how far those of the background give way.
 CORES_LEFT, NICE = 2, 10
+#: Processes that stay for kernels to come, at most: a GPU asks for some three new kernels a second, and a host may
+#: have a driver for each of its GPUs.
+STAYING = 16
 
 
 class CompileAhead:
@@ -58,7 +61,8 @@ class BackgroundCompiler:
     Close it after use.
 
     Args:
-        jobs: processes; None: one per core but :data:`CORES_LEFT`. least: as of :class:`CompileAhead`.
+        jobs: processes; None: one per core but :data:`CORES_LEFT`, :data:`STAYING` at most.
+        least: as of :class:`CompileAhead`.
     """
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
@@ -113,7 +117,7 @@ class BackgroundCompiler:
     def _submit(self, arch: str) -> None:
         from outblas.compile import cores, fill_cache, processes
 
-        self._pool = self._pool or processes(self._jobs or max(1, cores() - CORES_LEFT), NICE)
+        self._pool = self._pool or processes(self._jobs or max(1, min(STAYING, cores() - CORES_LEFT)), NICE)
         same: dict[Source, Future[None]] = {}
         try:
             for kind, source in self._few.items():
