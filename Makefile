@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Bytecode comes with the first import, of what is imported: all of torch and transformers takes a minute.
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 RUN    ?= runs/demo
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
