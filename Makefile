@@ -4,8 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Bytecode comes with the first import, of what is imported: all of torch and transformers takes a minute.
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 RUN    ?= runs/demo
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
@@ -28,8 +27,9 @@ demo: $(VENV)/.base
 # Tests on a GPU one after the other: they time, and fill its memory. The others side by side, in the order of their
 # names: files with few tests have the longest ones, and pytest-xdist would begin those last.
 test: check
-	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
+		tests/unit tests/adversarial
 
 check: lint
 

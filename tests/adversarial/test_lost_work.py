@@ -43,6 +43,7 @@ class Slow(ReplayEvaluator):
 
 replay = Slow(Recording.load(recording))
 if limit:
+    sys.dont_write_bytecode = True  # half a file of it would stay
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     with Store(path) as store:
