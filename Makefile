@@ -4,10 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Bytecode comes with the first import, of what is imported: that of all of torch and transformers takes two minutes.
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
-# One more than there are cores: a third of the tests' time is waiting for processes that they start.
-SIDE_BY_SIDE := $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) + 1)' 2>/dev/null || echo auto)
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 RUN    ?= runs/demo
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
@@ -31,7 +28,7 @@ demo: $(VENV)/.base
 # names: files with few tests have the longest ones, and pytest-xdist would begin those last.
 test: check
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
 		tests/unit tests/adversarial
 
 check: lint
