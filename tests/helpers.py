@@ -94,3 +94,11 @@ def random_policy(seed: int = 0, width: int = 8) -> Policy:
     )
     scorer = {"w0": draw(wide, width), "b0": draw(width), "w1": draw(width, width), "b1": draw(width)}
     return Policy(regressor, {**scorer, "w2": draw(width, 1), "b2": draw(1), "greed": np.float32(1.0)}, "about")
+
+
+def running(pid: int) -> bool:
+    """Whether a process is not gone and not a zombie (whose reaping is init's affair once the driver is dead)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -41,15 +41,9 @@ class CompileAhead:
             ToolchainMissing: NVRTC is not installed.
         """
         from outblas.compile import compile_many
-        from outblas.space import why_illegal
         from outblas.worker import architecture
 
-        new = {
-            kind: (p, c)
-            for p, c in pairs
-            if (kind := kernel_kind(p, c)) not in self._seen and why_illegal(p, c, self._gpu) is None
-        }
-        self._seen.update(new)
+        new = _unseen(pairs, self._seen, self._gpu)
         if len(new) >= self._least:
             sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
             yield from compile_many(list(sources), architecture(self._gpu), self._jobs)
@@ -79,15 +73,10 @@ class BackgroundCompiler:
             ToolchainMissing: NVRTC is not installed.
         """
         from outblas.compile import is_compiled
-        from outblas.space import why_illegal
         from outblas.worker import architecture
 
         arch = architecture(self._gpu)
-        for problem, config in pairs:
-            kind = kernel_kind(problem, config)
-            if kind in self._seen or why_illegal(problem, config, self._gpu) is not None:
-                continue
-            self._seen.add(kind)
+        for kind, (problem, config) in _unseen(pairs, self._seen, self._gpu).items():
             source = make_source(problem, config)
             if not is_compiled(source, arch):
                 self._few[kind] = source
@@ -126,6 +115,21 @@ class BackgroundCompiler:
         except BrokenProcessPool:
             self.close()
         self._few.clear()
+
+
+def _unseen(
+    pairs: Iterable[tuple[Problem, KernelConfig]], seen: set[tuple[Any, ...]], gpu: Gpu
+) -> dict[tuple[Any, ...], tuple[Problem, KernelConfig]]:
+    """Legal kernels that are not among those ``seen``, which they join; one problem of each."""
+    from outblas.space import why_illegal
+
+    new = {
+        kind: (problem, config)
+        for problem, config in pairs
+        if (kind := kernel_kind(problem, config)) not in seen and why_illegal(problem, config, gpu) is None
+    }
+    seen.update(new)
+    return new
 
 
 class BaselineKernels:

@@ -155,7 +155,7 @@ class LiveEvaluator(Evaluator):
 
     def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
         """A problem's pairs were drawn."""
-        self._ask_nvmmh([group[0][0]])
+        self.expect([group[0][0]])
         if self._compiler is not None:
             self._compiler.begin(self._with_rival(group))
 
@@ -204,7 +204,16 @@ class LiveEvaluator(Evaluator):
 
         Not needed, but a subprocess per problem costs 0.07 s. Without the package there are no choices.
         """
-        self._ask_nvmmh(problems)
+        new = [p for p in problems if p not in self._nvmmh]
+        if not new or "nvmmh" not in self.options.baselines:
+            return
+        from outblas.nvmmh import nvmmh_configs
+
+        with self.ledger.phase("expect"):
+            try:
+                self._nvmmh.update(nvmmh_configs(new, self.gpu))
+            except ToolchainMissing:
+                self._nvmmh.update(dict.fromkeys(new))
 
     def list_ahead(self, problems: Iterable[Problem]) -> None:
         """Problems whose candidates are asked for next, after what is measured now: they are listed while the worker
@@ -220,18 +229,6 @@ class LiveEvaluator(Evaluator):
         """
         if self._compiler is not None:
             self._compiler.begin(pairs)
-
-    def _ask_nvmmh(self, problems: Iterable[Problem]) -> None:
-        new = [p for p in problems if p not in self._nvmmh]
-        if not new or "nvmmh" not in self.options.baselines:
-            return
-        from outblas.nvmmh import nvmmh_configs
-
-        with self.ledger.phase("expect"):
-            try:
-                self._nvmmh.update(nvmmh_configs(new, self.gpu))
-            except ToolchainMissing:
-                self._nvmmh.update(dict.fromkeys(new))
 
 
 def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Level = "full") -> Evaluation:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sandbox_handlers
+from helpers import running
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.errors import ToolchainMissing, UsageError
@@ -215,11 +216,3 @@ def test_compiling_processes_end_with_a_driver_that_was_killed() -> None:
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("it compiles for nobody")
-
-
-def running(pid: int) -> bool:
-    """Neither gone nor a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

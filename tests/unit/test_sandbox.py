@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import running
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
 from outblas.sandbox import Lost, Sandbox
@@ -188,18 +189,10 @@ def test_a_killed_driver_takes_a_stuck_worker_with_it():
     driver.wait()
     driver.stdout.close()
     for _ in range(200):
-        if not _running(pid):
+        if not running(pid):
             return
         time.sleep(0.1)
     pytest.fail("the worker outlived its driver")
-
-
-def _running(pid):
-    """Not gone and not a zombie (whose reaping is init's affair once the driver is dead)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_live_evaluator_reports_losses_as_evaluations():

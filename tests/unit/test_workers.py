@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pool_workers
-from helpers import ROOT, synthetic_problems, synthetic_recording
+from helpers import ROOT, running, synthetic_problems, synthetic_recording
 from outblas import tune as tuning
 from outblas.agents import make_agent
 from outblas.config import LAUNCHES, Sm90WgmmaConfig, config_name, launch_of
@@ -317,18 +317,10 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, by: signal.Signals) -> No
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     assert pids
     for _ in range(200):
-        if not any(_running(pid) for pid in pids):
+        if not any(running(pid) for pid in pids):
             return
         time.sleep(0.1)
     pytest.fail("a worker outlived its driver")
-
-
-def _running(pid: int) -> bool:
-    """Not gone and not a zombie (whose reaping is init's affair once the driver is dead)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # How busy the hand-out keeps workers, by a clock that only the work moves

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from outblas.cli import common
 from outblas.errors import RecordError, UsageError
 
 #: Options of the interpreter that take the next word as their value.
@@ -33,7 +34,7 @@ def capture(
     torch is imported before the program's first line: set what torch reads at its import (OMP_NUM_THREADS) outside of
     the program. CUDA is not initialised.
     """
-    if out_file.is_dir() or not os.access(_existing_folder(out_file), os.W_OK):
+    if out_file.is_dir() or not os.access(common.existing(out_file.parent), os.W_OK):
         raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
     if out_file.exists():
         _check_captured(out_file, append)
@@ -112,7 +113,3 @@ def _check_captured(path: Path, append: bool) -> None:
             raise
         if path.stat().st_size > 0:
             raise UsageError(wrong, expected, do) from error
-
-
-def _existing_folder(path: Path) -> Path:
-    return next(folder for folder in path.absolute().parents if folder.exists())

@@ -124,9 +124,14 @@ def at_least(option: str, value: int, least: int) -> int:
     return value
 
 
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+
+
 def folder(option: str, path: Path) -> Path:
     """A folder that can be written into, made later where it is missing, or :class:`UsageError`."""
-    there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    there = existing(path)
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UsageError(f"{option} {path}", "a folder that is writable, or can be made", "choose another path")
     return path
