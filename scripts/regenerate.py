@@ -24,7 +24,8 @@ settle   (only when asked for, instead of demote and another bench) what was not
 demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
 ``--begin-with src/outblas/data/libraries/h200.json results/h200/unbenched/*.json --tables llm:TN:bf16:fp32 --steps
-bench,settle --modes offline`` goes on with tables that were tuned elsewhere.
+bench,settle --modes offline`` goes on with tables that were tuned elsewhere. ``--fill-from OTHER/library.json`` gives
+rows that fall back the kernel that another search found for them; bench and settle decide whether it stays.
 
 What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
 printed and written into the library's provenance. Then copy <work>/recording/*.parquet and library.json to
@@ -44,7 +45,7 @@ from time import monotonic
 from typing import Any
 
 from regenerate_search import again, borrow, refine, tune_table
-from regenerate_work import SEEDS, TABLES, Work, begin_with, printer, proved
+from regenerate_work import SEEDS, TABLES, Work, begin_with, fill_from, printer, proved
 
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
@@ -260,6 +261,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--begin-with", nargs="+", type=Path, default=(), metavar="FILE",
         help="libraries whose tables a new directory has from the start, the first that has a problem counts",
     )  # fmt: skip
+    parser.add_argument(
+        "--fill-from", nargs="+", type=Path, default=(), metavar="FILE",
+        help="libraries whose kernels rows that fall back take; the first that has one counts",
+    )  # fmt: skip
     parser.add_argument("--here", nargs="+", metavar="WORD", help=argparse.SUPPRESS)  # one job, in this process
     options = parser.parse_args(arguments)
     work = Work(options.work, options.gpu_device_id, options.from_nothing)
@@ -283,6 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with sole_driver(work.path):
             begin_with(work, options.begin_with)
+            fill_from(work, options.fill_from, tables)
             work_through(work, jobs(steps, tables, modes, extra, recorded))
     except OutblasError as error:
         sys.exit(f"error: {error}")

@@ -21,6 +21,7 @@ from outblas.source import kernels_sha
 from outblas.space import gpu_of_device
 from outblas.store import Store
 from outblas.suites import Table
+from outblas.tables import filled, of_table
 
 #: Of every step that draws something at random.
 SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
@@ -123,6 +124,41 @@ def begin_with(work: Work, files: Sequence[Path]) -> None:
     replace(libraries[0], rows=tuple(rows.values()), provenance={**libraries[0].provenance, "tables": tables}).save(
         work.library
     )
+
+
+def fill_from(work: Work, files: Sequence[Path], tables: Sequence[Table]) -> None:
+    """Where a row of these tables falls back, take the kernel that another library has for it (once per table).
+
+    Two searches of the same shapes end with different kernels, where these are level. A bench and ``settle`` of the
+    table have to follow: they decide what stays.
+
+    Raises:
+        UsageError: one of the two is without these tables, or they are of different kernels or kinds of GPU.
+    """
+    for file in files:
+        library, other = work.load(), Library.load(file)
+        for table in tables:
+            of_table(library, table), of_table(other, table)
+        kinds = {(each.gpu, each.provenance.get("kernels")) for each in (library, other)}
+        if len(kinds) > 1:
+            raise UsageError(f"--fill-from {file}: libraries of {kinds}", "the same kernels and GPU", "leave it out")
+        source = {key: other.provenance[key] for key in ("date", "commit")}
+        for table in tables:
+            about = of_table(library, table).provenance
+            done = about.get("filled", [])
+            if source in [before["from"] for before in done]:
+                continue
+            rows, count = _filled(library, of_table(other, table))
+            about = {**about, "filled": [*done, {"from": source, "rows": count}]}
+            known = {**library.provenance["tables"], str(table): about}
+            library = replace(library, rows=rows, provenance={**library.provenance, "tables": known})
+            print(f"fill {table}: {count} rows have a kernel where they had none", flush=True)
+        library.save(work.library)
+
+
+def _filled(library: Library, other: Library) -> tuple[tuple[Row, ...], int]:
+    rows = tuple(filled(row, found) if (found := other.lookup(row.problem)) else row for row in library.rows)
+    return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))
 
 
 def proved(work: Work, table: Table) -> frozenset[str]:

@@ -96,6 +96,16 @@ def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     for launch in LAUNCHES:
         a, b = old.choice(launch), new.choice(launch)
         picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
+    return _with_choices(old, new, picks)
+
+
+def filled(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+    """``old``, with the kernels of ``new`` where it falls back; the baseline is the newer run's then."""
+    return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
+
+
+def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, Choice | None]) -> LibraryRow:
+    """These kernels and the baseline of ``new``; ``old`` itself where they are its own."""
     if picks["weights"] == picks["pdl"]:
         picks["weights"] = None
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):

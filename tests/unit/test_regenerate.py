@@ -193,6 +193,31 @@ def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
+def test_rows_that_fall_back_take_what_another_search_found(script: Any, work: Any, tmp_path: Path) -> None:
+    table, other = script.TABLES[0], script.Work(tmp_path / "other")
+    other.path.mkdir()
+    for place in (work, other):
+        run(script, place, "tune")
+        script.publish_seconds(place, {})
+    lost, won = (other.load().rows[i] for i in (0, 1))
+    own = replace(won.plain, low=0.1)
+    rows = (replace(lost, plain=None, weights=None), replace(won, plain=own), *work.load().rows[2:])
+    replace(work.load(), rows=rows).save(work.library)
+    files = [other.library]
+    script.fill_from(work, files, [table])
+    filled = work.load()
+    assert filled.rows[0].plain == lost.plain and lost.plain is not None
+    assert filled.rows[1].plain == own, "what a row has stays, be it the worse"
+    assert [each["rows"] for each in filled.provenance["tables"][str(table)]["filled"]] == [1]
+    script.fill_from(work, files, [table])
+    assert work.load() == filled, "once"
+    replace(other.load(), provenance={**other.load().provenance, "kernels": "others"}).save(other.library)
+    with pytest.raises(UsageError, match="the same kernels and GPU"):
+        script.fill_from(work, files, [table])
+    with pytest.raises(UsageError, match="is not tuned"):
+        script.fill_from(script.Work(tmp_path / "none"), [work.library], [table])
+
+
 def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) -> None:
     run(script, work, "record", "tune", tables=ALL)
     recorded, other = script.proved(work, script.TABLES[0]), script.proved(work, script.TABLES[1])
