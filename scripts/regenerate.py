@@ -23,13 +23,14 @@ settle   (only when asked for, instead of demote and another bench) what was not
          named no longer where torch was faster by more than 1%
 demote   (only when asked for) what was not surely ahead in the offline bench is not kept; then bench again
 
-``--begin-with src/outblas/data/libraries/h200.json results/h200/unbenched/*.json --tables llm:TN:bf16:fp32 --steps
-bench,settle --modes offline`` goes on with tables that were tuned elsewhere. ``--fill-from OTHER/library.json`` gives
+``--begin-with src/outblas/data/libraries/h200.json OTHER/library.json --tables llm:TN:bf16:fp32 --steps bench,settle
+--modes offline`` goes on with tables that were tuned elsewhere. ``--fill-from OTHER/library.json`` gives
 rows that fall back the kernel that another search found for them; bench and settle decide whether it stays.
 
 What is done already is not done again; a step that was killed goes on where it was. The seconds of every step are
-printed and written into the library's provenance. Then copy <work>/recording/*.parquet and library.json to
-src/outblas/data/{recordings,libraries}, the benches to results/h200, and run ``outblas results --write``.
+printed and written into the library's provenance (with --from-nothing into <work>/retune.json, too). Then copy
+<work>/recording/*.parquet and library.json to src/outblas/data/{recordings,libraries}, the benches (and retune.json) to
+results/h200, and run ``outblas results --write``.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ from outblas.files import sole_driver, write_json
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.record import run_record
+from outblas.report.retuned import FILE as RETUNE
+from outblas.report.retuned import retune_record
 from outblas.results import MODES
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
@@ -226,13 +229,17 @@ def note_seconds(work: Work, job: Sequence[str], seconds: float) -> dict[str, fl
 
 
 def publish_seconds(work: Work, seconds: dict[str, float]) -> str:
-    """Write the seconds into the library's provenance; returns the totals in words."""
-    making = sum(s for name, s in seconds.items() if name.split()[0] in MAKING)
+    """Write the seconds into the library's provenance, and a record of it if it is from nothing; returns the totals."""
+    made_in = {name: s for name, s in seconds.items() if name.split()[0] in MAKING}
+    making = sum(made_in.values())
     if work.library.exists():
         library = Library.load(work.library)
         provenance = {**library.provenance, "seconds": seconds, "seconds_of_making": round(making, 1)}
         provenance.setdefault("kernels", kernels_sha())  # another's, brought here, is not of these kernels by that
-        replace(library, provenance=provenance).save(work.library)
+        library = replace(library, provenance=provenance)
+        library.save(work.library)
+        if work.from_nothing:
+            write_json(work.path / RETUNE, retune_record(library, made_in))
     steps = dict.fromkeys(name.split()[0] for name in seconds)
     each = ", ".join(f"{step} {sum(s for n, s in seconds.items() if n.split()[0] == step):.0f} s" for step in steps)
     return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from helpers import ROOT
-from outblas.averages import launch_of_row
+from outblas.averages import launch_of_row, problem_of, table_words
 from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
 from outblas.learn.evaluate import qualities, searches
@@ -168,8 +168,18 @@ def test_summary_readme_picture_and_notes_are_what_the_result_files_say(monkeypa
     assert check_published() == []
 
 
+@pytest.fixture(scope="module")
+def won() -> set[tuple[Problem, str, str]]:
+    """(problem, launch option, kernel) that some offline bench publishes as surely ahead."""
+    rows = (row for path in bench_files(RESULTS) for row in read_result(path).rows if row["mode"] == "offline")
+    ahead = (row for row in rows if not row["fallback"] and row["low"] > 1.0)
+    return {(problem_of(row), launch_of_row(row), row["config"]) for row in ahead}
+
+
 @pytest.mark.parametrize("path", bench_files(RESULTS), ids=lambda path: path.name)
-def test_the_published_benches_are_of_the_packaged_library(path: Path, library: Library) -> None:
+def test_the_published_benches_are_of_the_packaged_library(
+    path: Path, library: Library, won: set[tuple[Problem, str, str]]
+) -> None:
     result = read_result(path)
     head = result.rows[0]
     kind = [head[c] for c in ("layout", "dtype", "acc")]
@@ -187,6 +197,12 @@ def test_the_published_benches_are_of_the_packaged_library(path: Path, library: 
         found = library.lookup(Problem.from_json(row))
         assert found is not None
         choice = found.choice(launch_of_row(row))
+        if row["fallback"] and choice is not None:  # of two suites, and won in the other's bench since
+            assert (found.problem, launch_of_row(row), config_name(choice.config)) in won
+            assert f"- {table_words(result.suite, head)}: of an earlier library" in (ROOT / "README.md").read_text(
+                "utf-8"
+            )
+            continue
         assert row["fallback"] == (choice is None)
         if choice is not None:
             assert row["config"] == config_name(choice.config)

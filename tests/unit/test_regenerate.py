@@ -19,12 +19,13 @@ from outblas import bench, record
 from outblas.agents import Agent
 from outblas.averages import launch_of_row
 from outblas.config import Sm90WgmmaConfig, config_name, launch_of
-from outblas.errors import UsageError
+from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.journal import Journal
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
+from outblas.report.retuned import notes_of_retune
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
 from outblas.second_search import near_the_best, worth_trying
@@ -445,6 +446,23 @@ def test_from_nothing_begins_without_the_packaged_library(
     for more in ([], ["--from-nothing"]):
         script.main(["--work", str(work.path), "--steps", "borrow", "--tables", str(script.TABLES[0]), *more])
     assert ["--from-nothing" in command for command in commands] == [False, True]
+
+
+def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, work: Any, tmp_path: Path) -> None:
+    run(script, work, "tune")
+    seconds = {"tune grid1000:TN:fp16:fp32": 90.0, "borrow grid1000:TN:fp16:fp32": 60.0, "bench x": 600.0}
+    script.publish_seconds(work, seconds)
+    assert notes_of_retune(work.path) == [], "nothing says that it began with nothing"
+    script.publish_seconds(replace(work, from_nothing=True), seconds)
+    (line,) = notes_of_retune(work.path)
+    assert line.startswith("- grid1000 TN fp16/fp32, tuned from nothing: 2.5 minutes of one ")
+    assert line.endswith(" (tune 1.5, borrow 1.0)")
+    kept = json.loads((work.path / "retune.json").read_text())
+    assert kept["by_own_timing"]["plain"]["problems"] == len(work.load().rows)
+    for damage in ({"format": "other"}, {"seconds": []}, {"tables": ["grid1000"]}):
+        (work.path / "retune.json").write_text(json.dumps({**kept, **damage}))
+        with pytest.raises(RecordError, match="retune"):
+            notes_of_retune(work.path)
 
 
 def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(

@@ -30,6 +30,7 @@ from outblas.report.counters import counters_text
 from outblas.report.cutlass_row import notes_of_cutlass
 from outblas.report.picture import speedup_svg
 from outblas.report.replaced import notes_of_replaced
+from outblas.report.retuned import notes_of_retune
 from outblas.results import MODES, bench_files, read_result, stale, summary_text
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -189,7 +190,7 @@ def _wanted(directory: Path, readme: Path | None, picture: Path | None, notes: P
     summary = summary_text(directory)
     wanted = {Path(directory) / "summary.json": summary}
     if readme is not None:
-        more = [*notes_of_replaced(directory), *notes_of_cutlass(directory)]
+        more = [*notes_of_replaced(directory), *notes_of_retune(directory), *notes_of_cutlass(directory)]
         wanted[readme] = with_table(readme, markdown_table(json.loads(summary), more))
     if picture is not None:
         wanted[picture] = picture_text(directory)
