@@ -4,7 +4,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
+# pip compiles bytecode on one core; this on all. What is no Python 3 among the packages' files does not matter.
+BYTECODE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 RUN    ?= runs/demo
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
@@ -59,6 +61,7 @@ $(VENV)/.made:
 
 $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
 	$(PIP) --editable .
+	@$(BYTECODE)
 	@touch $@
 
 $(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
@@ -66,4 +69,5 @@ $(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
 	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl,kernel-tuner,examples,ray,llm,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
 		$(PIP) --editable '.[dev,llm]'; fi
+	@$(BYTECODE)
 	@touch $@ $(VENV)/.base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -41,6 +42,7 @@ CONFIGS: dict[str, KernelConfig] = {
 READS, WRITES, WAIT = ("LDG", "LDGSTS", "UTMALDG"), ("STG", "UTMASTG", "ATOMG", "RED"), "ACQBULK"
 
 
+@cache
 def opcodes(problem: Problem, config: KernelConfig) -> list[str]:
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)

@@ -22,6 +22,8 @@ from outblas.source import make_source
 from outblas.space import why_illegal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from outblas.cubin import Cubin
 
 P = Problem(1024, 1024, 4096)
@@ -57,7 +59,7 @@ MMA = {
 
 DECODE = Problem(16, 4096, 4096)
 DECODE_8 = replace(DECODE, m=8)
-DECODE_KINDS = [replace(p, m=16) for p in KINDS.values() if p.acc == "fp32"]
+DECODE_KINDS = {kind: replace(p, m=16) for kind, p in KINDS.items() if p.acc == "fp32"}
 GEMV = {
     "registers": Sm80GemvConfig(16, 64, 1, 8, 2),
     "few_tokens": Sm80GemvConfig(8, 64, 1, 4, 2),
@@ -112,12 +114,19 @@ def test_mma_kernels_of_every_kind_and_architecture(kind: str, arch: str) -> Non
     assert cubin.arch == arch and cubin.facts.hmma and cubin.facts.ldgsts
 
 
-@pytest.mark.parametrize("problem", DECODE_KINDS, ids=lambda p: p.key)
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
-@pytest.mark.parametrize("name", GEMV)
-def test_gemv_kernels_of_every_kind_and_architecture(name: str, arch: str, problem: Problem) -> None:
+def covering(names: Iterable[str], kinds: Iterable[str]) -> list[tuple[str, str, str]]:
+    """(name, architecture, kind): every name of every kind on Hopper, and on the others one kind each, in turn."""
+    kinds, cases = list(kinds), []
+    for i, name in enumerate(names):
+        cases += [(name, "sm_90a", kind) for kind in kinds]
+        cases += [(name, arch, kinds[(2 * i + j) % len(kinds)]) for j, arch in enumerate(("sm_80", "sm_89"))]
+    return cases
+
+
+@pytest.mark.parametrize(("name", "arch", "kind"), covering(GEMV, DECODE_KINDS))
+def test_gemv_kernels_of_every_kind_and_architecture(name: str, arch: str, kind: str) -> None:
     config = GEMV[name]
-    problem = replace(problem, m=config.bm)
+    problem = replace(DECODE_KINDS[kind], m=config.bm)
     cubin = build(problem, config, arch)
     facts = cubin.facts
     assert facts.hmma and not facts.hgmma and not facts.utmaldg
@@ -130,9 +139,9 @@ def test_gemv_kernels_of_every_kind_and_architecture(name: str, arch: str, probl
 def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> None:
     """What bandwidth hangs on: every weight of ``unroll`` steps is asked for, 16 bytes at a time."""
     problem = Problem(8, 4096, 4096, layout)  # type: ignore[arg-type]
-    for config in (c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8):
-        if why_illegal(problem, config) is not None or config.split_k > 1:
-            continue
+    kernels = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8]
+    legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1]
+    for config in legal[::2]:
         opcodes = _disassemble(build(problem, config).image)
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
         batched = [text for text in opcodes[:first] if text.startswith("LDG.E.NA") and text.endswith(".128")]
@@ -199,9 +208,7 @@ def direct_loads(layout: str, c: Sm80DirectConfig) -> int:
     return c.unroll * (2 * m_blocks + (n_blocks if layout == "TN" else 4))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize(("name", "arch", "kind"), covering(DIRECT, KINDS))
 def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kind: str) -> None:
     """From global memory to the products: no copy to shared memory, which only warps that share K use, for sums."""
     config, problem = DIRECT[name], KINDS[kind]
@@ -219,7 +226,7 @@ def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kin
 def test_direct_loads_of_a_batch_all_come_before_the_first_product(layout: str) -> None:
     """What the family is for: one latency per ``unroll`` chunks. Without the fence ptxas interleaves them."""
     problem = replace(P, layout=layout)  # type: ignore[arg-type]
-    for config in [*list(direct_kernels())[::19], *DIRECT.values()]:
+    for config in [*list(direct_kernels())[::38], *DIRECT.values()]:
         assert isinstance(config, Sm80DirectConfig)
         opcodes = _disassemble(build(problem, config).image)
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
@@ -246,8 +253,14 @@ def k_loop(image: bytes) -> list[str]:
     raise AssertionError("no branch goes back over the first HGMMA")
 
 
-@pytest.mark.parametrize(("across", "most"), [((1, 1), 64), ((2, 1), 72), ((1, 2), 72)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "across", "most"),
+    [
+        (kind, *loop)  # a cluster in each direction, of either layout
+        for i, kind in enumerate(KINDS)
+        for loop in (((1, 1), 64), (((2, 1), (1, 2))[(i + i // 2) % 2], 72))
+    ],
+)
 def test_the_k_loop_is_short(kind: str, across: tuple[int, int], most: int) -> None:
     """Two consumers and a producer share the schedulers: at 122 instructions a stage the compute-bound products
     were about 5% slower. Descriptors are walked by adding; with a cluster there are the peers to tell."""
