@@ -31,7 +31,7 @@ demo: $(VENV)/.base
 test: check
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
-		tests/unit tests/adversarial
+		tests/adversarial tests/unit
 
 check: lint
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -287,6 +288,23 @@ def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.Monke
     assert {p.dtype for p in call["problems"]} == {"bf16"}
     assert (call["suite"], call["gpu_indices"], call["resume"], call["out_path"]) == ("llm", (1, 0), False, path)
     assert (call["mode"], call["target_qps"], call["library"]) == ("offline", None, None)
+
+
+def test_bench_replaces_no_result_of_other_problems(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
+    path = tmp_path / "r.parquet"
+    shutil.copy(ROOT / "results/h200/llm_tn_fp16_fp32_offline.parquet", path)
+    llm = ("bench", "--suite", "llm", "--out", str(path))
+    for other in (["--dtype", "bf16"], ["--sample", "10"], ["--mode", "offline_cold"]):
+        assert_refused(outblas(*llm, *other), "in mode offline of 330 problems", "--no-resume")
+    assert calls == []
+    outblas(*llm)
+    outblas(*llm, "--dtype", "bf16", "--no-resume")
+    path.write_text("precious")
+    assert_refused(outblas(*llm), "no bench can be read", "--no-resume")
+    assert len(calls) == 2 and path.read_text() == "precious"
 
 
 def test_bench_of_a_sample_takes_the_same_shapes_in_both_layouts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,8 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, QpsOption, SampleOption, SampleSeedOption, SuiteOption, out
 from outblas.device import require_gpus
-from outblas.errors import UsageError
+from outblas.errors import RecordError, UsageError
+from outblas.problem import Problem
 
 
 def bench(
@@ -30,7 +32,12 @@ def bench(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Result file; by default ./results/<suite>_<layout>_....parquet.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on where an interrupted run of the same settings stopped.")] = True,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Go on where an interrupted run of the same settings stopped; keep a result of other problems."
+        ),
+    ] = True,
 ) -> None:
     """Time the library against every baseline over a suite, resumable, to a Parquet result file (GPU)."""
     layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
@@ -39,10 +46,12 @@ def bench(
     common.at_least("--rounds", rounds, 7)
     if library is not None and not library.is_file():
         raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
-    indices = require_gpus(common.parse_indices("--gpus", gpus))
     part = () if sample is None else (f"sample{sample}",)
     name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode, *part))
     path = out_file or Path("results") / f"{name}.parquet"
+    if resume and path.exists():
+        _check_replaced(path, problems, mode)
+    indices = require_gpus(common.parse_indices("--gpus", gpus))
 
     from outblas.bench import run_bench
 
@@ -66,3 +75,19 @@ def bench(
 
     out.print(summary_table(summarise(path)))
     out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
+
+
+def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:
+    """Raise unless ``path`` is a bench of the same problems in the same mode, which a new one may replace."""
+    from outblas.results import read_result
+
+    do = "choose another --out, or pass --no-resume to replace it"
+    try:
+        rows = read_result(path).rows
+    except RecordError as error:
+        wrong = f"{path} is there and no bench can be read from it"
+        raise UsageError(wrong, "a new file, or a bench of the same problems", do) from error
+    was = {Problem.from_json(row) for row in rows}
+    if rows[0]["mode"] != mode or was != set(problems):
+        wrong = f"{path} is a bench in mode {rows[0]['mode']} of {len(was)} problems"
+        raise UsageError(wrong, f"a new file, or one in mode {mode} of the same {len(problems)} problems", do)
