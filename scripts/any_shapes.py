@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -36,7 +37,7 @@ from outblas.config import config_from_name, config_name
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
-from outblas.files import write_json
+from outblas.files import sole_driver, write_json
 from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
 from outblas.library import Library, Row
 from outblas.policy import Policy
@@ -246,8 +247,11 @@ def main() -> None:
     parser.add_argument("--summary", type=Path, default=SUMMARY)
     arguments = parser.parse_args()
     arguments.count = arguments.count or {"record": 1200, "bench": 300}.get(arguments.step, 0)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    {"record": record, "fit": fit_all, "prove": prove, "bench": bench}[arguments.step](arguments)
+    try:
+        with sole_driver(arguments.work):
+            {"record": record, "fit": fit_all, "prove": prove, "bench": bench}[arguments.step](arguments)
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

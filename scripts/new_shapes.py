@@ -21,7 +21,9 @@ from outblas.averages import launch_of_row, published_us
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
+from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator
+from outblas.files import sole_driver
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import read_result, write_result
@@ -94,12 +96,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/new_shapes"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the bench, in this process
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    if arguments.here:
-        bench(arguments, arguments.work)
-        return
-    search(arguments, arguments.work)
-    subprocess.run([sys.executable, __file__, *sys.argv[1:], "--here"], check=True)
+    try:
+        if arguments.here:
+            bench(arguments, arguments.work)
+            return
+        with sole_driver(arguments.work):
+            search(arguments, arguments.work)
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--here"], check=True)
+    except (OutblasError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outblas.files import sole_driver
 from outblas.suites import suite
 
 
@@ -27,3 +30,14 @@ def test_shapes_are_in_no_suite_and_no_extent_is_a_multiple_of_64(script: Any) -
 
 def test_what_needs_a_promise_is_not_searched(script: Any) -> None:
     assert script.OPTIONS == ("plain", "pdl")
+
+
+@pytest.mark.parametrize("name", ["new_shapes", "any_shapes"])
+def test_two_searches_do_not_share_a_directory(name: str, script: Any, tmp_path: Path) -> None:
+    step = ["fit"] if name == "any_shapes" else []
+    program = Path(script.__file__).with_name(f"{name}.py")
+    with sole_driver(tmp_path):
+        run = [sys.executable, str(program), *step, "--work", str(tmp_path)]
+        done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 1 and f"{tmp_path} is in use by another process" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
