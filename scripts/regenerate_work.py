@@ -113,9 +113,7 @@ def begin_with(work: Work, files: Sequence[Path]) -> None:
             "a new directory",
             "leave it out, or choose another --work",
         )
-    about = {(library.gpu, library.provenance.get("kernels")) for library in libraries}
-    if len(about) > 1:
-        raise UsageError(f"libraries of {about}", "one kind of GPU and the same kernels", "leave the others out")
+    _check_one_kind(libraries)
     rows: dict[Problem, Row] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
@@ -137,23 +135,26 @@ def fill_from(work: Work, files: Sequence[Path], tables: Sequence[Table]) -> Non
     """
     for file in files:
         library, other = work.load(), Library.load(file)
-        for table in tables:
-            of_table(library, table), of_table(other, table)
-        kinds = {(each.gpu, each.provenance.get("kernels")) for each in (library, other)}
-        if len(kinds) > 1:
-            raise UsageError(f"--fill-from {file}: libraries of {kinds}", "the same kernels and GPU", "leave it out")
+        parts = {table: (of_table(library, table), of_table(other, table)) for table in tables}
+        _check_one_kind((library, other))
         source = {key: other.provenance[key] for key in ("date", "commit")}
-        for table in tables:
-            about = of_table(library, table).provenance
+        for table, (part, found) in parts.items():
+            about = part.provenance
             done = about.get("filled", [])
             if source in [before["from"] for before in done]:
                 continue
-            rows, count = _filled(library, of_table(other, table))
+            rows, count = _filled(library, found)
             about = {**about, "filled": [*done, {"from": source, "rows": count}]}
             known = {**library.provenance["tables"], str(table): about}
             library = replace(library, rows=rows, provenance={**library.provenance, "tables": known})
             print(f"fill {table}: {count} rows have a kernel where they had none", flush=True)
         library.save(work.library)
+
+
+def _check_one_kind(libraries: Sequence[Library]) -> None:
+    about = {(library.gpu, library.provenance.get("kernels")) for library in libraries}
+    if len(about) > 1:
+        raise UsageError(f"libraries of {about}", "one kind of GPU and the same kernels", "leave the others out")
 
 
 def _filled(library: Library, other: Library) -> tuple[tuple[Row, ...], int]:

@@ -213,7 +213,7 @@ def test_rows_that_fall_back_take_what_another_search_found(script: Any, work: A
     script.fill_from(work, files, [table])
     assert work.load() == filled, "once"
     replace(other.load(), provenance={**other.load().provenance, "kernels": "others"}).save(other.library)
-    with pytest.raises(UsageError, match="the same kernels and GPU"):
+    with pytest.raises(UsageError, match="the same kernels"):
         script.fill_from(work, files, [table])
     with pytest.raises(UsageError, match="is not tuned"):
         script.fill_from(script.Work(tmp_path / "none"), [work.library], [table])
