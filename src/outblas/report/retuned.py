@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from outblas.config import LAUNCHES
-from outblas.errors import RecordError, UsageError
 from outblas.library import Library
+from outblas.report.kept import note_of
 from outblas.results import PROVENANCE
 from outblas.suites import Table
 
@@ -50,24 +49,16 @@ def notes_of_retune(directory: Path) -> list[str]:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    path = Path(directory) / FILE
-    if not path.exists():
-        return []
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise _refused(f"{path} is not of format {FORMAT}")
-        seconds, steps = data["seconds"], dict[str, float]()
-        for job, spent in seconds.items():
-            step = job.split()[0]
-            steps[step] = steps.get(step, 0.0) + spent / 60
-        tables, gpu = [Table.parse(name) for name in data["tables"]], data["provenance"]["gpu"]
-        each = ", ".join(f"{step} {minutes:.1f}" for step, minutes in steps.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        raise _refused(f"{path} cannot be read ({error})") from error
+    return note_of(Path(directory) / FILE, FORMAT, "scripts/regenerate.py --from-nothing", _line)
+
+
+def _line(data: dict[str, Any]) -> str:
+    steps: dict[str, float] = {}
+    for job, seconds in data["seconds"].items():
+        step = job.split()[0]
+        steps[step] = steps.get(step, 0.0) + seconds / 60
+    tables = (Table.parse(name) for name in data["tables"])
     names = " and ".join(f"{t.suite} {t.layout} {t.dtype}/{t.acc}" for t in tables)
-    return [f"- {names}, tuned from nothing: {sum(steps.values()):.1f} minutes of one {gpu} ({each})"]
-
-
-def _refused(wrong: str) -> RecordError:
-    return RecordError(wrong, "what scripts/regenerate.py --from-nothing writes", "restore the committed file")
+    each = ", ".join(f"{step} {minutes:.1f}" for step, minutes in steps.items())
+    gpu = data["provenance"]["gpu"]
+    return f"- {names}, tuned from nothing: {sum(steps.values()):.1f} minutes of one {gpu} ({each})"
