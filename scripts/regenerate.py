@@ -57,7 +57,7 @@ from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.record import run_record
 from outblas.report.retuned import FILE as RETUNE
-from outblas.report.retuned import retune_record
+from outblas.report.retuned import retune_record, seconds_by_step
 from outblas.results import MODES
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device
@@ -240,8 +240,7 @@ def publish_seconds(work: Work, seconds: dict[str, float]) -> str:
         library.save(work.library)
         if work.from_nothing:
             write_json(work.path / RETUNE, retune_record(library, made_in))
-    steps = dict.fromkeys(name.split()[0] for name in seconds)
-    each = ", ".join(f"{step} {sum(s for n, s in seconds.items() if n.split()[0] == step):.0f} s" for step in steps)
+    each = ", ".join(f"{step} {spent:.0f} s" for step, spent in seconds_by_step(seconds).items())
     return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
 
 

@@ -107,7 +107,7 @@ def filled(old: LibraryRow, new: LibraryRow) -> LibraryRow:
 def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, Choice | None]) -> LibraryRow:
     """These kernels and the baseline of ``new``; ``old`` itself where they are its own."""
     if picks["weights"] == picks["pdl"]:
-        picks["weights"] = None
+        picks = {**picks, "weights": None}
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):
         return old
     return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])

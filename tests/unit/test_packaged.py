@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from helpers import ROOT
-from outblas.averages import launch_of_row, problem_of, table_words
+from outblas.averages import launch_of_row, table_words
 from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
 from outblas.learn.evaluate import qualities, searches
@@ -173,7 +173,7 @@ def won() -> set[tuple[Problem, str, str]]:
     """(problem, launch option, kernel) that some offline bench publishes as surely ahead."""
     rows = (row for path in bench_files(RESULTS) for row in read_result(path).rows if row["mode"] == "offline")
     ahead = (row for row in rows if not row["fallback"] and row["low"] > 1.0)
-    return {(problem_of(row), launch_of_row(row), row["config"]) for row in ahead}
+    return {(Problem.from_json(row), launch_of_row(row), row["config"]) for row in ahead}
 
 
 @pytest.mark.parametrize("path", bench_files(RESULTS), ids=lambda path: path.name)
@@ -183,13 +183,13 @@ def test_the_published_benches_are_of_the_packaged_library(
     result = read_result(path)
     head = result.rows[0]
     kind = [head[c] for c in ("layout", "dtype", "acc")]
+    readme = (ROOT / "README.md").read_text("utf-8")
     assert path.stem == "_".join((result.suite, *kind, head["mode"])).lower()
     if result.suite not in SUITES:  # scripts/new_shapes.py: what an agent finds where no library has anything
         assert not any(library.lookup(Problem.from_json(row)) for row in result.rows)
         assert min(row["published"] for row in result.rows) >= 0.99
         return
     if head["mode"] != "offline":  # a sample; where the library has changed since, the README's notes say so
-        readme = (ROOT / "README.md").read_text("utf-8")
         assert replaced(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
         return
     assert list(dict.fromkeys(Problem.from_json(row) for row in result.rows)) == suite(result.suite, *kind)
@@ -199,9 +199,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         choice = found.choice(launch_of_row(row))
         if row["fallback"] and choice is not None:  # of two suites, and won in the other's bench since
             assert (found.problem, launch_of_row(row), config_name(choice.config)) in won
-            assert f"- {table_words(result.suite, head)}: of an earlier library" in (ROOT / "README.md").read_text(
-                "utf-8"
-            )
+            assert f"- {table_words(result.suite, head)}: of an earlier library" in readme
             continue
         assert row["fallback"] == (choice is None)
         if choice is not None:

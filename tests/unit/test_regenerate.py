@@ -448,7 +448,7 @@ def test_from_nothing_begins_without_the_packaged_library(
     assert ["--from-nothing" in command for command in commands] == [False, True]
 
 
-def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, work: Any, tmp_path: Path) -> None:
+def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, work: Any) -> None:
     run(script, work, "tune")
     seconds = {"tune grid1000:TN:fp16:fp32": 90.0, "borrow grid1000:TN:fp16:fp32": 60.0, "bench x": 600.0}
     script.publish_seconds(work, seconds)

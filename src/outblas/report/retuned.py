@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,20 @@ def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict
             launch: {
                 "problems": len(library.rows),
                 "geomean": round(library.geomean(launch), 4),
-                "fallbacks": sum(row.choice(launch) is None for row in library.rows),
+                "fallbacks": library.fallbacks(launch),
             }
             for launch in LAUNCHES
         },
     }
+
+
+def seconds_by_step(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of all jobs of a step, the first word of a job's name, in the order in which steps are first named."""
+    steps: dict[str, float] = {}
+    for job, spent in seconds.items():
+        step = job.split()[0]
+        steps[step] = steps.get(step, 0.0) + spent
+    return steps
 
 
 def notes_of_retune(directory: Path) -> list[str]:
@@ -53,12 +63,9 @@ def notes_of_retune(directory: Path) -> list[str]:
 
 
 def _line(data: dict[str, Any]) -> str:
-    steps: dict[str, float] = {}
-    for job, seconds in data["seconds"].items():
-        step = job.split()[0]
-        steps[step] = steps.get(step, 0.0) + seconds / 60
+    steps = seconds_by_step(data["seconds"])
     tables = (Table.parse(name) for name in data["tables"])
     names = " and ".join(f"{t.suite} {t.layout} {t.dtype}/{t.acc}" for t in tables)
-    each = ", ".join(f"{step} {minutes:.1f}" for step, minutes in steps.items())
+    each = ", ".join(f"{step} {seconds / 60:.1f}" for step, seconds in steps.items())
     gpu = data["provenance"]["gpu"]
-    return f"- {names}, tuned from nothing: {sum(steps.values()):.1f} minutes of one {gpu} ({each})"
+    return f"- {names}, tuned from nothing: {sum(steps.values()) / 60:.1f} minutes of one {gpu} ({each})"
