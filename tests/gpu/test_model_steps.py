@@ -36,7 +36,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         pytest.skip("the packaged library is of an H200")
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    for folder in ("scripts", "examples"):
+    for folder in ("benchmarks/transformer", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps")
     with sums_in_fp32():

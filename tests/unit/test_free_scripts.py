@@ -1,4 +1,4 @@
-"""What scripts/free_kernels.py and scripts/cutlass_peer.py make of measurements, and the note on the latter."""
+"""What benchmarks/free_kernels.py and benchmarks/cutlass_peer.py make of measurements, and the note on the latter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outblas.roofline import H200
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     return importlib.import_module
 
 
@@ -92,7 +92,7 @@ def timing(us: float) -> Timing:
 
 @pytest.fixture
 def pretended(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """scripts/free_kernels.py on a GPU that answers from TIMES, and counts what it is asked."""
+    """benchmarks/free_kernels.py on a GPU that answers from TIMES, and counts what it is asked."""
     script = scripts("free_kernels")
     asked: list[tuple[str, frozenset[str]]] = []
     names = {example(name): name for name in (*TIMES, "split_k")}

@@ -110,7 +110,7 @@ def test_epilogues_of_the_sm_80_families_compile_for_older_architectures(layout:
 
 def test_plain_kernels_are_golden() -> None:
     """Their machine code is what it was before there were epilogues, as far as the same NVRTC can tell: the packaged
-    library was proved with it (scripts/restamp.py compares all that ships)."""
+    library was proved with it (tools/restamp.py compares all that ships)."""
     pytest.importorskip("cuda.bindings")
     from outblas.compile import compile_source, nvrtc_version
     from outblas.sass import _code_sections

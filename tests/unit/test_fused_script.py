@@ -1,4 +1,4 @@
-"""scripts/fused_epilogue.py without a GPU: its sides compute the same, and it knows every epilogue by name."""
+"""benchmarks/fused_epilogue.py without a GPU: its sides compute the same, and it knows every epilogue by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY = [Epilogue(b, a, r) for b in (False, True) for a in ACTIVATIONS for r in 
 
 @pytest.fixture(name="script")
 def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("fused_epilogue", ROOT / "scripts" / "fused_epilogue.py")
+    spec = importlib.util.spec_from_file_location("fused_epilogue", ROOT / "benchmarks" / "fused_epilogue.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "fused_epilogue", module)

@@ -37,7 +37,7 @@ DIRECT = ROOT / "results" / "h200" / "free_kernels.json"
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test")
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
 def direct_times() -> dict[str, tuple[float, float, float]]:

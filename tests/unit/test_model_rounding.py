@@ -1,4 +1,4 @@
-"""How far logits and greedy tokens may be apart: scripts/model_rounding.py."""
+"""How far logits and greedy tokens may be apart: benchmarks/transformer/model_rounding.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outblas.errors import UsageError  # noqa: E402
 
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks" / "transformer"))
     return importlib.import_module("model_rounding")
 
 

@@ -1,4 +1,4 @@
-"""examples/llama.py and scripts/model_steps.py on a CPU: a tiny model, and a device that serves CPU tensors."""
+"""examples/llama.py and benchmarks/transformer on a CPU: a tiny model, and a device that serves CPU tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TINY = {
 
 @pytest.fixture
 def code(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    for folder in ("scripts", "examples"):
+    for folder in ("benchmarks/transformer", "examples"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps", "model_tune")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})

@@ -1,4 +1,4 @@
-"""The shapes of scripts/new_shapes.py: in no suite, the same every time."""
+"""The shapes of benchmarks/new_shapes.py: in no suite, the same every time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outblas.suites import suite
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     return importlib.import_module("new_shapes")
 
 

@@ -146,11 +146,9 @@ def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) 
 
 
 def test_the_library_is_of_these_kernels(library: Library) -> None:
-    """Its rows were proved with what these kernel files compile to: scripts/restamp.py says so after a change of them
+    """Its rows were proved with what these kernel files compile to: tools/restamp.py says so after a change of them
     that leaves every shipped kernel as it was; after any other they are to be proved and timed again."""
-    assert library.provenance["kernels"] == kernels_sha(), (
-        "python scripts/restamp.py --since <commit before the change>"
-    )
+    assert library.provenance["kernels"] == kernels_sha(), "python tools/restamp.py --since <commit before the change>"
     for last in library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
         assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
 
@@ -185,7 +183,7 @@ def test_the_published_benches_are_of_the_packaged_library(
     kind = [head[c] for c in ("layout", "dtype", "acc")]
     readme = (ROOT / "README.md").read_text("utf-8")
     assert path.stem == "_".join((result.suite, *kind, head["mode"])).lower()
-    if result.suite not in SUITES:  # scripts/new_shapes.py: what an agent finds where no library has anything
+    if result.suite not in SUITES:  # benchmarks/new_shapes.py: what an agent finds where no library has anything
         assert not any(library.lookup(Problem.from_json(row)) for row in result.rows)
         assert min(row["published"] for row in result.rows) >= 0.99
         return

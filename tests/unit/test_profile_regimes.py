@@ -1,4 +1,4 @@
-"""scripts/profile_regimes.py and the table that is made of its file, without a GPU and without ncu."""
+"""benchmarks/profile_regimes.py and the table that is made of its file, without a GPU and without ncu."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ITEMS = [
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("profile_regimes", ROOT / "scripts" / "profile_regimes.py")
+    spec = importlib.util.spec_from_file_location("profile_regimes", ROOT / "benchmarks" / "profile_regimes.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -166,7 +166,7 @@ def test_names_are_short(name: str, short: str) -> None:
 
 def test_without_the_file_the_notes_say_that_it_is_to_be_measured(tmp_path: Path) -> None:
     text = counters_text(tmp_path / "ncu.json")
-    assert text.startswith("To be measured") and "scripts/profile_regimes.py" in text
+    assert text.startswith("To be measured") and "benchmarks/profile_regimes.py" in text
 
 
 def _lose(data: dict[str, Any], change: str) -> Any:

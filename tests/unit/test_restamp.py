@@ -1,4 +1,4 @@
-"""scripts/restamp.py: what it takes for the same, what it writes, and that it writes nothing where a kernel differs."""
+"""tools/restamp.py: what it takes for the same, what it writes, and that it writes nothing where a kernel differs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
 @pytest.fixture(name="script")
 def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("restamp", ROOT / "scripts" / "restamp.py")
+    spec = importlib.util.spec_from_file_location("restamp", ROOT / "tools" / "restamp.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "restamp", module)  # its dataclasses look for it there

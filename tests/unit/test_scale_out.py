@@ -1,4 +1,4 @@
-"""scripts/scale_out.py: GPUs that --together does not have, or would not take, are refused before anything runs."""
+"""benchmarks/scale_out.py: GPUs that --together does not have, or would not take, are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outblas.source import make_source
 
 @pytest.fixture(name="script")
 def script_fixture() -> Any:
-    spec = importlib.util.spec_from_file_location("scale_out", ROOT / "scripts" / "scale_out.py")
+    spec = importlib.util.spec_from_file_location("scale_out", ROOT / "benchmarks" / "scale_out.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

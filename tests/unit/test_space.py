@@ -313,7 +313,7 @@ def test_what_the_sanitizer_runs_is_legal_and_of_every_family(monkeypatch: pytes
     pytest.importorskip("torch")
     pytest.importorskip("cuda.bindings")
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # what the script sets is taken back
-    cases = runpy.run_path(str(ROOT / "scripts" / "sanitize.py"))["CASES"]
+    cases = runpy.run_path(str(ROOT / "tools" / "sanitize.py"))["CASES"]
     assert {config.family for *_, config in cases} == set(FAMILIES)
     for name, extents, layout, dtype, acc, config in cases:
         for mnk in extents:

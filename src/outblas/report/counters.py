@@ -1,4 +1,4 @@
-"""The kernel notes' table of counters, from what ``scripts/profile_regimes.py`` left."""
+"""The kernel notes' table of counters, from what ``benchmarks/profile_regimes.py`` left."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def counters_text(path: Path) -> str:
         RecordError: the file is there and cannot be used.
     """
     if not path.exists():
-        return "To be measured: `python scripts/profile_regimes.py`, then `outblas results --write`."
+        return "To be measured: `python benchmarks/profile_regimes.py`, then `outblas results --write`."
     return counters_table(read_counters(path))
 
 
 def read_counters(path: Path) -> dict[str, Any]:
-    """``{format, provenance, metrics_absent, rows}`` of a file of ``scripts/profile_regimes.py``.
+    """``{format, provenance, metrics_absent, rows}`` of a file of ``benchmarks/profile_regimes.py``.
 
     Raises:
         RecordError: it cannot be read, is damaged or of another version.
     """
-    do = "make it again: python scripts/profile_regimes.py"
+    do = "make it again: python benchmarks/profile_regimes.py"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

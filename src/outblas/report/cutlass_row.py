@@ -1,4 +1,4 @@
-"""CUTLASS as a peer in the published table's notes, from what ``scripts/cutlass_peer.py`` left."""
+"""CUTLASS as a peer in the published table's notes, from what ``benchmarks/cutlass_peer.py`` left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     both = [row for row in rows if row["cutlass"] is not None]
     if not both:
         raise RecordError(
-            "no problem on which CUTLASS passed", "the result of scripts/cutlass_peer.py", "measure again"
+            "no problem on which CUTLASS passed", "the result of benchmarks/cutlass_peer.py", "measure again"
         )
     return {
         "cutlass_over_baseline": geomean(row["cutlass"]["ratio"] for row in both),
@@ -40,7 +40,7 @@ def notes_of_cutlass(directory: Path) -> list[str]:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    return note_of(Path(directory) / FILE, FORMAT, "scripts/cutlass_peer.py", _line)
+    return note_of(Path(directory) / FILE, FORMAT, "benchmarks/cutlass_peer.py", _line)
 
 
 def _line(data: dict[str, Any]) -> str:

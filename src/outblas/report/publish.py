@@ -37,7 +37,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NCU_BEGIN, NCU_END = "<!-- ncu:begin -->", "<!-- ncu:end -->"
 RESULTS, README, PICTURE = Path("results/h200"), Path("README.md"), Path("docs/img/speedup.svg")
 NOTES = Path("docs/kernels.md")
-#: Of ``scripts/profile_regimes.py``, beside the result files; the notes say so where it is not there.
+#: Of ``benchmarks/profile_regimes.py``, beside the result files; the notes say so where it is not there.
 COUNTERS = "ncu.json"
 
 #: The launch option as notes have it.

@@ -1,6 +1,6 @@
 """Free kernels that are right: by hand, one idea a file, and the templates filled. To begin from, and to test with.
 
-Each is proved on a GPU by ``tests/gpu/test_free_examples.py`` and timed by ``scripts/free_kernels.py``.
+Each is proved on a GPU by ``tests/gpu/test_free_examples.py`` and timed by ``benchmarks/free_kernels.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""CUTLASS 3.x as a peer: the best of its collective builder's kernels on each problem, beside ours and the baselines.
+"""Question: how fast is the best of CUTLASS 3.x on each problem, beside ours and the baselines?
 
-    python scripts/cutlass_peer.py compile [--carried build/cutlass_peer]   # anywhere with nvcc, no GPU
-    python scripts/cutlass_peer.py measure [--carried build/cutlass_peer]   # on a GPU
+Command:
+
+    python benchmarks/cutlass_peer.py compile [--carried build/cutlass_peer]   # anywhere with nvcc, no GPU
+    python benchmarks/cutlass_peer.py measure [--carried build/cutlass_peer]   # on a GPU
+
+Result file: results/h200/cutlass_peer.json; `outblas results --write` puts a line of it under the published table.
 
 60 problems of grid1000 TN fp16, stratified by regime. Every instance is proved in full once, on a ragged problem, and
 on the timed operands of each problem; a quick pass finds the fastest of those that passed, which is then timed in the
@@ -225,7 +229,7 @@ def measure(arguments: argparse.Namespace) -> None:
         rows = sorted(journal.entries, key=lambda row: settings["problems"].index(row["problem"]))  # type: ignore[attr-defined]
         data = {
             "format": FORMAT,
-            "provenance": {**collect("scripts/cutlass_peer.py measure"), "cutlass": arguments.cutlass or _version()},
+            "provenance": {**collect("benchmarks/cutlass_peer.py measure"), "cutlass": arguments.cutlass or _version()},
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,
         }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that only a GPU can tell, in one go: bench, sanitizer, eval in both modes, GPU tests.
 #
-#     scripts/gpu_check.sh [OUTPUT DIRECTORY]
+#     tools/gpu_check.sh [OUTPUT DIRECTORY]
 #
 # Every part runs whatever the others do; its log and its exit status are in the output directory. The bench is
 # resumed if it is there already. About 15 minutes on one H200.
@@ -24,11 +24,11 @@ part() { # name, command...
 
 part native_build "$python" -m outblas.native_build
 part shipped_build "$python" -m outblas.shipped_build
-part host_cost "$python" scripts/host_cost.py --out "$out/host_cost.json"
+part host_cost "$python" benchmarks/host_cost.py --out "$out/host_cost.json"
 part bench "$python" -m outblas bench --suite grid1000 --layout tn --out "$out/grid1000_tn_fp16_fp32_offline.parquet"
 for tool in memcheck racecheck; do
     # API errors are left out: newer bindings probe an older driver for entry points that it does not have.
-    part "$tool" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 1 "$python" scripts/sanitize.py
+    part "$tool" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 1 "$python" tools/sanitize.py
 done
 for mnk in 64_4096_64 4096_4096_4096 64_64_16384 127_1001_333; do
     common=(--mnk "$mnk" --acc fp32 --layout tn --warmup-seconds 1 --benchmark-seconds 5 --base-dir "$out/eval")

@@ -1,7 +1,11 @@
-"""The policy on shapes that are in no suite: a few measurements each on a GPU, then a bench of what it chose.
+"""Question: how does the policy do on shapes that are in no suite, with a few measurements each?
 
-    python scripts/new_shapes.py [--count 40] [--measurements 8] [--agent ppo]
+Command:
+
+    python benchmarks/new_shapes.py [--count 40] [--measurements 8] [--agent ppo]
         [--out results/h200/new_shapes_tn_fp16_fp32_offline.parquet]
+
+Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
 
 M, N and K are drawn log-uniformly, none a multiple of 64. Every launch option is a search of its own with so many
 measurements. What is chosen is benched against every baseline in a process of its own, and what does not hold there

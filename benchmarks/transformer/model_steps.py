@@ -1,9 +1,15 @@
-"""Step times of a transformer with and without OutBLAS: decode and prefill, eager, compiled and in CUDA graphs.
+"""Question: how long do a transformer's steps take with and without OutBLAS?
 
-    python scripts/model_steps.py [--layers 32] [--decode 1,8,64] [--prefill 512,4096]
+Command:
+
+    python benchmarks/transformer/model_steps.py [--layers 32] [--decode 1,8,64] [--prefill 512,4096]
         [--modes eager,graph,compiled,compiled_graph]
         [--variants torch,outblas,outblas_fused,outblas_pdl,outblas_weights] [--tune SECONDS]
         [--out results/h200/model_steps.json]
+
+Result file: results/h200/model_steps.json. Needs a GPU and the extra `examples`.
+
+Timed are decode and prefill steps: eager, compiled and in CUDA graphs.
 
 The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights, no more kernels around the products
 than torch's own fused operators need. Compiled modes compile one layer, whose code all layers run, and the head.
@@ -34,17 +40,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import model_explained
+import model_greedy
+import model_runs
+import model_tune
+
 from outblas.errors import DeviceError
 from outblas.files import write_json
 from outblas.provenance import collect
 from outblas.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "examples")]
-
-import model_explained  # noqa: E402
-import model_greedy  # noqa: E402
-import model_runs  # noqa: E402
-import model_tune  # noqa: E402
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 #: The bar of a mode and variant: geometric mean over steps.
@@ -170,16 +174,16 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     import torch
-    from llama import llama3_8b, random_model
+    from llama_example import llama
 
     if not torch.cuda.is_available():
         raise DeviceError("no CUDA GPU", "a GPU to measure on", "run it where there is one")
     settings = torch.backends.cuda.matmul  # sums in fp32, by torch, too
     settings.allow_fp16_reduced_precision_reduction = False
-    model = random_model(llama3_8b(options.layers), "cuda")
+    model = llama.random_model(llama.llama3_8b(options.layers), "cuda")
     steps = [model_runs.Step("decode", size) for size in options.decode]
     steps += [model_runs.Step("prefill", size) for size in options.prefill]
-    command = " ".join(["scripts/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = " ".join(["benchmarks/transformer/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
     result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
     result["provenance"] = {**collect(command), "transformers": metadata.version("transformers")}
     if options.tune is not None:

@@ -1,7 +1,7 @@
 """One representative per family, layout and split mode on small problems, for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python scripts/sanitize.py
-    compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 1 python scripts/sanitize.py
+    compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python tools/sanitize.py
+    compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 1 python tools/sanitize.py
 
 Runs each once on whole and once on ragged tiles, checks the result against torch in fp64 and prints a line
 each. Exits with 1 when a result is wrong or a launch fails; what the tool itself finds is its own exit code.

@@ -1,7 +1,7 @@
 """Say that the packaged libraries are still of these kernel files, where these files have changed: only if every
 shipped kernel compiles to the very machine code that it had before.
 
-    python scripts/restamp.py --since e8eefce
+    python tools/restamp.py --since e8eefce
 
 Every kernel that a packaged library installs, or that is offered for any shape, is compiled by one NVRTC from the
 sources of an older commit (its generator and its kernel files) and from the present ones. Where all cubins are the

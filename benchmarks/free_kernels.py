@@ -1,7 +1,11 @@
-"""The example free kernels on a GPU: evaluated, recorded, and their ranking held against one direct, interleaved run.
+"""Question: does the ranking of free kernels that a search records hold in one direct, interleaved run?
 
-    python scripts/free_kernels.py --compile-only [--carried build/free_kernels]     # anywhere, no GPU
-    python scripts/free_kernels.py [--carried build/free_kernels]                    # on a GPU
+Command:
+
+    python benchmarks/free_kernels.py --compile-only [--carried build/free_kernels]     # anywhere, no GPU
+    python benchmarks/free_kernels.py [--carried build/free_kernels]                    # on a GPU
+
+Result file: results/h200/free_kernels.jsonl (evaluations) and results/h200/free_kernels.json (the ranking).
 
 Every example that a problem's extents allow is evaluated as a search would (proof in jailed workers, timed in batches
 against the baselines) and appended to ``--out`` (JSON lines of outblas.free.recorded). Then all that passed on a
@@ -73,7 +77,7 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
     proved = {e.config.name for e in known if e.status is Status.PASSED and isinstance(e.config, FreeKernel)}
     todo = {p: [k for k in kernels.values() if (p, k) not in seen and not k.launch.why_not(p, gpu)] for p in problems}
     total, done, begun = sum(map(len, todo.values())), 0, time.perf_counter()
-    with Recorder(arguments.out, gpu, collect("scripts/free_kernels.py")) as recorder:
+    with Recorder(arguments.out, gpu, collect("benchmarks/free_kernels.py")) as recorder:
         for problem, wanted in todo.items():
             options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), hopeless=HOPELESS)
             live = CarriedLive(options, STEP_S, FreeOptions(batch=BATCH))
@@ -108,7 +112,7 @@ def rank(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argumen
         print(f"{problem.mnk}: {len(passed)} kernels, {_agreement(row)}", flush=True)
     text = {
         "format": _FORMAT,
-        "provenance": collect("scripts/free_kernels.py"),
+        "provenance": collect("benchmarks/free_kernels.py"),
         "recorded": recorded.provenance,
         "problems": rows,
         "agree": all(not row["contradictions"] for row in rows),

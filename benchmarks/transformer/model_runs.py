@@ -1,4 +1,4 @@
-"""One step of a model, and the variants of running it: for scripts/model_steps.py."""
+"""One step of a model, and the variants of running it: for model_steps.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from llama import FUSED, PARTS, WARM, Cache, Ways
+from llama_example import llama
 from torch._inductor import config as inductor_config
 
 import outblas
@@ -88,7 +88,10 @@ def active(variant: Variant, model: Any) -> Iterator[None]:
             if not on:
                 raise DeviceError("OutBLAS is not on", "a GPU that a library serves", "see the warning above")
             nothing = contextlib.nullcontext()
-            with promised(model) if variant.weights else nothing, followed(model, FUSED) if variant.fused else nothing:
+            with (
+                promised(model) if variant.weights else nothing,
+                followed(model, llama.FUSED) if variant.fused else nothing,
+            ):
                 yield
     finally:
         for name, value in before.items():
@@ -113,7 +116,7 @@ def _promised_forward(layer: Any, x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def followed(model: Any, ways: Ways) -> Iterator[None]:
+def followed(model: Any, ways: llama.Ways) -> Iterator[None]:
     """Every layer computes meanwhile so what follows its products, see :meth:`llama.Decoder.follow_by`."""
     before = [(layer.add, layer.gate) for layer in model.layers]
     model.follow_by(ways)
@@ -128,8 +131,8 @@ def compile_fused(model: Any, shape: tuple[int, int]) -> None:
     """Fused kernels for tokens of a shape (batch, tokens) are compiled and loaded, those that can be had; what they are
     does not depend on what a cache holds. Under :func:`active`, whose environment chooses them."""
     ids = torch.zeros(shape, dtype=torch.int64, device=model.lm_head.weight.device)
-    with followed(model, WARM):
-        model(ids, Cache(model, *shape))
+    with followed(model, llama.WARM):
+        model(ids, llama.Cache(model, *shape))
 
 
 class Work:
@@ -146,13 +149,13 @@ class Work:
         self.ids = torch.randint(model.config.vocab_size, step.shape, device=device, generator=generator)
         self.begin = context if step.kind == "decode" else 0
         batch, tokens = step.shape
-        self.cache = Cache(model, batch, self.begin + tokens)
+        self.cache = llama.Cache(model, batch, self.begin + tokens)
         for layer in self.cache.layers:
             layer.normal_(generator=generator)
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.reset()
 
-    def run(self, parts: Sequence[Callable[..., Any]] = PARTS) -> Any:
+    def run(self, parts: Sequence[Callable[..., Any]] = llama.PARTS) -> Any:
         """Logits (batch, 1, vocabulary) of the last token; the cache is one step further, by Python's count of it."""
         return self.model(self.ids, self.cache, parts=parts)
 
@@ -228,7 +231,7 @@ def entry(work: Work, mode: str, variant: Variant, backend: str = "inductor") ->
 def compiled(work: Work, backend: str) -> Callable[[], Any]:
     """The step by torch.compile: one layer, whose code all layers run, and the head. It shares no compiled code with
     other variants: dynamo keeps it by the identity of a function's code, and with a full graph there is one such."""
-    parts = [torch.compile(_own(part), fullgraph=True, dynamic=False, backend=backend) for part in PARTS]
+    parts = [torch.compile(_own(part), fullgraph=True, dynamic=False, backend=backend) for part in llama.PARTS]
     return functools.partial(work.run, parts)
 
 
@@ -260,7 +263,7 @@ def counted(model: Any, variant: Variant) -> Iterator[dict[str, int]]:
     linear = [each for each in model.modules() if type(each) is torch.nn.Linear]
     hooks = [each.register_forward_hook(hook) for each in linear if variant.weights]
     try:
-        with followed(model, Ways(*map(counting, FUSED))) if variant.fused else contextlib.nullcontext():
+        with followed(model, llama.Ways(*map(counting, llama.FUSED))) if variant.fused else contextlib.nullcontext():
             yield counts
     finally:
         for each in hooks:

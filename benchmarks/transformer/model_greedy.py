@@ -1,4 +1,4 @@
-"""Greedy tokens and logits of a model with and without OutBLAS, beside fp32: for scripts/model_steps.py."""
+"""Greedy tokens and logits of a model with and without OutBLAS, beside fp32: for model_steps.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from llama import Cache
+from llama_example import llama
 from model_rounding import first_differences, logit_errors
 from model_runs import VARIANTS, Variant, active, compile_fused
 
@@ -72,7 +72,7 @@ def decoded(model: Any, prompt: Any, steps: int, variant: Variant, forced: Any =
     Args:
         forced: tokens (batch, steps) to go on with instead.
     """
-    cache = Cache(model, len(prompt), prompt.shape[1] + steps - 1)
+    cache = llama.Cache(model, len(prompt), prompt.shape[1] + steps - 1)
     with active(variant, model):
         for length in (prompt.shape[1], 1) if variant.fused else ():
             compile_fused(model, (len(prompt), length))
@@ -85,7 +85,7 @@ def decoded(model: Any, prompt: Any, steps: int, variant: Variant, forced: Any =
     return torch.cat(tokens, dim=1), torch.cat(found, dim=1)
 
 
-def replayed(model: Any, ids: Any, cache: Cache) -> Any:
+def replayed(model: Any, ids: Any, cache: llama.Cache) -> Any:
     """The logits of a step by a CUDA graph, after an eager step that loads its kernels and writes the same into the
     cache. The cache's length is a constant of the graph, which no other step can replay."""
     before = cache.filled
@@ -106,4 +106,4 @@ def reference_logits(model: Any, prompt: Any, tokens: Any) -> Any:
     one run of them all. prompt (length), tokens (steps)."""
     with tf32(False):
         ids = torch.cat([prompt, tokens[:-1]])[None]
-        return model(ids, Cache(model, *ids.shape), last=len(tokens))[0]
+        return model(ids, llama.Cache(model, *ids.shape), last=len(tokens))[0]

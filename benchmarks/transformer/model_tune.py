@@ -1,4 +1,4 @@
-"""The products of a model's steps, tuned for the machine before these are timed: for scripts/model_steps.py.
+"""The products of a model's steps, tuned for the machine before these are timed: for model_steps.py.
 
 What an engineer would do with a model of their own: ``outblas capture``, then ``outblas tune --captured``, whose
 library goes before the packaged one. It is how the head gets a kernel, of a vocabulary that no packaged table has.
@@ -77,7 +77,7 @@ def capture_steps(model: Any, steps: Sequence[Step], context: int, path: Path) -
     """Write what the steps multiply. Each runs as often as fits into the time of the longest, so that a step of one
     token counts for as much as one of thousands."""
     seconds = {step: step_seconds(model, step, context) for step in steps}
-    with outblas.capture(path, command="scripts/model_steps.py --tune"):
+    with outblas.capture(path, command="benchmarks/transformer/model_steps.py --tune"):
         for step in steps:
             work = Work(model, step, context)
             for _ in range(max(1, round(max(seconds.values()) / seconds[step]))):

@@ -1,7 +1,13 @@
-"""Profile ours and autotuned cuBLASLt with Nsight Compute, two problems of each regime, on a GPU.
+"""Question: what do the hardware counters say of ours and of autotuned cuBLASLt, in each regime?
 
-    python scripts/profile_regimes.py [--out results/h200/ncu.json] [--ncu PATH]
+Command:
+
+    python benchmarks/profile_regimes.py [--out results/h200/ncu.json] [--ncu PATH]
     outblas results --write        # the table of docs/kernels.md, from that file
+
+Result file: results/h200/ncu.json. Needs a GPU and Nsight Compute.
+
+Two problems of each regime are profiled.
 
 Ours is the kernel of the packaged library's row, without PDL; where the row falls back, the ranking model's first
 choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts
@@ -124,7 +130,7 @@ def main() -> int:
             profiler = Profiler(tool, scratch, options.timeout)
             items = plan(gpu_of_device(0))
             rows = rows_of(items, profiler.kernels(works_of(items)))
-        provenance = {**collect("scripts/profile_regimes.py"), "ncu": ncu.version(tool)}
+        provenance = {**collect("benchmarks/profile_regimes.py"), "ncu": ncu.version(tool)}
         absent = [m for m in ncu.METRICS if m not in profiler.metrics]
         result = {"format": FORMAT, "provenance": provenance, "metrics_absent": absent, "rows": rows}
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"

@@ -1,8 +1,14 @@
-"""How much faster several GPUs tune than one: the same tuning, timed with one worker and with all.
+"""Question: how much faster do several GPUs tune than one?
 
-    python scripts/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16] [--together]
+Command:
+
+    python benchmarks/scale_out.py [--workers local|ray] [--gpus 0,1] [--sample 192] [--budget 16] [--together]
         [--out build/scale_out.json]
-    python scripts/scale_out.py --fill           # compiles what will be asked for, without a GPU; then --filled
+    python benchmarks/scale_out.py --fill        # compiles what will be asked for, without a GPU; then --filled
+
+Result file: build/scale_out.json; published are results/h200/scale_out_local.json and results/h200/scale_out_ray.json.
+
+The same tuning is timed with one worker and with all.
 
 A first tuning, untimed, fills the compile cache (with ``--filled`` it was done before); the timed ones then start from
 the same state, each into a new store. ``--together``: both at the same time, each in a process with GPUs of its own, of
@@ -141,7 +147,7 @@ def main() -> None:
         parser.error("--together takes GPU 0, and as many behind it: --gpus 0,1; CUDA_VISIBLE_DEVICES names others")
     if arguments.together and len(_visible(len(gpus) + 1)) <= len(gpus):
         parser.error(f"--together: CUDA_VISIBLE_DEVICES names fewer than {len(gpus) + 1} GPUs")
-    command = shlex.join(["python", "scripts/scale_out.py", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/scale_out.py", *sys.argv[1:]])
     if not arguments.filled:
         timed(arguments, gpus, command)
     if arguments.together:

@@ -1,4 +1,4 @@
-"""Which kernels serve the linear layers of a model's step, and why: for scripts/model_steps.py."""
+"""Which kernels serve the linear layers of a model's step, and why: for model_steps.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from llama import Ways, add, gate
+from llama_example import llama
 from model_runs import VARIANTS, Step, Work, followed
 
 import outblas
@@ -44,15 +44,15 @@ def linear_shapes(model: Any, step: Step) -> dict[str, Linear]:
 
     def noting(x: Any, projection: Any, y: Any) -> Any:
         keep(Linear(y, projection.weight, residual=x))  # before the hook
-        return add(x, projection, y)
+        return llama.add(x, projection, y)
 
     def noting_gate(layer: Any, x: Any) -> Any:
         keep(Linear(x, layer.gate_up_proj.weight, gated=True))
-        return gate(layer, x)
+        return llama.gate(layer, x)
 
     hooks = [each.register_forward_pre_hook(hook) for each in model.modules() if type(each) is torch.nn.Linear]
     try:
-        with followed(model, Ways(noting, noting_gate)):
+        with followed(model, llama.Ways(noting, noting_gate)):
             Work(model, step, context=1).run()
     finally:
         for each in hooks:

@@ -1,8 +1,14 @@
-"""What a call costs the host, on a GPU: outblas.matmul with and without out, torch.mm with and without out, and
-torch.mm under outblas.enable(), of a product that is ours and of others that are torch's.
+"""Question: what does a call cost the host, on a GPU?
 
-    python scripts/host_cost.py [--mnk 64_64_64] [--calls 20000] [--out build/host_cost.json]
-    python scripts/host_cost.py --cpu        # needs no GPU: what enable() adds to torch.mm of two small CPU matrices
+Command:
+
+    python benchmarks/host_cost.py [--mnk 64_64_64] [--calls 20000] [--out build/host_cost.json]
+    python benchmarks/host_cost.py --cpu        # needs no GPU: what enable() adds to torch.mm of two small CPU matrices
+
+Result file: build/host_cost.json; the published one is results/h200/host_cost.json.
+
+Timed are outblas.matmul with and without out, torch.mm with and without out, and torch.mm under outblas.enable(), of a
+product that is ours and of others that are torch's.
 
 Microseconds per call from a run of asynchronous calls, one clock reading per block of them. The blocks of all entries
 alternate in random order; before each, the stream is empty, so that a full queue is in no figure (a block is shorter
@@ -168,7 +174,7 @@ def main() -> int:
         "problem": problem.key,
         "calls": options.calls,
         "kernels": {},
-        "provenance": collect("scripts/host_cost.py"),
+        "provenance": collect("benchmarks/host_cost.py"),
     }
     import torch
 

@@ -1,6 +1,10 @@
-"""What a fused epilogue is worth, on a GPU: against our product and torch's operations, and against torch alone.
+"""Question: what is a fused epilogue worth, against our product with torch's operations, and torch alone?
 
-    python scripts/fused_epilogue.py --out results/h200/fused_epilogue.json [M_N_K ...] [--epilogues bias,bias+gelu]
+Command:
+
+    python benchmarks/fused_epilogue.py --out build/fused_epilogue.json [M_N_K ...] [--epilogues bias,bias+gelu]
+
+Result file: the one that --out names; none is published. Needs a GPU.
 
 For every problem of the llm suite with a kernel in the packaged library (or those named), and every epilogue, in the
 same interleaved rounds of outblas.timing, each in a CUDA graph whose operands rotate:
@@ -184,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(row)
                 wrong += "wrong" in row
                 print({k: v for k, v in row.items() if k != "config"}, flush=True)
-        command = " ".join(["python scripts/fused_epilogue.py", *(arguments or sys.argv[1:])])
+        command = " ".join(["python benchmarks/fused_epilogue.py", *(arguments or sys.argv[1:])])
         data = {"provenance": {**collect(command), "kernels": kernels_sha()}, "launch": options.launch, "rows": rows}
         write_json(options.out, data)
     except OutblasError as error:
