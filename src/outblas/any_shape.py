@@ -3,7 +3,7 @@
 An ensemble of small perceptrons predicts the speed-up of each kernel of a short list over torch.matmul, from what the
 ranking model makes of it and from what torch.matmul's time may depend on (its heuristic picks among cuBLAS' kernels, so
 that this is no smooth function of a shape). The kernel with the highest lower bound is taken where that bound clears a
-margin; both were chosen on problems that a fit had not seen (``scripts/any_shapes.py``). All of it is arithmetic on the
+margin; both were chosen on problems that a fit had not seen (`outblas fit any-shape`). All of it is arithmetic on the
 shape: nothing is measured, compiled or run.
 """
 
@@ -73,7 +73,7 @@ class AnyShape:
         """
         path = resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
         if not path.is_file():
-            raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: scripts/any_shapes.py")
+            raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
         return cls.parse(path.read_bytes(), Policy.load(gpu_name), str(path))
 
     @classmethod
@@ -92,7 +92,7 @@ class AnyShape:
             raise RecordError(
                 f"{name} cannot be read ({error})",
                 f"format {FORMAT}",
-                "install the package again, or fit it: scripts/any_shapes.py",
+                "install the package again, or fit it: outblas fit any-shape",
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:

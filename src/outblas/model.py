@@ -7,7 +7,7 @@
 
 A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
 of many tiles. Twenty to forty coefficients per family are fitted on measurements by
-``scripts/fit_model.py`` and read from ``data/models/<gpu>.json``, with their provenance; so is what is
+`outblas fit model` and read from ``data/models/<gpu>.json``, with their provenance; so is what is
 left when they are (``model_residual``).
 """
 

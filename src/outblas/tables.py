@@ -22,7 +22,7 @@ def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measur
     """The library with more rows, and what is known of their table."""
     tables = {**library.provenance.get("tables", {}), str(table): measured}
     where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
-    provenance = {**library.provenance, **where, "command": "scripts/regenerate.py", "tables": tables}
+    provenance = {**library.provenance, **where, "command": "outblas build-library", "tables": tables}
     return replace(library, rows=(*library.rows, *rows), provenance=provenance)
 
 

@@ -31,7 +31,7 @@ from outblas.roofline import H200
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
     *("eval", "bench", "record", "capture", "tune", "train", "sweep", "train-llm"),
-    *("profile", "compare", "report", "results"),
+    *("build-library", "fit", "profile", "compare", "report", "results"),
     *("export", "export-t4", "import-t4", "doctor", "list"),
 )
 

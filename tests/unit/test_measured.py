@@ -1,15 +1,13 @@
-"""What scripts/measured.py makes of stores, and what scripts/choose_catalogue.py chooses from it."""
+"""What is read from stores for a fit, and what `outblas fit catalogue` chooses from it."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,23 +15,13 @@ import pytest
 from helpers import failed_evaluation, passed_evaluation
 from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
 from outblas.evaluation import Evaluation
+from outblas.learn.rows import Row
+from outblas.learn.train import choose_catalogue, measured_times
 from outblas.problem import Problem
 from outblas.store import Store
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 PROBLEM, OTHER = Problem(512, 512, 512), Problem(1024, 512, 512)
 A, B, C, D = (Sm90WgmmaConfig(64, bn) for bn in (32, 64, 96, 128))
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("measured")
-
-
-@pytest.fixture
-def chooser(measured: Any) -> Any:
-    return importlib.import_module("choose_catalogue")
 
 
 def timed(problem: Problem, config: KernelConfig, us: float, blas: float = 10.0, rounds: int = 11) -> Evaluation:
@@ -51,74 +39,76 @@ def store(path: Path, **runs: list[Evaluation]) -> Path:
     return path
 
 
-def test_the_runs_of_a_store_are_brought_to_one_clock(measured: Any, tmp_path: Path) -> None:
+def test_the_runs_of_a_store_are_brought_to_one_clock(tmp_path: Path) -> None:
     """The baselines of the second run took 10% longer: its times count 0.6 of that less (in log)."""
     path = store(
         tmp_path / "t.sqlite",
         tune=[timed(PROBLEM, A, 5.0), failed_evaluation(PROBLEM, B)],
         zrefine=[timed(PROBLEM, C, 5.0, blas=11.0)],
     )
-    (row,) = measured.of_store(path)
+    (row,) = measured_times.of_store(path)
     assert (row.source, row.problem, row.configs) == ("t", PROBLEM, (A, C))
-    assert row.times == pytest.approx([5.0, 5.0 / 1.1**measured.DRIFT_SHARE])
+    assert row.times == pytest.approx([5.0, 5.0 / 1.1**measured_times.DRIFT_SHARE])
 
 
-def test_of_two_times_of_a_config_the_one_of_more_rounds_counts(measured: Any, tmp_path: Path) -> None:
+def test_of_two_times_of_a_config_the_one_of_more_rounds_counts(tmp_path: Path) -> None:
     first = [timed(PROBLEM, A, 5.0, rounds=3), timed(PROBLEM, B, 7.0, rounds=11)]
     second = [timed(PROBLEM, A, 6.0, rounds=11), timed(PROBLEM, B, 6.0, rounds=3)]
-    (row,) = measured.of_store(store(tmp_path / "t.sqlite", tune=first, zrefine=second))
+    (row,) = measured_times.of_store(store(tmp_path / "t.sqlite", tune=first, zrefine=second))
     assert dict(zip(row.configs, row.times, strict=True)) == {A: 6.0, B: 7.0}
 
 
-def test_drift_is_a_median_and_limited(measured: Any) -> None:
+def test_drift_is_a_median_and_limited() -> None:
     before = {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert measured.drift(before, {"a": 1.02, "b": 1.02, "c": 9.0}) == pytest.approx(np.log(1.02))
-    assert measured.drift(before, {"a": 2.0}) == measured.DRIFT_LIMIT
-    assert measured.drift(before, {"x": 2.0}) == 0.0
+    assert measured_times.drift(before, {"a": 1.02, "b": 1.02, "c": 9.0}) == pytest.approx(np.log(1.02))
+    assert measured_times.drift(before, {"a": 2.0}) == measured_times.DRIFT_LIMIT
+    assert measured_times.drift(before, {"x": 2.0}) == 0.0
 
 
-def row(measured: Any, problem: Problem, times: dict[KernelConfig, float]) -> Any:
-    return measured.Row("made", problem, tuple(times), np.array(list(times.values())))
+def row(problem: Problem, times: dict[KernelConfig, float]) -> Row:
+    return Row("made", problem, tuple(times), np.array(list(times.values())))
 
 
-def test_a_cover_takes_what_gains_most_and_unknown_is_not_bad(chooser: Any, measured: Any) -> None:
+def test_a_cover_takes_what_gains_most_and_unknown_is_not_bad() -> None:
     """B is never the best, but near it on both; A and C win one each and were not timed on the other."""
-    rows = [row(measured, PROBLEM, {A: 1.0, B: 1.1}), row(measured, OTHER, {B: 1.1, C: 1.0})]
-    known = chooser.table(rows)
-    assert chooser.choose(known, 1) == [B]
-    assert set(chooser.choose(known, 3)) == {A, B, C}
-    assert chooser.gap(known, [A, C])[:, 0] == pytest.approx([0.0, 0.0])
-    lone = chooser.gap(known, [A])
+    rows = [row(PROBLEM, {A: 1.0, B: 1.1}), row(OTHER, {B: 1.1, C: 1.0})]
+    known = choose_catalogue.table(rows)
+    assert choose_catalogue.choose(known, 1) == [B]
+    assert set(choose_catalogue.choose(known, 3)) == {A, B, C}
+    assert choose_catalogue.gap(known, [A, C])[:, 0] == pytest.approx([0.0, 0.0])
+    lone = choose_catalogue.gap(known, [A])
     assert lone[0, 0] == 0.0 and np.isnan(lone[1, 0]) and np.isnan(lone[:, 1]).all()
 
 
-def test_both_launch_options_of_a_kernel_count(chooser: Any, measured: Any) -> None:
+def test_both_launch_options_of_a_kernel_count() -> None:
     times = {A: 1.0, replace(A, pdl=True): 1.0, B: 0.9, replace(C, pdl=True): 0.99, D: 1.4}
-    known = chooser.table([row(measured, PROBLEM, times)])
-    assert chooser.choose(known, 1) == [A]
-    assert chooser.gap(known, [A]) == pytest.approx(np.log([[1 / 0.9, 1 / 0.99]]))
+    known = choose_catalogue.table([row(PROBLEM, times)])
+    assert choose_catalogue.choose(known, 1) == [A]
+    assert choose_catalogue.gap(known, [A]) == pytest.approx(np.log([[1 / 0.9, 1 / 0.99]]))
 
 
-def test_what_is_offered_beside_the_catalogue_is_not_chosen_but_counts(chooser: Any, measured: Any) -> None:
+def test_what_is_offered_beside_the_catalogue_is_not_chosen_but_counts() -> None:
     problem = Problem(1, 4096, 4096)
-    beside = next(c for c in chooser.beside_the_catalogue(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl)
+    beside = next(
+        c for c in choose_catalogue.beside_the_catalogue(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl
+    )
     early = replace(Sm80MmaConfig(16, 32), pdl=True, early=True)
     even = replace(early, early=False, even=True)
-    known = chooser.table([row(measured, problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})])
+    known = choose_catalogue.table([row(problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})])
     assert known.kernels == (A,)
-    assert chooser.choose(known, 5) == []
-    assert chooser.gap(known, [])[0, 0] == 0.0
+    assert choose_catalogue.choose(known, 5) == []
+    assert choose_catalogue.gap(known, [])[0, 0] == 0.0
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / name), *arguments]
+    command = [sys.executable, "-m", "outblas", "fit", name, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
 
 
 def test_choosing_script_writes_a_catalogue_of_kernels_with_both_launch_options(tmp_path: Path) -> None:
     evaluations = [timed(PROBLEM, A, 5.0), timed(PROBLEM, B, 6.0), timed(OTHER, C, 4.0)]
     out = tmp_path / "c.json"
-    done = run("choose_catalogue.py", "--store", str(store(tmp_path / "t.sqlite", tune=evaluations)), "--out", str(out))
+    done = run("catalogue", "--store", str(store(tmp_path / "t.sqlite", tune=evaluations)), "--out", str(out))
     assert done.returncode == 0, done.stderr
     data = json.loads(out.read_text())
     found = [config_from_name(name) for name in data["candidates"]]
@@ -128,7 +118,7 @@ def test_choosing_script_writes_a_catalogue_of_kernels_with_both_launch_options(
 
 
 def test_choosing_script_wants_a_source(tmp_path: Path) -> None:
-    done = run("choose_catalogue.py", "--out", str(tmp_path / "c.json"))
+    done = run("catalogue", "--out", str(tmp_path / "c.json"))
     assert done.returncode == 2 and "give a recording, --store or both" in done.stderr
 
 
@@ -137,7 +127,7 @@ def test_fitting_script_reads_stores(tmp_path: Path) -> None:
         timed(Problem(64 * m, 512, 512), c, 3.0 + m / 10 + c.bn / 100) for m in range(1, 6) for c in (A, B, C, D)
     ]
     path, out = store(tmp_path / "t.sqlite", tune=evaluations), tmp_path / "model.json"
-    done = run("fit_model.py", "--store", str(path), "--out", str(out), "--folds", "2")
+    done = run("model", "--store", str(path), "--out", str(out), "--folds", "2")
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == 5 and found["checks"]["sources"]["t"]["top"]["4"]["n"] == 5

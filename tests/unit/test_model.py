@@ -23,7 +23,7 @@ from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
 from outblas.space import pool, why_illegal
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fit_model.py"
+FIT_MODEL = [sys.executable, "-m", "outblas", "fit", "model"]
 TINY, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)
 DECODE = Problem(1, 4096, 4096)
 SHAPES = [
@@ -211,7 +211,7 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
         lines.append(json.dumps({"p": problem.key, "first": {}, "med": {**times, "torch": 1.0}}))
     data, out = tmp_path / "times.jsonl", tmp_path / "model.json"
     data.write_text("\n".join(lines))
-    command = [sys.executable, str(SCRIPT), str(data), "--out", str(out), "--folds", "3"]
+    command = [*FIT_MODEL, str(data), "--out", str(out), "--folds", "3"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
@@ -223,7 +223,7 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
 def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:
     synthetic_recording().write(tmp_path / "rec")
     out = tmp_path / "model.json"
-    command = [sys.executable, str(SCRIPT), "--recording", str(tmp_path / "rec"), "--out", str(out), "--folds", "2"]
+    command = [*FIT_MODEL, "--recording", str(tmp_path / "rec"), "--out", str(out), "--folds", "2"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     provenance = json.loads(out.read_text())["provenance"]
@@ -243,7 +243,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
         lines.append(json.dumps({"p": Problem(64, 64, k).key, "first": {}, "med": slow}))
     times, out = tmp_path / "times.jsonl", tmp_path / "model.json"
     times.write_text("\n".join(lines))
-    command = [sys.executable, str(SCRIPT), str(times), "--recording", str(tmp_path / "rec")]
+    command = [*FIT_MODEL, str(times), "--recording", str(tmp_path / "rec")]
     done = subprocess.run(
         [*command, "--out", str(out), "--folds", "2"],
         capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -257,7 +257,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
 
 
 def test_fitting_script_wants_a_source(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
+    done = subprocess.run(FIT_MODEL, capture_output=True, text=True)
     assert done.returncode == 2
     assert "give a JSONL, --store, --recording or some of them" in done.stderr
 

@@ -8,6 +8,7 @@ import typer
 
 from outblas import __version__
 from outblas.cli.bench import bench
+from outblas.cli.build_library import STEPS_HELP, build_library
 from outblas.cli.capture import capture
 from outblas.cli.common import OutblasGroup, out
 from outblas.cli.compare import compare
@@ -15,6 +16,7 @@ from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
 from outblas.cli.evolve import evolve
 from outblas.cli.export import export
+from outblas.cli.fit import fit
 from outblas.cli.listing import listing
 from outblas.cli.profile import profile
 from outblas.cli.record import record
@@ -60,6 +62,8 @@ app.command("evolve")(evolve)
 app.command("train")(train)
 app.command("sweep")(sweep)
 app.command("train-llm")(train_llm)
+app.command("build-library", epilog=STEPS_HELP)(build_library)
+app.add_typer(fit, name="fit")
 app.command("profile")(profile)
 app.command("compare")(compare)
 app.command("report")(report)

@@ -137,6 +137,14 @@ def folder(option: str, path: Path) -> Path:
     return path
 
 
+def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
+    """The files that an option names, each of which is there, or :class:`UsageError`."""
+    for path in paths or ():
+        if not path.is_file():
+            raise UsageError(f"no file {path}", f"a file that can be read as {option}", "correct the path")
+    return list(paths or ())
+
+
 def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES) -> str:
     """A known mode, with a target rate exactly where it means something.
 

@@ -1,56 +1,13 @@
-"""How long a library took to make from nothing, in the published table's notes: ``scripts/regenerate.py`` writes it."""
+"""How long a library took to make from nothing, for the published table's notes: `outblas build-library` writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outblas.config import LAUNCHES
-from outblas.library import Library
+from outblas.records.retune_record import FILE, FORMAT, seconds_by_step
 from outblas.report.kept import note_of
-from outblas.results import PROVENANCE
 from outblas.suites import Table
-
-FORMAT = "outblas-retune-1"
-#: Its name beside the result files.
-FILE = "retune.json"
-
-
-def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict[str, Any]:
-    """What is kept of a library that was made from nothing.
-
-    Args:
-        seconds_of_making: of every job that made it (``"tune grid1000:TN:fp16:fp32"``), stops and starts included.
-
-    Returns:
-        Its provenance, the seconds, and the tables' provenance; ``by_own_timing`` of all rows: geometric mean of the
-        speed-ups that the searches measured (with selection's bias: no bench) and rows that fall back.
-    """
-    return {
-        "format": FORMAT,
-        "provenance": {key: library.provenance[key] for key in PROVENANCE if key in library.provenance},
-        "kernels": library.provenance.get("kernels"),
-        "seconds": seconds_of_making,
-        "tables": library.provenance["tables"],
-        "by_own_timing": {
-            launch: {
-                "problems": len(library.rows),
-                "geomean": round(library.geomean(launch), 4),
-                "fallbacks": library.fallbacks(launch),
-            }
-            for launch in LAUNCHES
-        },
-    }
-
-
-def seconds_by_step(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of all jobs of a step, the first word of a job's name, in the order in which steps are first named."""
-    steps: dict[str, float] = {}
-    for job, spent in seconds.items():
-        step = job.split()[0]
-        steps[step] = steps.get(step, 0.0) + spent
-    return steps
 
 
 def notes_of_retune(directory: Path) -> list[str]:
@@ -59,7 +16,7 @@ def notes_of_retune(directory: Path) -> list[str]:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    return note_of(Path(directory) / FILE, FORMAT, "scripts/regenerate.py --from-nothing", _line)
+    return note_of(Path(directory) / FILE, FORMAT, "outblas build-library --from-nothing", _line)
 
 
 def _line(data: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Choose a catalogue from what was measured: a greedy cover of the problems, several deep.
 
-    python scripts/choose_catalogue.py --store grid1000_tn_fp16_fp32_tune.sqlite --store ... --kernels 190 --out ...
-    python scripts/choose_catalogue.py recordings/pool --kernels 90 --out src/outblas/data/catalogues/h200.json
+    outblas fit catalogue --store grid1000_tn_fp16_fp32_tune.sqlite --store ... --kernels 190 --out ...
+    outblas fit catalogue --recording recordings/pool --kernels 90 --out src/outblas/data/catalogues/h200.json
 
 A kernel (with both its launch options) is worth the sum, over problems and launch options, of the log of what it takes
 off the best time. Every round adds the kernel that is worth most; when nothing is gained any more, the kernels chosen
@@ -15,17 +15,16 @@ not chosen on. Kernels that ``outblas.space.beside_the_catalogue`` offers anyway
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from measured import of_store
 
 from outblas.config import KernelConfig, Sm80GemvConfig, config_name
 from outblas.files import write_json
 from outblas.learn.rows import Row, of_recording
+from outblas.learn.train.measured_times import of_store
 from outblas.recording import Recording
 from outblas.roofline import H200
 from outblas.space import beside_the_catalogue, catalogue
@@ -82,7 +81,7 @@ def gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 def cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
     """Indices of kernels, best gain first, none of ``taken``."""
-    best, chosen = start.copy(), []
+    best, chosen = start.copy(), list[int]()
     while len(chosen) < limit:
         gain = gains(best, times)
         gain[taken + chosen] = -1.0
@@ -120,48 +119,55 @@ def gaps_by_source(known: Measured, kernels: Sequence[KernelConfig]) -> dict[str
     return {s: round(float(np.exp(np.nanmean(gaps[[s == own for own in sources]]))), 4) for s in dict.fromkeys(sources)}
 
 
-def say(name: str, known: Measured, kernels: Sequence[KernelConfig]) -> None:
-    """Print the gaps to the best known."""
+def told(name: str, known: Measured, kernels: Sequence[KernelConfig]) -> str:
+    """The gaps to the best known, one line a source."""
     gaps, sources = gap(known, kernels), [row.source for row in known.problems]
+    lines = []
     for source, mean in gaps_by_source(known, kernels).items():
         own = gaps[[source == s for s in sources]]
         plain, pdl = np.exp(np.nanmean(own, axis=0))
-        print(
+        lines.append(
             f"{name} ({len(kernels)} kernels), {source}: geomean {mean:.4f} x the best known (plain {plain:.4f}, PDL "
             f"{pdl:.4f}), within 2% {np.mean(own[np.isfinite(own)] <= np.log(1.02)):.3f}, "
             f"unknown {np.isnan(own).sum()}"
         )
+    return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recording", type=Path, nargs="?")
-    parser.add_argument("--store", action="append", default=[], type=Path, help="a store of a tuning; may be repeated")
-    parser.add_argument("--kernels", type=int, default=190)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    if not options.recording and not options.store:
-        parser.error("give a recording, --store or both")
-    rows: list[Row] = []
-    if options.recording:
-        rows += of_recording(Recording.load(str(options.recording)), options.recording.name)
-    for path in options.store:
-        rows += of_store(path)
+def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[Row]:
+    """What a recording and stores of tunings have measured.
+
+    Raises:
+        RecordError: one of them cannot be read.
+    """
+    rows = of_recording(Recording.load(str(recording)), recording.name) if recording else []
+    return [*rows, *(row for path in stores for row in of_store(path))]
+
+
+def write_catalogue(rows: Sequence[Row], limit: int, out: Path, tell: Callable[[str], None]) -> tuple[int, int]:
+    """Choose a catalogue and write it.
+
+    Args:
+        rows: what was measured.
+        limit: the most kernels to choose.
+        out: the file to write.
+        tell: given the gaps of the present catalogue, then those of the new one.
+
+    Returns:
+        How many kernels were chosen, and how many candidates they are.
+    """
     known = table([row for row in rows if len(row.times)])
-    say("the present catalogue", known, list(dict.fromkeys(replace(c, pdl=False) for c in catalogue())))
-    chosen = choose(known, options.kernels)
-    say("the new one", known, chosen)
+    tell(told("the present catalogue", known, list(dict.fromkeys(replace(c, pdl=False) for c in catalogue()))))
+    chosen = choose(known, limit)
+    tell(told("the new one", known, chosen))
     sources = ", ".join(dict.fromkeys(row.source for row in rows))
+    candidates = [config_name(replace(kernel, pdl=pdl)) for kernel in chosen for pdl in (False, True)]
     data = {
         "format": 1,
         "gpu": H200.name,
-        "chosen_by": f"greedy cover (scripts/choose_catalogue.py) of the times of {sources}; gaps to the best known "
+        "chosen_by": f"greedy cover (outblas fit catalogue) of the times of {sources}; gaps to the best known "
         + ", ".join(f"{source} {value}" for source, value in gaps_by_source(known, chosen).items()),
-        "candidates": [config_name(replace(kernel, pdl=pdl)) for kernel in chosen for pdl in (False, True)],
+        "candidates": candidates,
     }
-    write_json(options.out, data)
-    print(f"{len(chosen)} kernels, {len(data['candidates'])} candidates -> {options.out}")
-
-
-if __name__ == "__main__":
-    main()
+    write_json(out, data)
+    return len(chosen), len(candidates)

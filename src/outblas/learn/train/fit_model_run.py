@@ -1,10 +1,10 @@
 """Fit the coefficients of ``outblas.model`` on measurements and write ``data/models/<gpu>.json``.
 
-    python scripts/fit_model.py --store build/h200/grid1000_tn_fp16_fp32_tune.sqlite --store ...
-    python scripts/fit_model.py --recording h200
-    python scripts/fit_model.py times.jsonl more.jsonl --recording h200
+    outblas fit model --store build/h200/grid1000_tn_fp16_fp32_tune.sqlite --store ...
+    outblas fit model --recording h200
+    outblas fit model times.jsonl more.jsonl --recording h200
 
-Stores are what ``scripts/regenerate.py`` and ``outblas tune`` leave, JSON lines are described in ``measured.py``.
+Stores are what ``outblas build-library`` and ``outblas tune`` leave, JSON lines are described in ``measured_times.py``.
 The fit is ``outblas.learn.formula``'s. Every figure reported is for held-out problems: k folds by shape (M, N, K in
 all layouts and dtypes), and what a fold is asked was never in its fit. The shipped coefficients are then fitted
 on all problems.
@@ -12,24 +12,20 @@ on all problems.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-
-from measured import of_jsonl, of_store
-
 from outblas import model, model_residual
-from outblas.files import write_json
 from outblas.learn.formula import fit
 from outblas.learn.residual import fit_residual
 from outblas.learn.rows import Row, launch_masks, of_recording
+from outblas.learn.train.measured_times import of_jsonl, of_store
 from outblas.provenance import commit, utc_now
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu
@@ -40,77 +36,66 @@ FACTORS = (1.5, 2.0, 2.5, 3.0, 4.0)
 NEAR = 3.0
 
 
-def main() -> None:
-    args = _arguments()
-    rows, gpu, source = _read(args)
+@dataclass(frozen=True)
+class Measurements:
+    """Where the times come from: JSON lines, stores of tunings, and a recording by its name or folder."""
+
+    jsonl: Sequence[Path] = ()
+    stores: Sequence[Path] = ()
+    recording: str | None = None
+
+    def read(self) -> tuple[list[Row], Gpu, dict[str, Any]]:
+        """(rows with times, their GPU, what the provenance says of the source)."""
+        rows: list[Row] = []
+        gpu, about = H200, dict[str, Any]()
+        if self.recording:
+            recording = Recording.load(self.recording)
+            gpu = recording.gpu
+            rows += of_recording(recording, Path(self.recording).name)
+            about["measured"] = recording.provenance
+        for path in self.jsonl:
+            rows += of_jsonl(path)
+        for path in self.stores:
+            rows += of_store(path)
+        files = [*self.jsonl, *self.stores]
+        if files:
+            about["source_sha256"] = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        named = [f"recording {Path(self.recording).name}"] if self.recording else []
+        source = ", ".join([*named, *(path.name for path in files)])
+        return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
+
+    def shown(self) -> list[str]:
+        """The arguments that name them, without the folders of one machine."""
+        shown = [path.name for path in self.jsonl]
+        shown += ["--recording", Path(self.recording).name] if self.recording else []
+        return shown + [word for path in self.stores for word in ("--store", path.name)]
+
+
+def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
+    """The model's file: coefficients fitted on all problems, and figures of problems that were held out."""
+    rows, gpu, source = measured.read()
     print(f"{len(rows)} problems, {sum(len(r.times) for r in rows)} cells from {source['source']}", flush=True)
-    held_out = _cross_validate(rows, gpu, args.folds)
+    held_out = _cross_validate(rows, gpu, folds)
     coefficients = fit(rows, gpu)
     residual = fit_residual(rows, coefficients, gpu)
-    report = {
+    return {
         "format": model.FORMAT,
         "gpu": gpu.name,
         "coefficients": {f: {n: float(f"{v:.6g}") for n, v in x.items()} for f, x in coefficients.items()},
         "residual": dict(zip(model_residual.NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
-        "checks": {"folds": args.folds, "problems": len(rows), **_checks(rows, held_out)},
+        "checks": {"folds": folds, "problems": len(rows), **_checks(rows, held_out)},
         "provenance": {
             **source,
             "date": utc_now(),
             "commit": commit(),
-            "command": " ".join(["scripts/fit_model.py", *_shown(args)]),
+            "command": " ".join(["outblas fit model", *measured.shown(), "--folds", str(folds)]),
         },
     }
-    _print(report)
-    out = Path(args.out or Path(str(model.__file__)).parent / "data" / "models" / f"{gpu.name}.json")
-    write_json(out, report)
-    print(f"wrote {out}")
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jsonl", nargs="*", type=Path, help="measurements as JSON lines")
-    parser.add_argument("--recording", help="a recording: its name (h200) or its folder")
-    parser.add_argument("--store", action="append", default=[], type=Path, help="a store of a tuning; may be repeated")
-    parser.add_argument("--folds", type=int, default=5, help="folds of the check by shape (default 5)")
-    parser.add_argument("--out", help="where to write (default: the package's data/models/<gpu>.json)")
-    args = parser.parse_args()
-    if not (args.jsonl or args.store or args.recording):
-        parser.error("give a JSONL, --store, --recording or some of them")
-    for path in (*args.jsonl, *args.store):
-        if not path.is_file():
-            parser.error(f"no file {path}")
-    if args.folds < 2:
-        parser.error("--folds must be 2 or more")
-    return args
-
-
-def _shown(args: argparse.Namespace) -> list[str]:
-    """The arguments that decide the result, without the folders of one machine."""
-    shown = [path.name for path in args.jsonl]
-    shown += ["--recording", Path(args.recording).name] if args.recording else []
-    shown += [word for path in args.store for word in ("--store", path.name)]
-    return [*shown, "--folds", str(args.folds)]
-
-
-def _read(args: argparse.Namespace) -> tuple[list[Row], Gpu, dict[str, Any]]:
-    rows: list[Row] = []
-    gpu, about = H200, {}
-    if args.recording:
-        name = Path(args.recording).name
-        recording = Recording.load(args.recording)
-        gpu = recording.gpu
-        rows += of_recording(recording, name)
-        about["measured"] = recording.provenance
-    for path in args.jsonl:
-        rows += of_jsonl(path)
-    for path in args.store:
-        rows += of_store(path)
-    files = [*args.jsonl, *args.store]
-    if files:
-        about["source_sha256"] = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    named = [f"recording {Path(args.recording).name}"] if args.recording else []
-    source = ", ".join([*named, *(path.name for path in files)])
-    return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
+def packaged_path(gpu_name: str) -> Path:
+    """Where the package keeps the model of a GPU."""
+    return Path(str(resources.files("outblas"))) / "data" / "models" / f"{gpu_name}.json"
 
 
 # --- checking ------------------------------------------------------------------------------------
@@ -126,7 +111,7 @@ def _cross_validate(rows: Sequence[Row], gpu: Gpu, folds: int) -> list[np.ndarra
         seen = [row for row, g in zip(rows, fold, strict=True) if g != f]
         coefficients = fit(seen, gpu)
         residual = fit_residual(seen, coefficients, gpu)
-        for i in np.flatnonzero(fold == f):
+        for i in np.flatnonzero(fold == f).tolist():
             out[i] = model.predict_by(coefficients, residual, rows[i].problem, rows[i].configs, gpu)
         print(f"fold {f + 1} of {folds} done", flush=True)
     return out
@@ -134,7 +119,9 @@ def _cross_validate(rows: Sequence[Row], gpu: Gpu, folds: int) -> list[np.ndarra
 
 def _checks(rows: Sequence[Row], predictions: Sequence[np.ndarray]) -> dict[str, Any]:
     """Held-out figures: error, regret of the model's first n, and what pruning would have lost."""
-    error = np.concatenate([np.log(p / r.times)[r.times <= NEAR * r.times.min()] for r, p in zip_(rows, predictions)])
+    error = np.concatenate(
+        [np.log(p / r.times)[r.times <= NEAR * r.times.min()] for r, p in zip(rows, predictions, strict=True)]
+    )
     out: dict[str, Any] = {"log_rms_near": _round(np.sqrt(np.mean(error**2)))}
     out |= {"top": _tops(rows, predictions, False), "top_each_pdl": _tops(rows, predictions, True)}
     for source in dict.fromkeys(r.source for r in rows):
@@ -145,7 +132,7 @@ def _checks(rows: Sequence[Row], predictions: Sequence[np.ndarray]) -> dict[str,
     needed = np.array(
         [
             predicted[mask][row.times[mask].argmin()] / predicted[mask].min()
-            for row, predicted in zip_(rows, predictions)
+            for row, predicted in zip(rows, predictions, strict=True)
             for mask in launch_masks(row.configs)
         ]
     )
@@ -162,7 +149,7 @@ def _tops(rows: Sequence[Row], predictions: Sequence[np.ndarray], by_launch: boo
     found: dict[str, Any] = {}
     for n in TOPS:
         ratios = []
-        for row, predicted in zip_(rows, predictions):
+        for row, predicted in zip(rows, predictions, strict=True):
             for mask in launch_masks(row.configs) if by_launch else [np.ones(len(row.times), bool)]:
                 order = np.argsort(predicted[mask], kind="stable")[:n]
                 ratios.append(row.times[mask][order].min() / row.times[mask].min())
@@ -180,8 +167,8 @@ def _pruning(
     rows: Sequence[Row], predictions: Sequence[np.ndarray], needed: np.ndarray, factor: float
 ) -> dict[str, Any]:
     pdl = [np.array([c.pdl for c in row.configs]) for row in rows]
-    masks = [model.too_slow(p, d, factor) for p, d in zip_(predictions, pdl)]
-    spent = [row.times[mask].sum() / row.times.sum() for row, mask in zip_(rows, masks)]
+    masks = [model.too_slow(p, d, factor) for p, d in zip(predictions, pdl, strict=True)]
+    spent = [row.times[mask].sum() / row.times.sum() for row, mask in zip(rows, masks, strict=True)]
     return {
         "bests_lost": int((needed > factor).sum()),
         "share_of_cells_pruned": _round(np.mean(np.concatenate(masks))),
@@ -189,15 +176,12 @@ def _pruning(
     }
 
 
-def zip_(*sequences: Sequence[Any]) -> Any:
-    return zip(*sequences, strict=True)
-
-
 def _round(value: Any) -> float:
     return round(float(value), 4)
 
 
-def _print(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
+    """Coefficients and held-out figures, a line each."""
     checks = report["checks"]
     for family, values in report["coefficients"].items():
         print(f"{family}: " + " ".join(f"{name}={value:.4g}" for name, value in values.items()))
@@ -212,7 +196,3 @@ def _print(report: dict[str, Any]) -> None:
     print(f"pruning: smallest factor that loses no best {checks['left_out']['smallest_safe_factor']}")
     for factor, f in checks["left_out"]["factors"].items():
         print(f"  {factor}: {f}")
-
-
-if __name__ == "__main__":
-    main()

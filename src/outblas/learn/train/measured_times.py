@@ -1,4 +1,4 @@
-"""Measured times of (problem, config) for the scripts beside: from stores of tunings and JSON lines.
+"""Measured times of (problem, config) for fits: from stores of tunings and JSON lines.
 
 A JSONL has one problem per line: ``{"p": problem key, "first": {config name: us}, "med": {config name:
 us}}``; ``med`` (a median over rounds) wins over ``first`` (a sample or two).
@@ -50,8 +50,8 @@ def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]
     for run in runs:
         slower = np.exp(DRIFT_SHARE * drift(runs[0][0].baselines_us, run[0].baselines_us))
         for e in run:
-            if e.timing is not None and len(e.timing.samples_us) > rounds.get(e.config, 0):
-                rounds[e.config], times[e.config] = len(e.timing.samples_us), e.timing.median_us / slower
+            if e.timing is not None and len(e.timing.samples_us) > rounds.get(e.template, 0):
+                rounds[e.template], times[e.template] = len(e.timing.samples_us), e.timing.median_us / slower
     return times
 
 

@@ -1,4 +1,4 @@
-"""The directory of one go of scripts/regenerate.py: what is in it, and of which kernels it is."""
+"""The directory of one `outblas build-library`: what is in it, and of which kernels it is."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ TABLES = tuple(
 
 
 @dataclass(frozen=True)
-class Work:
-    """The directory of one go: one kind of kernels, one toolchain."""
+class BuildFolder:
+    """The directory of one build: one kind of kernels, one toolchain."""
 
     path: Path
     gpu_index: int = 0
@@ -93,7 +93,7 @@ def built_by() -> dict[str, str | None]:
     return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
-def begin_with(work: Work, files: Sequence[Path]) -> None:
+def begin_with(work: BuildFolder, files: Sequence[Path]) -> None:
     """Give a new directory the tables of other libraries; of a problem the row of the first that has one.
 
     A directory that has these tables already is left as it is.
@@ -124,7 +124,7 @@ def begin_with(work: Work, files: Sequence[Path]) -> None:
     )
 
 
-def fill_from(work: Work, files: Sequence[Path], tables: Sequence[Table]) -> None:
+def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table]) -> None:
     """Where a row of these tables falls back, take the kernel that another library has for it (once per table).
 
     Two searches of the same shapes end with different kernels, where these are level. A bench and ``settle`` of the
@@ -162,11 +162,11 @@ def _filled(library: Library, other: Library) -> tuple[tuple[Row, ...], int]:
     return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))
 
 
-def proved(work: Work, table: Table) -> frozenset[str]:
+def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     """Kernels of a table's layout, dtype and accumulator that passed every gate in this work before.
 
-    The sources and the compiler are the same (see Work.check), hence the cubins. A recording proves what it measures,
-    and a library that says of which kernels it is (from another directory, perhaps) was proved with them.
+    The sources and the compiler are the same (see :meth:`BuildFolder.check`), hence the cubins. A recording proves what
+    it measures, and a library that says of which kernels it is (from another directory, perhaps) was proved with them.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)

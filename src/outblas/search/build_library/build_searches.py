@@ -1,12 +1,10 @@
-"""The searches of scripts/regenerate.py: tune, and what looks at a tuned table again (borrow, refine, again)."""
+"""The searches that build a library: tune, and what looks at a tuned table again (borrow, refine, again)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-
-from regenerate_work import DONE_AS, SEEDS, TABLES, Work, printer, proved
 
 from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
@@ -20,6 +18,7 @@ from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.roofline import Gpu
+from outblas.search.build_library.build_work import DONE_AS, SEEDS, TABLES, BuildFolder, printer, proved
 from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
 from outblas.space import gpu_of_device, why_illegal
 from outblas.store import Store
@@ -45,7 +44,7 @@ REFINE_BUDGET, REFINE_LLM_BUDGET = 3, 4
 BORROW_BUDGET = 5
 
 
-def tune_table(work: Work, table: Table) -> None:
+def tune_table(work: BuildFolder, table: Table) -> None:
     """Rows of the problems that have none yet; a problem of two tables is tuned in the first."""
     library, problems = work.load(), table.problems()
     todo = [p for p in problems if library.lookup(p) is None]
@@ -69,14 +68,19 @@ def tune_table(work: Work, table: Table) -> None:
             group, later = todo[start:][:PROBLEMS_AT_ONCE], todo[start:][PROBLEMS_AT_ONCE:]
             evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
             found = tune(group, agent, budget, evaluator, store, "tune", per_round=budget)
-            measured = {**found.provenance, **collect(f"scripts/regenerate.py tune {table}", work.gpu_index)}
+            measured = {**found.provenance, **collect(command_of("tune", table), work.gpu_index)}
             library = with_rows(library, found.rows, table, measured)
             library.save(work.library)
             progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean('pdl'):.3f}x")
         print(f"tune {table}: {failures(store.evaluations('tune'))}; {spent(evaluator)}", flush=True)
 
 
-def packaged_kernels(work: Work, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
+def command_of(step: str, table: Table) -> str:
+    """The command that makes one step of a table again, for provenance."""
+    return f"outblas build-library --steps {step} --tables {table}"
+
+
+def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
     """What the packaged library installs, by problem, where it is legal still; nothing for a search from nothing."""
     if work.from_nothing:
         return {}
@@ -84,7 +88,7 @@ def packaged_kernels(work: Work, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
     return {p: [c for c in configs if why_illegal(p, c, gpu) is None] for p, configs in installed.items()}
 
 
-def tuning(work: Work, table: Table, step: str) -> Options:
+def tuning(work: BuildFolder, table: Table, step: str) -> Options:
     """How candidates are evaluated in a search."""
     gpu = gpu_of_device(work.gpu_index)
     return Options(
@@ -93,7 +97,7 @@ def tuning(work: Work, table: Table, step: str) -> Options:
     )  # fmt: skip
 
 
-def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
+def searcher(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
     """Who proposes for a table, and how much may be tried."""
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
@@ -110,16 +114,16 @@ def searcher(work: Work, table: Table, library: Library, gpu: Gpu) -> tuple[Agen
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
 
 
-def again(work: Work, table: Table) -> None:
+def again(work: BuildFolder, table: Table) -> None:
     """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
     weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))]
-    tried = {p: {e.config for e in known} for p, known in searched(work, table, "again").items()}
+    tried = {p: {e.template for e in known} for p, known in searched(work, table, "again").items()}
     gpu = gpu_of_device(work.gpu_index)
     agent = Untried(0, gpu, tried)
     second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: worth_trying(p, gpu))
 
 
-def refine(work: Work, table: Table) -> None:
+def refine(work: BuildFolder, table: Table) -> None:
     """Neighbours of the best candidates of every row (hints, order of tiles, parts of K); the better kernel stays."""
     if "refined" in of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
@@ -137,7 +141,7 @@ def refine(work: Work, table: Table) -> None:
     second_search(work, table, "refine", problems, InOrder(0, gpu), budget, offered)
 
 
-def borrow(work: Work, table: Table) -> None:
+def borrow(work: BuildFolder, table: Table) -> None:
     """What won on shapes nearby; the better kernel stays."""
     if "borrowed" in of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
@@ -146,14 +150,14 @@ def borrow(work: Work, table: Table) -> None:
     won = {p: winners(known) for p, known in tried.items()}
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        known = {e.config for e in tried[problem]}
+        known = {e.template for e in tried[problem]}
         return borrowed(problem, won, known, gpu)[:BORROW_BUDGET]
 
     problems = [p for p in table.problems() if p in tried]
     second_search(work, table, "borrow", problems, InOrder(0, gpu), BORROW_BUDGET, offered)
 
 
-def searched(work: Work, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
+def searched(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
     """What all searches of a table tried, ``but`` one: that is the one about to be made, or to go on."""
     with Store(work.store(table)) as store:
         runs = (run for run in ("tune", *DONE_AS) if run != but)
@@ -161,7 +165,7 @@ def searched(work: Work, table: Table, but: str) -> dict[Problem, list[Evaluatio
 
 
 def second_search(
-    work: Work, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
+    work: BuildFolder, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
     offered: Callable[[Problem], Sequence[KernelConfig]],
 ) -> None:  # fmt: skip
     """Search some problems of a tuned table once more; of the old kernel and the new one the better is kept.

@@ -1,0 +1,141 @@
+"""``outblas build-library``: recording, library and published results of all tables, on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import EXIT_INTERRUPT, MODES, err, out
+from outblas.errors import UsageError
+
+if TYPE_CHECKING:
+    from outblas.search.build_library.build_work import BuildFolder
+    from outblas.suites import Table
+
+
+WorkOption = Annotated[
+    Path, typer.Option(help="Directory of everything that is made; the same command goes on where it stopped.")
+]
+GpuOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
+TablesOption = Annotated[
+    str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
+]
+StepsOption = Annotated[
+    str | None, typer.Option(help="Steps, separated by commas; by default record,tune,borrow,refine,confirm,bench.")
+]
+ModesOption = Annotated[
+    str | None, typer.Option(help="Modes of step bench, separated by commas; by default all: " + ", ".join(MODES) + ".")
+]
+ExtraOption = Annotated[
+    str | None, typer.Option(help="Tables that are benched in the modes beside offline, too; by default the first.")
+]
+RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
+FromNothingOption = Annotated[
+    bool, typer.Option("--from-nothing", help="Begin without the packaged library's kernels.")
+]
+BeginOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="A library whose tables a new directory has from the start. May be repeated: the first that has a "
+        "problem counts.",
+    ),
+]
+FillOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="A library whose kernels rows that fall back take. May be repeated: the first that has one counts.",
+    ),
+]
+JobOption = Annotated[str | None, typer.Option(hidden=True, help="One job, in this process.")]
+
+#: What each step does, below the options in ``--help``; a paragraph after "\b" keeps its lines.
+STEPS_HELP = """
+Every step runs for every table, in a process of its own. A STEM is a table in small letters with underscores.
+
+\b
+record   measures the catalogue                                            -> WORK/recording/
+tune     searches the problems that have no row yet                        -> WORK/library.json
+borrow   tries what won on shapes nearby; the better kernel stays
+refine   tries neighbours of the best candidates; the better kernel stays
+confirm  times what won by little again, and drops what does not win
+bench    times the library against every baseline                          -> WORK/STEM_MODE.parquet
+
+These run only when --steps names them:
+
+\b
+again    searches the problems that fall back or win by little once more; then confirm and bench
+demote   drops what was not surely ahead in the offline bench; then bench again
+settle   drops the same, and lets its rows of that bench fall back, instead of another bench
+
+A recorded table begins with the recording's best. Another one begins with what won on the same M, N, K in the
+tables before it, and with the ranking model's choices. The packaged library's kernels are tried, too.
+
+The seconds of every step are in the library's provenance; with --from-nothing they are in WORK/retune.json, too.
+To publish, copy WORK/recording/*.parquet and library.json into src/outblas/data, copy the benches and retune.json
+into results/h200, and run `outblas results --write`.
+"""
+
+
+def build_library(
+    work: WorkOption,
+    gpu_device_id: GpuOption = 0,
+    tables: TablesOption = None,
+    steps: StepsOption = None,
+    modes: ModesOption = None,
+    extra: ExtraOption = None,
+    recorded: RecordedOption = None,
+    from_nothing: FromNothingOption = False,
+    begin_with: BeginOption = None,
+    fill_from: FillOption = None,
+    job: JobOption = None,
+) -> None:
+    """Record, tune, confirm and bench the published tables, into one library (GPU, hours, resumable)."""
+    from outblas.search.build_library.build_run import build, jobs, named
+    from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
+    from outblas.search.build_library.build_work import TABLES, BuildFolder
+
+    place = BuildFolder(common.folder("--work", work), gpu_device_id, from_nothing)
+    if job is not None:
+        _run_alone(place, job)
+        return
+    chosen = _tables(tables, TABLES)
+    listed = jobs(
+        list(DEFAULT_STEPS) if steps is None else named(steps, list(STEPS), "--steps"),
+        chosen,
+        MODES if modes is None else named(modes, MODES, "--modes"),
+        _tables(extra, TABLES[:1]),
+        _tables(recorded, TABLES[:1]),
+    )
+    libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
+    build(place, listed, chosen, libraries, fillers)
+    if place.library.exists():
+        out.print(f"library: {place.library}", markup=False)
+    for path in sorted(place.path.glob("*.parquet")):
+        out.print(f"bench: {path}", markup=False)
+
+
+def _run_alone(work: BuildFolder, job: str) -> None:
+    """One job in this process; what started it says how to go on."""
+    from outblas.search.build_library.build_run import run_job
+    from outblas.search.build_library.build_steps import STEPS
+
+    step, *rest = job.split() or [""]
+    modes = MODES if step == "bench" else ()
+    if step not in STEPS or len(rest) != 1 + bool(modes) or (modes and rest[1] not in modes):
+        raise UsageError(f"--job {job!r}", "a step, a table and, of a bench, a mode", "leave it out")
+    try:
+        run_job(work, [step, *rest])
+    except KeyboardInterrupt as error:
+        err.print(f"interrupted{': ' if str(error) else ''}{error}", markup=False)
+        raise typer.Exit(EXIT_INTERRUPT) from None
+
+
+def _tables(text: str | None, default: tuple[Table, ...]) -> list[Table]:
+    from outblas.suites import Table
+
+    return list(default) if text is None else [Table.parse(each) for each in text.split(",")]

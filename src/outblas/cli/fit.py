@@ -1,0 +1,147 @@
+"""``outblas fit``: the catalogue, the ranking model and what any shape is given, from measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import out
+from outblas.errors import UsageError
+
+fit = typer.Typer(
+    help="Fit what the package ships to measurements: the catalogue, the ranking model, kernels for any shape.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+StoreOption = Annotated[
+    list[Path] | None, typer.Option("--store", help="Store that a tuning left; may be repeated.", metavar="FILE")
+]
+STEPS = ("record", "fit", "prove", "bench")
+RESULTS = Path("results/any_shapes")
+#: Problems of a step that draws them, where --count is not given.
+COUNTS = {"record": 1200, "bench": 300}
+
+
+@fit.command("catalogue")
+def fit_catalogue(
+    out_file: Annotated[Path, typer.Option("--out", help="File to write.")],
+    recording: Annotated[Path | None, typer.Option(help="Folder of a recording.")] = None,
+    store: StoreOption = None,
+    kernels: Annotated[int, typer.Option(help="The most kernels to choose.")] = 190,
+) -> None:
+    """Choose the catalogue: few kernels that cover what was measured, several deep (no GPU)."""
+    stores = common.files("--store", store)
+    if recording is None and not stores:
+        raise UsageError("no measurements", "a recording, stores or both", "give a recording, --store or both")
+    common.at_least("--kernels", kernels, 1)
+
+    from outblas.learn.train.choose_catalogue import read_rows, write_catalogue
+
+    rows = read_rows(recording, stores)
+    count, candidates = write_catalogue(rows, kernels, out_file, lambda line: out.print(line, markup=False))
+    out.print(f"{count} kernels, {candidates} candidates: {out_file}", markup=False)
+
+
+@fit.command("model")
+def fit_model(
+    jsonl: Annotated[list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)] = None,
+    recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
+    store: StoreOption = None,
+    folds: Annotated[int, typer.Option(help="Folds of the check on shapes that a fit has not seen.")] = 5,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write; by default the package's own for that GPU.")
+    ] = None,
+) -> None:
+    """Fit the ranking model's coefficients, and report how it ranks shapes that it has not seen (no GPU)."""
+    lines, stores = common.files("JSONL", jsonl), common.files("--store", store)
+    if not (lines or stores or recording):
+        raise UsageError(
+            "no measurements",
+            "JSON lines, stores, a recording or some of them",
+            "give a JSONL, --store, --recording or some of them",
+        )
+    common.at_least("--folds", folds, 2)
+
+    from outblas.files import write_json
+    from outblas.learn.train import fit_model_run as run
+
+    report = run.fit_model(run.Measurements(lines, stores, recording), folds)
+    run.print_report(report)
+    path = out_file or run.packaged_path(report["gpu"])
+    write_json(path, report)
+    out.print(f"model: {path}", markup=False)
+
+
+@fit.command("any-shape")
+def fit_any_shape(
+    step: Annotated[str, typer.Argument(help="record (GPU), fit, prove (GPU) or bench (GPU).", metavar="STEP")],
+    count: Annotated[
+        int | None, typer.Option(help="Problems; by default 1200 to record, 300 to bench.", show_default=False)
+    ] = None,
+    measurements: Annotated[
+        int | None, typer.Option(help="Kernels of each recorded problem; by default those that are likely the best.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which problems are recorded.")] = 1,
+    work: Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")] = Path(
+        "build/any_shapes"
+    ),
+    cells: Annotated[Path, typer.Option(help="Table of what was recorded.")] = RESULTS / "h200_cells.parquet",
+    proved: Annotated[Path, typer.Option(help="Which kernels passed all gates.")] = RESULTS / "h200_proved.json",
+    out_file: Annotated[Path, typer.Option("--out", help="Result file of the bench.")] = RESULTS / "h200_bench.parquet",
+    summary: Annotated[Path, typer.Option(help="Figures of the bench.")] = RESULTS / "h200.json",
+) -> None:
+    """Fit which kernel a shape gets that no library has: record random shapes, fit, prove, bench others."""
+    if step not in STEPS:
+        raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
+    number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
+
+    from outblas.files import sole_driver
+
+    with sole_driver(work):
+        if step == "record":
+            _record_any_shape(number, measurements, seed, work, cells)
+        elif step == "fit":
+            _fit_any_shape(cells, proved)
+        elif step == "prove":
+            _prove_any_shape(proved)
+        else:
+            _bench_any_shape(number, out_file, summary)
+
+
+def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
+    from outblas.any_shape import LIKELY
+    from outblas.search.any_shape_run import record, shapes
+
+    measurements = common.at_least("--measurements", LIKELY if measurements is None else measurements, 1)
+    told = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
+    out.print(f"{told}: {cells}", markup=False)
+
+
+def _fit_any_shape(cells: Path, proved: Path) -> None:
+    from outblas.learn.train.fit_any_shape_run import fit_all, packaged_path
+
+    told = fit_all(cells, proved, packaged_path(), lambda line: out.print(line, markup=False))
+    out.print(f"{told}: {packaged_path()}", markup=False)
+
+
+def _prove_any_shape(proved: Path) -> None:
+    from outblas.search.any_shape_run import prove
+
+    passed = prove(proved)
+    out.print(f"written to {proved}", markup=False)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _bench_any_shape(count: int, out_file: Path, summary: Path) -> None:
+    from outblas.search.any_shape_run import BENCHED, bench, shapes
+
+    figures = bench(shapes(count, BENCHED), out_file, summary)
+    out.print(json.dumps(figures, indent=1), markup=False)
+    out.print(f"result: {out_file}\nfigures: {summary}", markup=False)

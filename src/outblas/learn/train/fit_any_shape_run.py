@@ -1,0 +1,114 @@
+"""What any shape may be given: the table of recorded cells, and the fit of kernels and margin on it.
+
+The run that records, proves and benches is ``outblas.search.any_shape_run``; the command is ``outblas fit any-shape``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from outblas.any_shape import AnyShape
+from outblas.config import config_from_name, config_name
+from outblas.errors import OutblasError, RecordError
+from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
+from outblas.policy import Policy
+from outblas.problem import Problem
+from outblas.provenance import collect
+from outblas.recording import Recording
+from outblas.store import Store
+
+#: A product below this times torch.matmul's speed is slower; so few may be, of those that a fit had not seen.
+SLOW, SLOWER = 0.98, 0.002
+MARGINS = (1.04, 1.06, 1.08, 1.1, 1.12, 1.15, 1.2)
+
+
+def packaged_path() -> Path:
+    """Where the package keeps what is fitted here."""
+    return Path(str(resources.files("outblas"))) / "data" / "any_shape" / "h200.npz"
+
+
+def export(store: Path, out: Path) -> str:
+    """Write what was recorded as a table: problem, kernel, its and torch.matmul's microseconds. Return it in words."""
+    with Store(store) as opened:
+        run = opened.runs()[0]
+        done = [e for e in opened.evaluations(run.run_id) if e.timing is not None]
+    columns: dict[str, list[Any]] = {
+        "problem": [e.problem.key for e in done],
+        "kernel": [config_name(e.config) for e in done],
+        "median_us": [e.timing.median_us for e in done if e.timing],
+        "torch_us": [e.baselines_us["torch"] for e in done],
+    }
+    about = collect("outblas fit any-shape record", 0) | {"date": run.started}
+    table = pa.table(columns).replace_schema_metadata({"provenance": json.dumps(about)})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, out)
+    return f"{len(done)} cells of {len(set(columns['problem']))} problems"
+
+
+def read_cells(path: Path) -> tuple[list[Cells], dict[str, Any]]:
+    """(cells, provenance) of what :func:`export` wrote."""
+    table = pq.read_table(path)
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        grouped.setdefault(row["problem"], []).append(row)
+    found = []
+    for key, rows in grouped.items():
+        gains = np.log([row["torch_us"] / row["median_us"] for row in rows]).astype(np.float32)
+        configs = tuple(config_from_name(row["kernel"]) for row in rows)
+        found.append(Cells(Problem.from_key(key), configs, gains, outside=True))
+    return found, json.loads(table.schema.metadata[b"provenance"])
+
+
+def fit_all(cells: Path, proved: Path, out: Path, tell: Callable[[str], None]) -> str:
+    """Fit the kernels on offer, the speed-up over torch.matmul and the margin, and write them.
+
+    Args:
+        cells: what :func:`export` wrote.
+        proved: which kernels passed all gates; those that failed are left out. The file may be missing.
+        out: the file to write.
+        tell: given a line for each part of the fit.
+
+    Returns:
+        What was fitted, in one line.
+
+    Raises:
+        OutblasError: no margin keeps nearly all products from getting slower.
+        RecordError: there are no cells.
+    """
+    if not cells.is_file():
+        raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")
+    measured, provenance = read_cells(cells)
+    everything = [*recorded(Recording.load("h200")), *measured]
+    sure, margin, told = _most_for_few(kept_out(everything, tell))
+    failed = json.loads(proved.read_text())["failed"] if proved.exists() else {}
+    left_out = {name.split(" ", 1)[1] for name in failed}
+    passed = {config for c in measured for config in c.configs if config_name(config) not in left_out}
+    where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
+    about = f"{len(measured)} random problems and {len(everything) - len(measured)} recorded ones; {where}; {told}"
+    kernels = tuple(c for c in general_kernels() if c in passed)
+    found = AnyShape(kernels, fit(everything), margin, sure, Policy.load("h200"), about)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found.save(out)
+    return f"{len(kernels)} kernels, bound {sure:g} deviations below, margin {margin}; {told}"
+
+
+def _most_for_few(outcomes: Sequence[tuple[float, list[Outcome]]]) -> tuple[float, float, str]:
+    """(sure, margin, in words): the most speed where at most :data:`SLOWER` of the problems kept out get slower."""
+    best = (0.0, 0.0, 0.0, 0)
+    for sure, each in outcomes:
+        for margin in MARGINS:
+            mean, slower = result(each, sure, margin, SLOW)
+            if slower <= SLOWER * len(each) and mean > best[0]:
+                best = (mean, sure, margin, slower)
+    mean, sure, margin, slower = best
+    if not margin:
+        raise OutblasError("no margin keeps products from getting slower", "a few problems", "record more problems")
+    return sure, margin, f"kept out: {mean:.3f} over torch.matmul, {slower} of {len(outcomes[0][1])} below {SLOW}"

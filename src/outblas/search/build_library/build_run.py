@@ -1,0 +1,138 @@
+"""Build everything that is measured, on a GPU: recording, library, published results. Resumable.
+
+The steps of every table run one after the other, each in a process of its own (`outblas build-library --job ...`), so
+that no state of one helps the next. What is done already is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+from outblas.errors import OutblasError, UsageError
+from outblas.files import sole_driver, write_json
+from outblas.library import Library
+from outblas.records.retune_record import FILE as RETUNE
+from outblas.records.retune_record import retune_record, seconds_by_step
+from outblas.search.build_library.build_steps import MAKING, STEPS
+from outblas.search.build_library.build_work import TABLES, BuildFolder, begin_with, fill_from
+from outblas.source import kernels_sha
+from outblas.suites import Table
+
+
+def build(
+    work: BuildFolder,
+    listed: Sequence[Sequence[str]],
+    tables: Sequence[Table],
+    libraries: Sequence[Path] = (),
+    fillers: Sequence[Path] = (),
+) -> None:
+    """Run the jobs in the directory, which this process alone may use meanwhile.
+
+    Args:
+        work: the directory, made where it is missing.
+        listed: the jobs, see :func:`jobs`.
+        tables: whose rows the kernels of ``fillers`` go to.
+        libraries: files of libraries whose tables a new directory begins with.
+        fillers: files of libraries whose kernels rows that fall back take.
+
+    Raises:
+        OutblasError: a job failed; the same call goes on where it was.
+        RecordError: another process uses the directory.
+        UsageError: the directory or a library does not fit.
+    """
+    with sole_driver(work.path):
+        begin_with(work, libraries)
+        fill_from(work, fillers, tables)
+        work_through(work, listed)
+
+
+def jobs(
+    steps: Sequence[str], tables: Sequence[Table], modes: Sequence[str], extra: Sequence[Table],
+    recorded: Sequence[Table] = TABLES[:1],
+) -> list[list[str]]:  # fmt: skip
+    """``[step, table]`` or ``["bench", table, mode]``, in the order in which they are to run."""
+    found: list[list[str]] = []
+    for step in steps:
+        if step == "record":
+            found += [[step, str(table)] for table in tables if table in recorded]
+        elif step == "bench":
+            found += [[step, str(t), mode] for mode in modes for t in tables if mode == "offline" or t in extra]
+        else:
+            found += [[step, str(table)] for table in tables]
+    return found
+
+
+def run_job(work: BuildFolder, job: Sequence[str]) -> None:
+    """One job in this process."""
+    step, table, *mode = job
+    work.check()
+    STEPS[step](work, Table.parse(table), *mode)
+
+
+def work_through(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
+    """The jobs one after the other, each in a fresh process; prints the seconds of each."""
+    seconds: dict[str, float] = {}
+    for job in listed:
+        begin = monotonic()
+        try:
+            subprocess.run(command_of_job(work, job), check=True)
+        except subprocess.CalledProcessError as error:
+            raise OutblasError(
+                f"{' '.join(job)} failed with status {error.returncode}",
+                "every job to end well",
+                "see its error above; the same command goes on where it was",
+            ) from error
+        finally:
+            spent = monotonic() - begin
+            seconds = note_seconds(work, job, spent)
+            print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
+    print(publish_seconds(work, seconds), flush=True)
+
+
+def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
+    """What runs one job in a process of its own."""
+    command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
+    command += ["--gpu-device-id", str(work.gpu_index)]
+    command += ["--from-nothing"] if work.from_nothing else []
+    return [*command, "--job", " ".join(job)]
+
+
+def note_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
+    """Add to the seconds of a job, over all times that it was begun; returns those of every job."""
+    path = work.path / "seconds.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    name = " ".join(job)
+    known[name] = round(known.get(name, 0.0) + seconds, 1)
+    write_json(path, known)
+    return dict(known)
+
+
+def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
+    """Write the seconds into the library's provenance, and a record of it if it is from nothing; returns the totals."""
+    made_in = {name: s for name, s in seconds.items() if name.split()[0] in MAKING}
+    making = sum(made_in.values())
+    if work.library.exists():
+        library = Library.load(work.library)
+        provenance = {**library.provenance, "seconds": seconds, "seconds_of_making": round(making, 1)}
+        provenance.setdefault("kernels", kernels_sha())  # another's, brought here, is not of these kernels by that
+        library = replace(library, provenance=provenance)
+        library.save(work.library)
+        if work.from_nothing:
+            write_json(work.path / RETUNE, retune_record(library, made_in))
+    each = ", ".join(f"{step} {spent:.0f} s" for step, spent in seconds_by_step(seconds).items())
+    return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
+
+
+def named(text: str, known: Sequence[str], option: str) -> list[str]:
+    """Words separated by commas, each one of ``known``; raises UsageError."""
+    words = text.split(",")
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise UsageError(f"{option} {','.join(unknown)}", f"some of {', '.join(known)}", "correct it")
+    return words
