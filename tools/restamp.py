@@ -185,7 +185,7 @@ def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) 
 
 
 def is_result(path: Path) -> bool:
-    """Whether ``outblas bench`` wrote it; what scripts write beside, with metadata of their own, is none. Raises
+    """Whether ``outblas bench`` wrote it; what benchmarks write beside, with metadata of their own, is none. Raises
     RecordError for a file that cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq

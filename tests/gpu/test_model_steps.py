@@ -36,11 +36,11 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         pytest.skip("the packaged library is of an H200")
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    for folder in ("benchmarks/transformer", "examples"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-    names = ("llama", "model_explained", "model_greedy", "model_runs", "model_steps")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "transformer"))
+    names = ("model_explained", "model_greedy", "model_runs", "model_steps")
+    modules = {name: importlib.import_module(name) for name in names}
     with sums_in_fp32():
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+        yield SimpleNamespace(**modules, llama=importlib.import_module("llama_example").llama)
 
 
 @pytest.fixture

@@ -50,7 +50,9 @@ def fit_catalogue(
 
 @fit.command("model")
 def fit_model(
-    jsonl: Annotated[list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)] = None,
+    jsonl: Annotated[
+        list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)
+    ] = None,
     recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
     store: StoreOption = None,
     folds: Annotated[int, typer.Option(help="Folds of the check on shapes that a fit has not seen.")] = 5,
