@@ -1,0 +1,1 @@
+"""What was measured, and the files that keep it."""

@@ -1,0 +1,1 @@
+"""Searching for the fastest kernels, and building the library that is published from what is found."""
