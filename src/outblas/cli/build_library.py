@@ -128,6 +128,7 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     modes = MODES if step == "bench" else ()
     if step not in STEPS or len(rest) != 1 + bool(modes) or (modes and rest[1] not in modes):
         raise UsageError(f"--job {job!r}", "a step, a table and, of a bench, a mode", "leave it out")
+    work.path.mkdir(parents=True, exist_ok=True)
     try:
         run_job(work, [step, *rest])
     except KeyboardInterrupt as error:
