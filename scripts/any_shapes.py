@@ -50,7 +50,7 @@ from outblas.space import gpu_of_device, why_illegal
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.suites import GRID, LLM_LAYERS, SUITES, suite
-from outblas.tune import tune
+from outblas.tune import SearchOptions, tune
 
 CELLS = Path("results/any_shapes/h200_cells.parquet")
 OUT = Path("results/any_shapes/h200_bench.parquet")
@@ -117,7 +117,8 @@ def record(arguments: argparse.Namespace) -> None:
         Store(arguments.work / "store.sqlite") as store,
     ):
         agent = make_agent("ppo", 0, gpu)
-        tune(problems, agent, arguments.measurements, evaluator, store, "any_shapes", progress, arguments.measurements)
+        search = SearchOptions(per_round=arguments.measurements)
+        tune(problems, agent, arguments.measurements, evaluator, store, "any_shapes", progress, search)
     export(arguments.work / "store.sqlite", arguments.cells)
 
 

@@ -16,7 +16,7 @@ from outblas.errors import DeviceError, ToolchainMissing
 from outblas.problem import Problem
 from outblas.profile import run_profile
 from outblas.store import Store
-from outblas.tune_run import run_tune
+from outblas.tune_run import TuneRequest, run_tune
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,7 @@ def test_the_best_of_a_run_have_counters_that_a_kernel_can_have(tmp_path: Path) 
     except ToolchainMissing as error:
         pytest.skip(str(error))
     run = tmp_path / "run"
-    run_tune(PROBLEMS, "custom", "heuristic", 4, 0, Device(gpu_index=0), run, "outblas tune")
+    run_tune(TuneRequest(PROBLEMS, "custom", "heuristic", 4, 0, Device(gpu_index=0), run, "outblas tune"))
     try:
         found = run_profile(run, 0, top=2)
     except DeviceError as error:

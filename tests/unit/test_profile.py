@@ -33,8 +33,8 @@ from outblas.report import write_report
 from outblas.reward import reward
 from outblas.roofline import H200
 from outblas.store import Store
-from outblas.tune import tune
-from outblas.tune_run import run_tune
+from outblas.tune import SearchOptions, tune
+from outblas.tune_run import TuneRequest, run_tune
 
 #: In ncu's place: leaves what it was to launch in $OUTBLAS_ASKED and writes a table with a mark and a kernel for each
 #: entry, whose L2 hit rate is the number of the entry; or $OUTBLAS_SAYS.
@@ -91,7 +91,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
 def run(tmp_path: Path) -> Path:
     """A finished tune run over four problems."""
     where = Device(recording=str(RECORDING.write(tmp_path / "recording")))
-    run_tune(RECORDING.problems, "custom", "exhaustive", 10, 0, where, tmp_path / "run", "outblas tune")
+    run_tune(TuneRequest(RECORDING.problems, "custom", "exhaustive", 10, 0, where, tmp_path / "run", "outblas tune"))
     return tmp_path / "run"
 
 
@@ -291,7 +291,15 @@ class Curious(Agent):
 
 def test_a_run_resumed_after_a_profile_goes_on_as_it_would_have(tmp_path: Path) -> None:
     def search(store: Store, budget: int) -> None:
-        tune(RECORDING.problems, Curious(0, H200), budget, ReplayEvaluator(RECORDING), store, "r", per_round=1)
+        tune(
+            RECORDING.problems,
+            Curious(0, H200),
+            budget,
+            ReplayEvaluator(RECORDING),
+            store,
+            "r",
+            options=SearchOptions(per_round=1),
+        )
 
     with Store(tmp_path / "whole") as whole, Store(tmp_path / "part") as part:
         search(whole, 4)
