@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from outblas.agents import make_agent
 from outblas.any_shape import LIKELY, AnyShape
 from outblas.baselines import RIVALS
-from outblas.bench import run_bench
+from outblas.bench import BenchRequest, run_bench
 from outblas.config import config_from_name, config_name
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator, Options
@@ -210,7 +210,7 @@ def bench(arguments: argparse.Namespace) -> None:
     problems, found = shapes(arguments.count, BENCHED), AnyShape.load("h200")
     rows = [Row(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
     library = Library("h200", tuple(rows))
-    run_bench(problems, "any_shapes", library, arguments.out, layouts=("TN", "NN"), baselines=RIVALS)
+    run_bench(BenchRequest(problems, "any_shapes", library, arguments.out, baselines=RIVALS))
     result = read_result(arguments.out)
     # No kernel with PDL is on offer: where a caller allows it the same kernels are used.
     result = replace(result, rows=[row for row in result.rows if not row["pdl"]])

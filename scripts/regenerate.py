@@ -49,7 +49,7 @@ from regenerate_search import again, borrow, refine, tune_table
 from regenerate_work import SEEDS, TABLES, Work, begin_with, fill_from, printer, proved
 
 from outblas.baselines import RIVALS
-from outblas.bench import run_bench
+from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch
 from outblas.errors import OutblasError, UsageError
 from outblas.files import sole_driver, write_json
@@ -116,8 +116,11 @@ def benched(
 
     def bench_once(resume: bool) -> None:
         run_bench(
-            problems, table.suite, part, out, (work.gpu_index,), mode, (table.layout,), BENCH_ROUNDS, resume,
-            printer(what), proved=proved(work, table), **more,
+            BenchRequest(
+                problems, table.suite, part, out, (work.gpu_index,), mode, BENCH_ROUNDS, resume,
+                proved=proved(work, table), **more,
+            ),
+            printer(what),
         )  # fmt: skip
 
     try:

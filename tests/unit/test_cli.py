@@ -281,11 +281,11 @@ def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.Monke
         "--out",
         str(path),
     )
-    call = calls[0]
-    assert {p.layout for p in call["problems"]} == set(call["layouts"]) == {"TN", "NN"}
-    assert {p.dtype for p in call["problems"]} == {"bf16"}
-    assert (call["suite"], call["gpu_indices"], call["resume"], call["out_path"]) == ("llm", (1, 0), False, path)
-    assert (call["mode"], call["target_qps"], call["library"]) == ("offline", None, None)
+    request = calls[0][0]
+    assert {p.layout for p in request.problems} == {"TN", "NN"}
+    assert {p.dtype for p in request.problems} == {"bf16"}
+    assert (request.suite, request.gpu_indices, request.resume, request.out_path) == ("llm", (1, 0), False, path)
+    assert (request.mode, request.target_qps, request.library) == ("offline", None, None)
 
 
 def test_bench_replaces_no_result_of_other_problems(
@@ -310,10 +310,10 @@ def test_bench_of_a_sample_takes_the_same_shapes_in_both_layouts(
 ) -> None:
     calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
     outblas("bench", "--layout", "both", "--sample", "100", "--seed", "3")
-    problems = calls[0]["problems"]
+    problems = calls[0][0].problems
     shapes = {layout: [p.mnk for p in problems if p.layout == layout] for layout in ("TN", "NN")}
     assert shapes["TN"] == shapes["NN"] and len(shapes["TN"]) == 100
-    assert calls[0]["out_path"].name == "grid1000_both_fp16_fp32_offline_sample100.parquet"
+    assert calls[0][0].out_path.name == "grid1000_both_fp16_fp32_offline_sample100.parquet"
 
 
 def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(

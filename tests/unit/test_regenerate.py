@@ -18,6 +18,7 @@ from fake_gpu import FakeGpu, install
 from outblas import bench, record
 from outblas.agents import Agent
 from outblas.averages import launch_of_row
+from outblas.bench import BenchRequest
 from outblas.config import Sm90WgmmaConfig, config_name, launch_of
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
@@ -261,15 +262,13 @@ def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:
 
 
 def test_server_mode_takes_a_sample(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        script, "run_bench", lambda problems, *a, **named: seen.append({"p": problems, "a": a, **named})
-    )
+    seen: list[BenchRequest] = []
+    monkeypatch.setattr(script, "run_bench", lambda request, progress: seen.append(request))
     monkeypatch.setattr(script, "SERVER_SAMPLE", 3)
     run(script, work, "tune", "bench", modes="server")
     (call,) = seen
-    assert len(call["p"]) == 3 and set(call["p"]) < set(script.TABLES[0].problems())
-    assert call["target_qps"] == 200.0 and "server" in call["a"]
+    assert len(call.problems) == 3 and set(call.problems) < set(script.TABLES[0].problems())
+    assert call.target_qps == 200.0 and call.mode == "server"
 
 
 def test_a_kernel_that_does_not_win_again_is_not_kept(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
