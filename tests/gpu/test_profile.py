@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
-pytest.importorskip("plotly")  # of the run's report
 
 from outblas import ncu
 from outblas.device import Device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,8 @@ from outblas.device import parse_device
 from outblas.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from outblas.config import KernelConfig
     from outblas.problem import Problem
 
@@ -46,7 +48,7 @@ def profile(
     out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)
 
 
-def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]]) -> Any:
+def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
