@@ -145,7 +145,7 @@ def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
     from outblas.free.launch import load as load_kernel
     from outblas.space import gpu_of_device
-    from outblas.timing import offline
+    from outblas.timing import Effort, offline
 
     gpu = gpu_of_device(0)
     carried = Carried(folder, gpu)
@@ -153,7 +153,7 @@ def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -
         entries: dict[str, Any] = {
             name: load_kernel(carried.build(kernel, problem), scratch, None, gpu) for name, kernel in kernels.items()
         }
-        return offline({**make_baselines(0, (LT_AUTO,)), **entries}, problem, rounds=DIRECT_ROUNDS)
+        return offline({**make_baselines(0, (LT_AUTO,)), **entries}, problem, effort=Effort(DIRECT_ROUNDS))
 
 
 def _row(problem: Problem, passed: Mapping[str, Evaluation], direct: Mapping[str, Timing]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from outblas.agents import make_agent
 from outblas.averages import launch_of_row, published_us
 from outblas.baselines import RIVALS
-from outblas.bench import run_bench
+from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator
@@ -74,7 +74,7 @@ def search(arguments: argparse.Namespace, work: Path) -> Library:
 def bench(arguments: argparse.Namespace, work: Path) -> None:
     """The library against every baseline, to ``--out``; what was behind falls back."""
     problems = shapes(arguments.count, arguments.seed)
-    run_bench(problems, "new_shapes", work / "library.json", arguments.out, rounds=11)
+    run_bench(BenchRequest(problems, "new_shapes", work / "library.json", arguments.out, rounds=11))
     fall_back(arguments.out, behind(arguments.out))
     result = read_result(arguments.out)
     write_result(

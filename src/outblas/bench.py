@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,64 +30,70 @@ from outblas.source import kernels_sha
 from outblas.space import gpu_of_device
 from outblas.stats import geomean
 
-Progress = Callable[..., None]
+#: Called as (problems done, of how many, geometric mean of what is published so far).
+Progress = Callable[[int, int, float], None]
 
 
-def run_bench(
-    problems: Sequence[Problem],
-    suite: str,
-    library: Path | Library | None,
-    out_path: Path,
-    gpu_indices: Sequence[int] = (0,),
-    mode: str = "offline",
-    layouts: Sequence[str] = ("TN",),
-    rounds: int = 9,
-    resume: bool = True,
-    progress: Progress | None = None,
-    target_qps: float | None = None,
-    seed: int = 1,
-    baselines: Sequence[str] = NAMES,
-    proved: frozenset[str] = frozenset(),
-) -> Path:
-    """Bench ``problems`` and write the result file ``out_path``.
+@dataclass(frozen=True)
+class BenchRequest:
+    """One run of :func:`run_bench`.
 
-    Args:
+    Attributes:
+        problems: what to time.
+        suite: name of the suite that they are of.
         library: a file or a library in hand; None: the packaged one.
+        out_path: the result file to write.
+        gpu_indices: CUDA indices of the GPUs, which share the problems.
+        mode: ``offline``, ``offline_cold`` or ``server``.
+        rounds: interleaved rounds per problem.
+        resume: False begins anew where a journal of an interrupted run is there.
+        target_qps: requests per second, in server mode.
+        seed: of the operands and of the order within a round.
         baselines: those to time; without nvmmh, which is no rival, it is quicker.
         proved: names of kernels that passed every gate before, built from the same sources by the same toolchain
             for the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
+    """
+
+    problems: Sequence[Problem]
+    suite: str
+    library: Path | Library | None
+    out_path: Path
+    gpu_indices: Sequence[int] = (0,)
+    mode: str = "offline"
+    rounds: int = 9
+    resume: bool = True
+    target_qps: float | None = None
+    seed: int = 1
+    baselines: Sequence[str] = NAMES
+    proved: frozenset[str] = frozenset()
+
+
+def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
+    """Bench the problems and write the result file.
 
     A killed run resumes from the journal ``<out_path>.jsonl``; several GPUs share the problems.
 
+    Args:
+        request: what to time, against what and how.
+        progress: called after every problem.
+
+    Returns:
+        The result file.
+
     Raises:
-        RecordError: no library, or the disk refuses. DeviceError: no such GPU. UsageError: a journal of
-        other settings, or GPUs of two kinds.
+        RecordError: no library, or the disk refuses.
+        DeviceError: no such GPU.
+        UsageError: a journal of other settings, or GPUs of two kinds.
     """
-    gpu = gpu_of_device(gpu_indices[0])
-    if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
-        raise UsageError(
-            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
-            "one kind, for the figures of a file are compared",
-            "choose GPUs of one kind as --gpus",
-        )
-    if library is None:
-        library = Library.packaged(gpu.name)
-    chosen = library if isinstance(library, Library) else Library.load(library)
-    settings = {
-        "suite": suite, "mode": mode, "rounds": rounds, "seed": seed, "target_qps": target_qps,
-        "library": chosen.sha(), "kernels": kernels_sha(), "problems": [p.key for p in problems],
-        "baselines": list(baselines), "gpu": gpu.name,
-    }  # fmt: skip
-    hot_or_cold = "offline" if mode == "server" else mode
-    options = Options(
-        gpu=gpu, rounds=rounds, seed=seed, level="full", mode=hot_or_cold, baselines=tuple(baselines), proved=proved
-    )
-    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, resume)
+    problems, gpu = request.problems, _one_kind(request.gpu_indices)
+    library = _library(request.library, gpu)
+    path = request.out_path.with_name(request.out_path.name + ".jsonl")
+    journal = Journal(path, _settings(request, library, gpu), request.resume)
     done = {entry["problem"] for entry in journal.entries}
     todo = [p for p in problems if p.key not in done]
     written = False
     try:
-        for entry in _on_gpus(todo, chosen, gpu_indices, mode, target_qps, options):
+        for entry in _on_gpus(todo, library, request, _options(request, gpu)):
             journal.append(entry)
             if progress is not None:
                 # The last row of a problem: PDL allowed, or the only one (server mode).
@@ -95,16 +101,56 @@ def run_bench(
                 progress(len(journal.entries), len(problems), geomean(published))
         by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
         rows = [row for p in problems for row in by_key[p.key]]
-        provenance = {**collect(f"outblas bench --suite {suite}", gpu_indices[0]), "library": dict(chosen.provenance)}
-        write_result(rows, {"suite": suite, "provenance": provenance}, out_path)
+        about = collect(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
+        provenance = {**about, "library": dict(library.provenance)}
+        write_result(rows, {"suite": request.suite, "provenance": provenance}, request.out_path)
         written = True
     finally:
         journal.close(done=written)
-    return out_path
+    return request.out_path
+
+
+def _one_kind(gpu_indices: Sequence[int]) -> Gpu:
+    """The kind of these GPUs; raises UsageError where they are of several."""
+    gpu = gpu_of_device(gpu_indices[0])
+    if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
+        raise UsageError(
+            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
+            "one kind, for the figures of a file are compared",
+            "choose GPUs of one kind as --gpus",
+        )
+    return gpu
+
+
+def _library(asked: Path | Library | None, gpu: Gpu) -> Library:
+    if asked is None:
+        return Library.packaged(gpu.name)
+    return asked if isinstance(asked, Library) else Library.load(asked)
+
+
+def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, object]:
+    """What two benches have to share for one to go on with the other's journal."""
+    return {
+        "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
+        "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
+        "problems": [p.key for p in request.problems], "baselines": list(request.baselines), "gpu": gpu.name,
+    }  # fmt: skip
+
+
+def _options(request: BenchRequest, gpu: Gpu) -> Options:
+    return Options(
+        gpu=gpu,
+        rounds=request.rounds,
+        seed=request.seed,
+        level="full",
+        mode="offline" if request.mode == "server" else request.mode,
+        baselines=tuple(request.baselines),
+        proved=request.proved,
+    )
 
 
 def _on_gpus(
-    todo: Sequence[Problem], library: Library, gpus: Sequence[int], mode: str, qps: float | None, options: Options
+    todo: Sequence[Problem], library: Library, request: BenchRequest, options: Options
 ) -> Iterator[dict[str, Any]]:
     """Journal entries as they finish; one thread and one sandboxed worker per GPU."""
     work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
@@ -115,9 +161,9 @@ def _on_gpus(
 
     def serve(index: int) -> None:
         try:
-            with _Station(index, library, mode, qps, options) as station:
+            with _Station(index, library, request.mode, request.target_qps, options) as station:
                 station.expect(todo)
-                if index == gpus[0]:
+                if index == request.gpu_indices[0]:
                     station.compile_soon(todo)
                 while not stop.is_set():
                     try:
@@ -129,7 +175,7 @@ def _on_gpus(
         except BaseException as error:  # handed to the main thread, which raises it
             results.put(error)
 
-    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in gpus]
+    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in request.gpu_indices]
     for thread in threads:
         thread.start()
 

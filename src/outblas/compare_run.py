@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,64 +27,80 @@ MAX_BUDGET, MAX_SEEDS = 1_000_000, 1000
 Progress = Callable[[int, int, str], None]
 
 
-def run_compare(
-    plan: Plan,
-    splits: Sequence[str],
-    agents: Sequence[str],
-    seeds: int,
-    out_path: Path,
-    command: str,
-    jobs: int = 1,
-    resume: bool = True,
-    progress: Progress | None = None,
-) -> Path:
+@dataclass(frozen=True)
+class CompareRequest:
+    """One run of :func:`run_compare`.
+
+    Attributes:
+        plan: the recording, what is held out and the budgets.
+        splits: names of the splits.
+        agents: names of the agents.
+        seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that does not draw, with 0 only.
+        out_path: the result file to write.
+        command: the command line, for provenance.
+        jobs: processes that search side by side.
+        resume: False begins anew, and replaces whatever is there.
+    """
+
+    plan: Plan
+    splits: Sequence[str]
+    agents: Sequence[str]
+    seeds: int
+    out_path: Path
+    command: str
+    jobs: int = 1
+    resume: bool = True
+
+
+def run_compare(request: CompareRequest, progress: Progress | None = None) -> Path:
     """Compare agents on the held-out problems of every split and write the result file.
 
-    Every agent runs with the seeds 0 .. ``seeds`` - 1; one that does not draw, with 0 only. A killed run resumes from
-    the journal ``<out_path>.jsonl``, also with other agents, splits, seeds or sample: what is asked for and not
-    there yet is run, what is there and not asked for is left out. A finished result is replaced by one of the same
-    settings only.
+    A killed run resumes from the journal ``<out_path>.jsonl``, also with other agents, splits, seeds or sample: what
+    is asked for and not there yet is run, what is there and not asked for is left out. A finished result is replaced
+    by one of the same settings only.
 
     Args:
-        resume: False begins anew, and replaces whatever is there.
+        request: what to compare and how.
+        progress: called after every unit of work.
+
+    Returns:
+        The result file.
 
     Raises:
         UsageError: unknown or repeated names, budgets that are not ascending, a recording that cannot be split so, a
             journal or result of other settings or something else at ``out_path``, or an agent that breaks its contract.
-        RecordError: the recording or the journal cannot be read, or the disk refuses. DeviceError: a process died.
-        ToolchainMissing: an agent needs a package that is not there. Interrupted: Ctrl-C.
+        RecordError: the recording or the journal cannot be read, or the disk refuses.
+        DeviceError: a process died.
+        ToolchainMissing: an agent needs a package that is not there.
+        Interrupted: Ctrl-C.
     """
-    _check(plan, splits, agents, seeds, jobs)
+    plan, out_path = request.plan, request.out_path
+    _check(request)
     if out_path.is_dir():
         raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
     recording = Recording.load(plan.recording)
-    if resume and out_path.exists():
-        _check_replaced(out_path, plan, recording, splits, agents, seeds)
-    made = {name: held_out(plan, recording, name) for name in splits}
-    units = [
-        Unit(split, agent, seed)
-        for split in splits
-        for agent in agents
-        for seed in range(seeds if _differs(agent, recording.gpu) else 1)
-    ]
+    if request.resume and out_path.exists():
+        _check_replaced(request, recording)
+    made = {name: held_out(plan, recording, name) for name in request.splits}
+    units = _units(request, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
-    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), _settings(plan, recording), resume)
+    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), _settings(plan, recording), request.resume)
     answers = _Answers(units, keys)
     written = False
     try:
         for entry in journal.entries:
             answers.add(entry)
         here = commit()
-        for entry in run_units(answers.missing(), plan, jobs):
+        for entry in run_units(answers.missing(), plan, request.jobs):
             journal.append({**entry, "commit": here})
             answers.add(entry)
             if progress is not None:
                 progress(answers.count, total, f"{entry['split']} {entry['agent']}")
         rows = [row for unit in units for row in answers.rows(unit, plan.budgets)]
         sizes = {name: (len(split.training), len(split.held_out), tasks) for name, (split, tasks) in made.items()}
-        meta = _meta(plan, recording, command, journal.entries, sizes)
-        write_comparison(rows, {**meta, "agents": list(agents), "seeds": seeds}, out_path)
+        meta = _meta(plan, recording, request.command, journal.entries, sizes)
+        write_comparison(rows, {**meta, "agents": list(request.agents), "seeds": request.seeds}, out_path)
         written = True
     except KeyboardInterrupt as error:
         raise Interrupted(
@@ -93,6 +110,15 @@ def run_compare(
     finally:
         journal.close(done=written)
     return out_path
+
+
+def _units(request: CompareRequest, gpu: Gpu) -> list[Unit]:
+    return [
+        Unit(split, agent, seed)
+        for split in request.splits
+        for agent in request.agents
+        for seed in range(request.seeds if _differs(agent, gpu) else 1)
+    ]
 
 
 class _Answers:
@@ -135,8 +161,9 @@ def _differs(name: str, gpu: Gpu) -> bool:
     return agent.draws or agent.learns
 
 
-def _check(plan: Plan, splits: Sequence[str], agents: Sequence[str], seeds: int, jobs: int) -> None:
-    check_agents(agents)
+def _check(request: CompareRequest) -> None:
+    plan, splits, seeds = request.plan, request.splits, request.seeds
+    check_agents(request.agents)
     if not splits or len(set(splits)) != len(splits) or not set(splits) <= set(SPLITS):
         raise UsageError(
             f"splits {', '.join(splits) or 'none'}", f"different ones of {', '.join(SPLITS)}", "correct --splits"
@@ -148,22 +175,22 @@ def _check(plan: Plan, splits: Sequence[str], agents: Sequence[str], seeds: int,
         )
     if seeds > MAX_SEEDS:
         raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "pass a smaller --seeds")
-    for name, value in (("--seeds", seeds), ("--jobs", jobs), ("--sample", 1 if plan.sample is None else plan.sample)):
+    sample = 1 if plan.sample is None else plan.sample
+    for name, value in (("--seeds", seeds), ("--jobs", request.jobs), ("--sample", sample)):
         if value < 1:
             raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")
 
 
-def _check_replaced(
-    path: Path, plan: Plan, recording: Recording, splits: Sequence[str], agents: Sequence[str], seeds: int
-) -> None:
-    """Raise unless ``path`` is a result of the same settings; the order of agents and splits is none of them."""
+def _check_replaced(request: CompareRequest, recording: Recording) -> None:
+    """Raise unless ``out_path`` is a result of the same settings; the order of agents and splits is none of them."""
+    path, plan = request.out_path, request.plan
     do = "choose another --out, or pass --no-resume to replace it"
     try:
         was = read_comparison(path)
     except RecordError as error:
         wrong = f"--out {path} is there and no comparison can be read from it"
         raise UsageError(wrong, "a new file, or a result of these settings", do) from error
-    options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": seeds}
+    options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": request.seeds}
     measured = {f"recording.{field}": joined(recording.provenance, field) for field in PROVENANCE}
     check_same_settings(
         f"--out {path} is a comparison with other settings",
@@ -174,7 +201,7 @@ def _check_replaced(
         },
         {
             **options, **measured,
-            "agents": sorted(agents), "splits": sorted(splits), "budgets": list(plan.budgets),
+            "agents": sorted(request.agents), "splits": sorted(request.splits), "budgets": list(plan.budgets),
         },
         do,
     )  # fmt: skip

@@ -46,17 +46,36 @@ class Profiled:
     new: int
 
 
-def run_profile(
-    path: Path, gpu_index: int, top: int = 4, mnk: Sequence[str] = (), config: KernelConfig | None = None,
-    tool: str | None = None, timeout_s: float = 600.0, command: str = "outblas profile",
-    progress: Progress | None = None,
-) -> Profiled:  # fmt: skip
-    """Profile candidates of the tune run in the directory ``path``; what its store holds is not profiled again.
+@dataclass(frozen=True)
+class ProfileRequest:
+    """One run of :func:`run_profile`.
+
+    Attributes:
+        path: directory of a tune run.
+        gpu_index: CUDA's index of the GPU.
+        top: candidates of each problem, the fastest that passed.
+        mnk: ``M_N_K`` of the problems; none: all of the run.
+        config: this candidate in place of the fastest, on every problem on which it passed.
+        tool: path of ncu; None: it is looked for.
+        timeout_s: seconds for each start of ncu.
+        command: the command line, for provenance.
+    """
+
+    path: Path
+    gpu_index: int
+    top: int = 4
+    mnk: Sequence[str] = ()
+    config: KernelConfig | None = None
+    tool: str | None = None
+    timeout_s: float = 600.0
+    command: str = "outblas profile"
+
+
+def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Profiled:
+    """Profile candidates of a tune run; what its store holds is not profiled again.
 
     Args:
-        top: candidates of each problem, the fastest that passed. mnk: ``M_N_K`` of the problems; none: all of the run.
-        config: this one in place of the fastest, on every problem on which it passed.
-        tool: path of ncu; None: it is looked for. timeout_s: seconds for each start of ncu.
+        request: which candidates, and by what.
         progress: called with how many candidates are done, and of how many.
 
     Raises:
@@ -65,21 +84,23 @@ def run_profile(
         UsageError: no such problem or candidate in the run, or its figures are of another GPU.
         ToolchainMissing: no ncu. DeviceError: no GPU, no permission to read counters, or a launch that failed.
     """
-    if top < 1:
-        raise UsageError(f"--top is {top}", "1 or more candidates per problem", "pass a larger --top")
+    path, gpu_index = request.path, request.gpu_index
+    if request.top < 1:
+        raise UsageError(f"--top is {request.top}", "1 or more candidates per problem", "pass a larger --top")
     with open_store(path) as (store, run_id):
-        wanted = chosen(store.evaluations(run_id), top, mnk, config)
+        wanted = chosen(store.evaluations(run_id), request.top, request.mnk, request.config)
         known = store.profiled(run_id)
         missing = [pair for pair in wanted if _key(pair) not in known]
         if not missing:
             return Profiled({pair: known[_key(pair)] for pair in wanted}, 0)
         with sole_driver(path):
             gpu = gpu_of_device(gpu_index)
-            about = {**collect(command, gpu_index), "ncu": ncu.version(tool := ncu.find(tool))}
+            tool = ncu.find(request.tool)
+            about = {**collect(request.command, gpu_index), "ncu": ncu.version(tool)}
             _same_gpu(path, about["gpu"])
             _legal(missing, gpu)
             with tempfile.TemporaryDirectory(prefix="outblas-profile-") as scratch:
-                profiler = Profiler(tool, Path(scratch), timeout_s, gpu_index)
+                profiler = Profiler(tool, Path(scratch), request.timeout_s, gpu_index)
                 done = len(wanted) - len(missing)
                 for works in _batches(missing, gpu):
                     done += _record(store, run_id, works, profiler, about)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from outblas.captured import Captured
 from outblas.config import Launch
+from outblas.device import Device
+from outblas.errors import UsageError
 from outblas.library import Library
 from outblas.problem import Problem
-from outblas.roofline import Gpu, floor_us
+from outblas.recording import Recording
+from outblas.roofline import H200, Gpu, floor_us
+from outblas.space import candidates, gpu_of_device
 
 #: Measurements that every problem gets, however small its share, unless the budget is smaller.
 LEAST = 4
@@ -39,10 +45,44 @@ def shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -
 def predicted_us(problem: Problem, gpu: Gpu) -> float:
     """The ranking model's time of the best candidate, microseconds; the roofline where there is none."""
     from outblas.model import predict_many
-    from outblas.space import candidates
 
     offered = candidates(problem, gpu)
     return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
+
+
+def captured_shares(file: Path, device: Device) -> tuple[list[Share], str]:
+    """Rank the problems of a captured file by their share of its time on a device.
+
+    Args:
+        file: what ``outblas capture`` wrote.
+        device: where the problems are to be tuned. On a recording only recorded problems remain.
+
+    Returns:
+        The shares, the largest first, and in words what is left out, empty where nothing is.
+
+    Raises:
+        UsageError: nothing to tune remains.
+        RecordError: the file or the recording cannot be read.
+    """
+    captured = Captured.load(file)
+    counts, left_out = captured.problems(), captured.not_served()
+    if device.recording is None:
+        gpu = H200 if device.gpu_index is None else gpu_of_device(device.gpu_index)
+        found = shares(counts, lambda problem: predicted_us(problem, gpu))
+    else:
+        recording = Recording.load(device.recording)
+        known = set(recording.problems)
+        left_out |= {f"not in {device}": sum(n for p, n in counts.items() if p not in known)}
+        recorded = {p: n for p, n in counts.items() if p in known}
+        found = shares(recorded, lambda problem: recording.best_baseline(problem)[1])
+    words = "; ".join(f"{n} products left out: {why}" for why, n in left_out.items() if n)
+    if not found:
+        raise UsageError(
+            f"{file} has nothing to tune{' (' + words + ')' if words else ''}",
+            "products that a library holds",
+            "capture a program with half-precision products",
+        )
+    return found, words
 
 
 def budgets(ranked: Sequence[Share], budget: int) -> dict[Problem, int]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -295,20 +296,41 @@ class Bench:
         self._evictor()
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much is timed.
+
+    Attributes:
+        rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
+        warmup_seconds: untimed rounds first, at least one.
+        benchmark_seconds: of timed rounds, at least.
+    """
+
+    rounds: int = MIN_ROUNDS
+    warmup_seconds: float = 0.0
+    benchmark_seconds: float = 0.0
+
+
 def offline(
-    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, rounds: int = MIN_ROUNDS, seed: int = 0,
-    cold: bool = False, warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0,
-    left_out: dict[str, str] | None = None,
+    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: Effort | None = None, seed: int = 0,
+    cold: bool = False, left_out: dict[str, str] | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
     """GPU time per call of every entry, in the same interleaved rounds; see the module's text.
 
     Args:
-        rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
+        entries: by name.
+        problem: what they compute.
+        gpu_index: CUDA's index of the GPU.
+        effort: how much is timed; None: the least.
+        seed: of the order within a round, and of the operands.
+        cold: evict L2 before every call.
         left_out: filled with name -> reason for entries that cannot do the problem; None: raise.
 
     Raises:
         DeviceError: no GPU, a failed call; also an entry's own errors where ``left_out`` is None.
     """
+    effort = effort or Effort()
+    limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
     with Bench(problem, gpu_index, seed) as bench:
         graphs: dict[str, GraphEntry] = {}
         calls: dict[str, list[Call]] = {}
@@ -325,8 +347,8 @@ def offline(
                         raise
                     left_out[name] = str(error)
             if cold:
-                return bench.measure_cold(calls, rounds, seed, warmup_seconds, benchmark_seconds)
-            return bench.measure(graphs, rounds, seed, warmup_seconds, benchmark_seconds)
+                return bench.measure_cold(calls, *limits)
+            return bench.measure(graphs, *limits)
         finally:
             for graph in graphs.values():
                 graph.free()

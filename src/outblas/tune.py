@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from outblas.agents.base import Agent
 from outblas.baselines import LT_AUTO, fastest
@@ -29,6 +30,29 @@ PER_ROUND = 4
 Progress = Callable[[int, int, float], None]
 
 
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How the measurements of a search are dealt out, and when it ends early.
+
+    Attributes:
+        per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be asked
+            for the whole budget: each problem is then set up and its baselines timed once.
+        budgets: measurements of single problems, in place of the common budget.
+        stop: asked after every measurement; True, from then on, ends the search there. The library then has the
+            problems that were reached.
+        at_once: problems searched side by side. Few of them leave the first ones done before a stop.
+    """
+
+    per_round: int = PER_ROUND
+    budgets: Mapping[Problem, int] | None = None
+    stop: Callable[[], bool] = _never
+    at_once: int = PROBLEMS_AT_ONCE
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in the middle of a run; the message says what is safe and how to go on."""
 
@@ -41,10 +65,7 @@ def tune(
     store: Store,
     run_id: str,
     progress: Progress | None = None,
-    per_round: int = PER_ROUND,
-    budgets: Mapping[Problem, int] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    at_once: int | None = None,
+    options: SearchOptions | None = None,
 ) -> Library:
     """Search every problem and return the winners.
 
@@ -55,13 +76,7 @@ def tune(
         store, run_id: where every evaluation is recorded before the next is asked for; a run that is
             in the store already is resumed, and nothing that it holds is measured again.
         progress: called after every measurement.
-        per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be
-            asked for the whole budget: each problem is then set up and its baselines timed once.
-        budgets: measurements of single problems, in place of ``budget``.
-        stop: asked after every measurement; True, from then on, ends the search there. The library then has the
-            problems that were reached.
-        at_once: problems searched side by side (:data:`PROBLEMS_AT_ONCE`); few, where the first are to be done before
-            a stop.
+        options: how the measurements are dealt out; None: :class:`SearchOptions` as it is.
 
     Raises:
         UsageError: the budget is below 1, a problem is given twice, the run was started with other
@@ -69,27 +84,28 @@ def tune(
         RecordError: the store cannot be written; what was recorded before is intact.
         Interrupted: Ctrl-C.
     """
-    least = min((budget, *(budgets or {}).values()))
+    options = options or SearchOptions()
+    budgets = options.budgets or {}
+    least = min((budget, *budgets.values()))
     if least < 1:
         raise UsageError(f"budget is {least}", "1 or more measurements per problem", "pass it as --budget")
     if len(set(problems)) != len(problems):
         raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
     store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
     offered = {problem: list(configs) for problem, configs in evaluator.candidates_of(problems).items()}
-    allowed = {problem: (budgets or {}).get(problem, budget) for problem in problems}
+    allowed = {problem: budgets.get(problem, budget) for problem in problems}
     score = _Score(sum(min(allowed[p], len(c)) for p, c in offered.items()), len(problems), progress)
     rows: list[Row] = []
     try:
-        together = at_once or PROBLEMS_AT_ONCE
-        for start in range(0, len(problems), together):
+        for start in range(0, len(problems), options.at_once):
             # Without what was profiled since: a resumed agent must see what it saw.
             known = {
                 p: {e.template: e for e in store.recorded(run_id, p, profiled=False).values()}
-                for p in problems[start:][:together]
+                for p in problems[start:][: options.at_once]
             }
             group = [_Search(p, offered[p], known[p], allowed[p]) for p in known]
             evaluator.expect([search.problem for search in group])
-            stopped = _search(group, agent, evaluator, store, run_id, score, per_round, stop)
+            stopped = _search(group, agent, evaluator, store, run_id, score, options)
             rows += [_row(search, evaluator) for search in group if search.history or not stopped]
             store.sync()
             if stopped:
@@ -157,21 +173,20 @@ def _search(
     store: Store,
     run_id: str,
     score: _Score,
-    per_round: int,
-    stop: Callable[[], bool],
+    options: SearchOptions,
 ) -> bool:
     """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left, or a stop (True)."""
     while True:
         asked: list[tuple[_Search, list[KernelConfig]]] = []
         answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
-        pending = _pending(group, agent, per_round, asked, answers, score)
+        pending = _pending(group, agent, options.per_round, asked, answers, score)
         evaluations, stopped = evaluator.evaluate(pending), False
         try:
             for evaluation in evaluations:
                 store.append(run_id, evaluation)
                 answers[evaluation.problem, evaluation.template] = evaluation
                 score.add(evaluation)
-                if stopped := stop():
+                if stopped := options.stop():
                     break
         finally:
             if isinstance(evaluations, Generator):

@@ -1,7 +1,8 @@
-"""A tune run on disk: its directory, from the settings to the library, the result file and the report."""
+"""A tune run on disk: its directory, from the settings to the library and the result file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from outblas.evaluator import Evaluator
 from outblas.files import json_text, sole_run, write_json
 from outblas.library import Library
 from outblas.problem import Problem
-from outblas.provenance import joined, utc_now
+from outblas.provenance import collect, joined, utc_now
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
@@ -26,7 +27,7 @@ from outblas.settings_check import check_same_settings
 from outblas.store import Store
 from outblas.suites import SUITES
 from outblas.suites import suite as problems_of
-from outblas.tune import Progress, tune
+from outblas.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.tune_result import result_rows
 
 if TYPE_CHECKING:
@@ -77,31 +78,86 @@ class RunFiles:
         return self.path / "report.html"
 
 
-def run_tune(
-    problems: Sequence[Problem],
-    suite: str,
-    agent: str,
-    budget: int,
-    seed: int,
-    device: Device,
-    path: Path,
-    command: str,
-    progress: Progress | None = None,
-    workers: WorkerPlan | None = None,
-    budgets: Mapping[Problem, int] | None = None,
-    seconds: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> tuple[Library, RunFiles]:
-    """Tune into the directory ``path``, or go on with the run of the same settings that is there.
+@dataclass(frozen=True)
+class TuneRequest:
+    """One run of :func:`run_tune`.
+
+    Attributes:
+        problems: what to tune, each once.
+        suite: name of the suite that they are of, or ``custom`` or ``captured``.
+        agent: name of the search agent.
+        budget: measurements per problem at most.
+        seed: of the agent.
+        device: where candidates run.
+        path: directory of the run.
+        command: the command line, for provenance.
+        workers: several workers in place of the one of ``device``; a run may be resumed with another number of them.
+        budgets: measurements of single problems; ``problems`` are then ranked, the first matter most.
+        seconds: end the search after so long with what was tuned so far; a run that is resumed has as long again.
+    """
+
+    problems: Sequence[Problem]
+    suite: str
+    agent: str
+    budget: int
+    seed: int
+    device: Device
+    path: Path
+    command: str
+    workers: WorkerPlan | None = None
+    budgets: Mapping[Problem, int] | None = None
+    seconds: float | None = None
+
+    @property
+    def place(self) -> str:
+        """Who evaluates, in words."""
+        return str(self.workers or self.device)
+
+
+def default_agent(device: Device) -> str:
+    """Name of the agent that won where agents were compared; on a GPU the policy has not been compared yet."""
+    return "heuristic" if device.recording is None else "ppo"
+
+
+def folder_name(
+    suite: str, problems: Sequence[Problem], agent: str, seed: int, budget: str, place: str, sample: int | None = None
+) -> str:
+    """Name of a run's directory that says its settings.
 
     Args:
-        workers: several workers in place of ``device``'s one; a run may be resumed with another number of them.
-        budgets: measurements of single problems; ``problems`` are then ranked, the first matter most.
-        seconds: end the search after so long, by ``clock``, with what was tuned so far; a run that is resumed has as
-            long again.
+        suite: as in :class:`TuneRequest`.
+        problems: all of one layout, dtype and accumulator unless ``captured``.
+        agent: name of the search agent.
+        seed: of the agent and the sample.
+        budget: as the user wrote it.
+        place: who evaluates, in words.
+        sample: how many problems were drawn from the suite, or None.
+    """
+    if suite == "captured":
+        kind: tuple[str, ...] = (_hash(problems),)
+    else:
+        one = problems[0]
+        kind = (one.layout.lower(), one.dtype.lower(), one.acc.lower())
+        if suite == "custom":
+            kind = (one.mnk if len(problems) == 1 else _hash(problems), *kind)
+        elif sample is not None:
+            kind = (f"sample{sample}", *kind)
+    seeded = () if seed == 0 else (f"seed{seed}",)
+    return "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place.replace(":", "-").replace("/", "-")))
+
+
+def run_tune(
+    request: TuneRequest, progress: Progress | None = None, clock: Callable[[], float] = time.monotonic
+) -> tuple[Library, RunFiles]:
+    """Tune into the directory of the request, or go on with the run of the same settings that is there.
+
+    Args:
+        request: what to tune, where and how.
+        progress: called after every measurement.
+        clock: of the request's seconds.
 
     Returns:
-        The library, and where it, the result file, the report and the evaluations lie.
+        The library, and where it, the result file and the evaluations lie. The report is left to the caller.
 
     Raises:
         UsageError: unknown agent or recording, a problem that was not recorded, or a directory that
@@ -110,39 +166,56 @@ def run_tune(
             intact.
         DeviceError, ToolchainMissing: the live GPU cannot be used.
     """
-    files = RunFiles(path)
-    if device.recording is not None and agent in ("recorded", "transfer"):
+    device, files = request.device, RunFiles(request.path)
+    if device.recording is not None and request.agent in ("recorded", "transfer"):
         raise UsageError(
-            f"agent {agent} on a recording would read the answers", "a live GPU for it", "choose another agent"
+            f"agent {request.agent} on a recording would read the answers",
+            "a live GPU for it",
+            "choose another agent",
         )
-    place = str(workers or device)
     recording = None if device.recording is None else Recording.load(device.recording)
     if recording is not None:
-        for problem in problems:
+        for problem in request.problems:
             recording.row(problem)
-    with open_evaluator(device, recording, workers) as evaluator:
-        searcher = make_agent(agent, seed, evaluator.gpu)
-        with sole_run(path):
-            kind = evaluator.gpu.name  # cuda:0 may be another one when a run goes on
-            about = _open(files, Settings(suite, _short(problems, suite), agent, budget, seed, place, kind), command)
+    with open_evaluator(device, recording, request.workers) as evaluator:
+        agent = make_agent(request.agent, request.seed, evaluator.gpu)
+        with sole_run(files.path):
+            about = _open(files, _settings(request, evaluator), request.command)
             with Store(files.store) as store:
-                begin = clock()
                 library = tune(
-                    problems, searcher, budget, evaluator, store, path.name, progress,
-                    budgets=budgets,
-                    stop=lambda: seconds is not None and clock() - begin >= seconds,
-                    at_once=None if budgets is None and seconds is None else RANKED_AT_ONCE,
+                    request.problems, agent, request.budget, evaluator, store, files.path.name, progress,
+                    _search_options(request, clock),
                 )  # fmt: skip
                 library.save(files.library)
-                origin = _origin(evaluator, device, recording, command)
-                rows = list(result_rows(library, store, path.name, evaluator))
-                write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
+                origin = _origin(evaluator, device, recording, request.command)
+                rows = list(result_rows(library, store, files.path.name, evaluator))
+                write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
             write_json(files.run, {**about, **origin, "finished": utc_now()})
-
-    from outblas.report import write_report
-
-    write_report(path, files.report)
     return library, files
+
+
+def _settings(request: TuneRequest, evaluator: Evaluator) -> Settings:
+    """The settings in ``run.json``; ``cuda:0`` may be another kind of GPU when a run goes on."""
+    return Settings(
+        request.suite,
+        _short(request.problems, request.suite),
+        request.agent,
+        request.budget,
+        request.seed,
+        request.place,
+        evaluator.gpu.name,
+    )
+
+
+def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchOptions:
+    """The request's budgets and time limit; the clock starts now."""
+    begin, seconds = clock(), request.seconds
+    ends_early = request.budgets is not None or seconds is not None
+    return SearchOptions(
+        budgets=request.budgets,
+        stop=lambda: seconds is not None and clock() - begin >= seconds,
+        at_once=RANKED_AT_ONCE if ends_early else PROBLEMS_AT_ONCE,
+    )
 
 
 @contextmanager
@@ -237,7 +310,6 @@ def _read(path: Path) -> dict[str, Any]:
 def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
     if recording is None:
-        from outblas.provenance import collect
         from outblas.workers import PoolEvaluator
 
         if isinstance(evaluator, PoolEvaluator):
@@ -256,3 +328,8 @@ def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
     if suite in ("custom", "captured") or (suite in SUITES and len(problems) % len(problems_of(suite))):
         return tuple(p.key for p in problems)
     return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
+
+
+def _hash(problems: Sequence[Problem]) -> str:
+    """Eight hex digits for a list of problems."""
+    return hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8]

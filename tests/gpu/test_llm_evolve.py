@@ -19,11 +19,12 @@ from outblas.evaluation import Status  # noqa: E402
 from outblas.free.kernel import FreeKernel  # noqa: E402
 from outblas.llm.budget import Budget  # noqa: E402
 from outblas.llm.evolve import Settings  # noqa: E402
-from outblas.llm.evolve_run import Server, run_evolve  # noqa: E402
+from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve  # noqa: E402
 from outblas.llm.ledger import Ledger  # noqa: E402
 from outblas.llm.models import Model  # noqa: E402
 from outblas.llm.places import parse_place  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
+from outblas.report.page import write_report  # noqa: E402
 from outblas.store import Store  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +60,10 @@ def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, m
         with serving(script) as server:
             settings, budget, place = Settings(turns=2, parallel=1), Budget(requests=len(says)), parse_place(device)
             unwatched = lambda *watched: lambda outcome: None  # noqa: E731
-            run_evolve([PROBLEM], [Model("m")], Server(server.url), place, budget, settings, folder, "test", unwatched)
+            request = EvolveRequest(
+                [PROBLEM], [Model("m")], Server(server.url), place, budget, settings, folder, "test"
+            )
+            run_evolve(request, unwatched)
 
     live = tmp_path / "live"
     evolve("cuda:0", live)
@@ -72,7 +76,7 @@ def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, m
     honest = found[FreeKernel.parse(right).name]
     assert honest.status is Status.PASSED and honest.speedup is not None and honest.counters["registers"] > 0
     best = json.loads((live / "run.json").read_text())["best"][PROBLEM.key]
-    assert (live / "best" / best["file"]).is_file() and (live / "report.html").is_file()
+    assert (live / "best" / best["file"]).is_file() and write_report(live, live / "report.html").is_file()
 
     evolve(str(live / "recorded.jsonl"), tmp_path / "again")
     assert outcomes(tmp_path / "again") == told

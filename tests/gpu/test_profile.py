@@ -8,15 +8,14 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
-pytest.importorskip("plotly")  # of the run's report
 
 from outblas import ncu
 from outblas.device import Device
 from outblas.errors import DeviceError, ToolchainMissing
 from outblas.problem import Problem
-from outblas.profile import run_profile
+from outblas.profile import ProfileRequest, run_profile
 from outblas.store import Store
-from outblas.tune_run import run_tune
+from outblas.tune_run import TuneRequest, run_tune
 
 pytestmark = pytest.mark.gpu
 
@@ -29,9 +28,9 @@ def test_the_best_of_a_run_have_counters_that_a_kernel_can_have(tmp_path: Path) 
     except ToolchainMissing as error:
         pytest.skip(str(error))
     run = tmp_path / "run"
-    run_tune(PROBLEMS, "custom", "heuristic", 4, 0, Device(gpu_index=0), run, "outblas tune")
+    run_tune(TuneRequest(PROBLEMS, "custom", "heuristic", 4, 0, Device(gpu_index=0), run, "outblas tune"))
     try:
-        found = run_profile(run, 0, top=2)
+        found = run_profile(ProfileRequest(run, 0, top=2))
     except DeviceError as error:
         if "ERR_NVGPUCTRPERM" in str(error) or "newer Nsight Compute" in str(error):
             pytest.skip(str(error))
@@ -45,4 +44,4 @@ def test_the_best_of_a_run_have_counters_that_a_kernel_can_have(tmp_path: Path) 
     with Store(run / "store.sqlite") as store:
         stored = {(e.problem, e.config): e.counters for e in store.evaluations("run")}
     assert all(counters.items() <= stored[pair].items() for pair, counters in found.counters.items())
-    assert run_profile(run, 0, top=2).new == 0
+    assert run_profile(ProfileRequest(run, 0, top=2)).new == 0

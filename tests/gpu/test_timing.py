@@ -25,7 +25,7 @@ def rivals():
 @pytest.mark.parametrize("mnk", [(64, 64, 64), (4096, 4096, 4096), (127, 1001, 333)])
 def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
     problem = Problem(*mnk)
-    found = timing.offline(rivals, problem, rounds=7, cold=cold)
+    found = timing.offline(rivals, problem, effort=timing.Effort(7), cold=cold)
     assert list(found) == list(rivals)
     for t in found.values():
         assert len(t.samples_us) == 7 and t.median_us > 0 and t.mode == ("offline_cold" if cold else "offline")

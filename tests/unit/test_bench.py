@@ -53,7 +53,8 @@ def library(tmp_path: Path) -> Path:
 
 
 def run(library: Path, out: Path, problems: tuple[Problem, ...] = PROBLEMS, **kwargs: Any) -> Result:
-    return read_result(bench.run_bench(problems, "grid1000", library, out, **kwargs))
+    progress = kwargs.pop("progress", None)
+    return read_result(bench.run_bench(bench.BenchRequest(problems, "grid1000", library, out, **kwargs), progress))
 
 
 def row_of(result: Result, problem: Problem, pdl: bool) -> dict[str, Any]:

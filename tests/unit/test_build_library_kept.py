@@ -21,6 +21,7 @@ from build_library_fixture import (  # noqa: F401
     work_fixture,
 )
 from outblas.averages import launch_of_row
+from outblas.bench import BenchRequest
 from outblas.errors import UsageError
 from outblas.journal import Journal
 from outblas.library import Library
@@ -37,15 +38,13 @@ def test_a_table_that_is_not_tuned_is_not_benched(script: Any, work: Any, step: 
 
 
 def test_server_mode_takes_a_sample(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        script.steps, "run_bench", lambda problems, *a, **named: seen.append({"p": problems, "a": a, **named})
-    )
+    seen: list[BenchRequest] = []
+    monkeypatch.setattr(script.steps, "run_bench", lambda request, progress: seen.append(request))
     monkeypatch.setattr(script.steps, "SERVER_SAMPLE", 3)
     run(script, work, "tune", "bench", modes="server")
     (call,) = seen
-    assert len(call["p"]) == 3 and set(call["p"]) < set(script.TABLES[0].problems())
-    assert call["target_qps"] == 200.0 and "server" in call["a"]
+    assert len(call.problems) == 3 and set(call.problems) < set(script.TABLES[0].problems())
+    assert call.target_qps == 200.0 and call.mode == "server"
 
 
 def test_a_kernel_that_does_not_win_again_is_not_kept(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -10,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,9 +75,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, module: str, function: str, answer
             raise answer
         return answer
 
-    fake = ModuleType(module)
-    setattr(fake, function, stand_in)
-    monkeypatch.setitem(sys.modules, module, fake)
+    monkeypatch.setattr(importlib.import_module(module), function, stand_in)
     return calls
 
 
@@ -283,11 +281,11 @@ def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.Monke
         "--out",
         str(path),
     )
-    call = calls[0]
-    assert {p.layout for p in call["problems"]} == set(call["layouts"]) == {"TN", "NN"}
-    assert {p.dtype for p in call["problems"]} == {"bf16"}
-    assert (call["suite"], call["gpu_indices"], call["resume"], call["out_path"]) == ("llm", (1, 0), False, path)
-    assert (call["mode"], call["target_qps"], call["library"]) == ("offline", None, None)
+    request = calls[0][0]
+    assert {p.layout for p in request.problems} == {"TN", "NN"}
+    assert {p.dtype for p in request.problems} == {"bf16"}
+    assert (request.suite, request.gpu_indices, request.resume, request.out_path) == ("llm", (1, 0), False, path)
+    assert (request.mode, request.target_qps, request.library) == ("offline", None, None)
 
 
 def test_bench_replaces_no_result_of_other_problems(
@@ -312,10 +310,10 @@ def test_bench_of_a_sample_takes_the_same_shapes_in_both_layouts(
 ) -> None:
     calls = calls_of(monkeypatch, "outblas.bench", "run_bench", RecordError("stop here", "it", "."))
     outblas("bench", "--layout", "both", "--sample", "100", "--seed", "3")
-    problems = calls[0]["problems"]
+    problems = calls[0][0].problems
     shapes = {layout: [p.mnk for p in problems if p.layout == layout] for layout in ("TN", "NN")}
     assert shapes["TN"] == shapes["NN"] and len(shapes["TN"]) == 100
-    assert calls[0]["out_path"].name == "grid1000_both_fp16_fp32_offline_sample100.parquet"
+    assert calls[0][0].out_path.name == "grid1000_both_fp16_fp32_offline_sample100.parquet"
 
 
 def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(
@@ -324,9 +322,9 @@ def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(
     calls = calls_of(monkeypatch, "outblas.tune_run", "run_tune", RecordError("stop here", "it", "."))
     for arguments in ((), ("--sample", "10"), ("--sample", "10", "--seed", "1")):
         outblas("tune", "--device", "cuda:0", *arguments)
-    whole, drawn, other = (call[0] for call in calls)
+    whole, drawn, other = (call[0].problems for call in calls)
     assert len(whole) == 1000 and len(drawn) == len(other) == 10 and drawn != other
-    assert len({str(call[6]) for call in calls}) == 3, "the whole suite's directory is not a sample's"
+    assert len({str(call[0].path) for call in calls}) == 3, "the whole suite's directory is not a sample's"
 
 
 def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
@@ -336,7 +334,7 @@ def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
     one, other = ("--mnk", "64_64_64"), ("--mnk", "64_64_128")
     for arguments in (one, other, (*one, *other), (*one, "--seed", "1"), one):
         outblas("tune", "--device", "cuda:0", *arguments)
-    paths = [str(call[6]) for call in calls]
+    paths = [str(call[0].path) for call in calls]
     assert len(set(paths)) == 4 and paths[0] == paths[4] and "64_64_64" in paths[0]
 
 

@@ -22,7 +22,7 @@ from outblas.agents.base import Agent, unexplored
 from outblas.cli import app
 from outblas.compare import Plan, Task, Unit, held_out, run_unit, search, tasks_of
 from outblas.compare_result import read_comparison
-from outblas.compare_run import run_compare
+from outblas.compare_run import CompareRequest, run_compare
 from outblas.config import KernelConfig, launch_of
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Evaluation, Status
@@ -220,7 +220,8 @@ def content(path: Path) -> list[Any]:
 
 def run(folder: str, out: Path, **changes: Any) -> list[Any]:
     settings: dict[str, Any] = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, "command": "test"}
-    run_compare(Plan(folder, BUDGETS, 0.5), out_path=out, **{**settings, **changes})
+    progress = changes.pop("progress", None)
+    run_compare(CompareRequest(Plan(folder, BUDGETS, 0.5), out_path=out, **{**settings, **changes}), progress)
     return content(out)
 
 
@@ -341,7 +342,7 @@ def test_bad_settings_are_refused_and_leave_nothing(
 @pytest.mark.parametrize("budgets", [(), (-1, 2), (2, 1), (1, 1), (1, 10**14)])
 def test_budgets_must_ascend(folder: str, tmp_path: Path, budgets: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="budgets"):
-        run_compare(Plan(folder, budgets), ["shapes"], ["random"], 1, tmp_path / "r.parquet", "test")
+        run_compare(CompareRequest(Plan(folder, budgets), ["shapes"], ["random"], 1, tmp_path / "r.parquet", "test"))
 
 
 def test_a_folder_as_the_result_file_is_refused_before_the_search(folder: str, tmp_path: Path) -> None:
@@ -373,9 +374,9 @@ def test_a_result_of_other_settings_is_not_replaced(
     plan, others = Plan(folder, **asked), {k: v for k, v in changes.items() if k != "plan"}
     settings = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, **others}
     with pytest.raises(UsageError, match=f"other settings {words}.*another --out.*--no-resume"):
-        run_compare(plan, out_path=out, command="test", **settings)
+        run_compare(CompareRequest(plan, out_path=out, command="test", **settings))
     assert out.read_bytes() == before and not (tmp_path / "r.parquet.jsonl").exists()
-    run_compare(plan, out_path=out, command="test", resume=False, **settings)
+    run_compare(CompareRequest(plan, out_path=out, command="test", resume=False, **settings))
     assert out.read_bytes() != before
 
 

@@ -125,7 +125,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_path: Path) -> None:
-    path = bench.run_bench((PROBLEM, OTHER), "llm", LIBRARY, tmp_path / "out.parquet")
+    path = bench.run_bench(bench.BenchRequest((PROBLEM, OTHER), "llm", LIBRARY, tmp_path / "out.parquet"))
     rows = read_result(path).rows
     assert [(Problem.from_json(r), launch_of_row(r)) for r in rows] == [
         (p, n) for p in (PROBLEM, OTHER) for n in LAUNCHES

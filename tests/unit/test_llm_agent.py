@@ -20,7 +20,7 @@ from outblas.llm.client import ServerError
 from outblas.llm.compact import write_config
 from outblas.replay import ReplayEvaluator
 from outblas.store import Store
-from outblas.tune import tune
+from outblas.tune import SearchOptions, tune
 
 pytest.importorskip("openai")
 PROBLEM = synthetic_problems()[0]
@@ -89,7 +89,15 @@ def test_a_killed_tuning_is_resumed_without_asking_again(monkeypatch: pytest.Mon
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         for _ in range(2):
             with Store(tmp_path / f"{len(names)}.sqlite") as store:
-                tune(replay.recording.problems, make_agent("llm"), 5, replay, store, "r", per_round=2)
+                tune(
+                    replay.recording.problems,
+                    make_agent("llm"),
+                    5,
+                    replay,
+                    store,
+                    "r",
+                    options=SearchOptions(per_round=2),
+                )
                 names.append([str(e.config) for e in store.evaluations()])
             asked.append(len(server.requests))
     assert asked[0] == asked[1] > 0

@@ -13,7 +13,7 @@ import pytest
 from llm_server import Say, ScriptedServer, serving
 from outblas.errors import UsageError
 from outblas.llm.budget import Account, Budget, BudgetSpent, Cost, Price
-from outblas.llm.client import Client, Patience, Rejected, ServerError, Unanswered, check_server
+from outblas.llm.client import AnswerOptions, Client, Patience, Rejected, ServerError, Timers, Unanswered, check_server
 from outblas.llm.models import Model
 from outblas.llm.reply import ANSWER_CHARS, Reply
 
@@ -62,8 +62,10 @@ def ask(
         waits.append(seconds)
 
     async def run() -> Reply:
-        client = Client(server.url, account, book, max_tokens=1000, patience=patience or Patience(attempts=4),
-                        sleep=sleep, jitter=lambda: 1.0, **options)  # fmt: skip
+        client = Client(
+            server.url, account, book, options=AnswerOptions(1000, **options),
+            patience=patience or Patience(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
+        )  # fmt: skip
         try:
             return await client.ask(1, MESSAGES, MODEL)
         finally:
@@ -247,7 +249,7 @@ def test_a_request_that_is_cut_from_outside_is_charged_in_full() -> None:
     account, book = Account(Budget()), Book()
 
     async def run(url: str) -> None:
-        client = Client(url, account, book, max_tokens=1000)
+        client = Client(url, account, book, options=AnswerOptions(1000))
         task = asyncio.ensure_future(client.ask(1, MESSAGES, MODEL))
         while not book.most:
             await asyncio.sleep(0.01)

@@ -28,12 +28,13 @@ from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget, Price
 from outblas.llm.client import Patience, ServerError
 from outblas.llm.evolve import Settings
-from outblas.llm.evolve_run import Server, run_evolve, write_recording
+from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve, write_recording
 from outblas.llm.ledger import Ledger
 from outblas.llm.models import Model
 from outblas.llm.places import Place, WithTemplates, open_place, parse_place
 from outblas.llm.run_folder import EvolveFiles, read_run
 from outblas.problem import Problem
+from outblas.report.page import write_report
 from outblas.roofline import H200, floor_us
 from outblas.store import Store
 
@@ -56,7 +57,8 @@ def evolve(
     settings = Settings(shape or Shape(), seed, turns, parallel, kinds, max_tokens=1000)
     asked, limits, place = Server(server.url, patience), budget or Budget(requests=requests), Place(str(recording))
     unwatched = lambda *watched: lambda outcome: None  # noqa: E731
-    return run_evolve(problems, models or MODELS, asked, place, limits, settings, folder, "test", unwatched)
+    request = EvolveRequest(problems, models or MODELS, asked, place, limits, settings, folder, "test")
+    return run_evolve(request, unwatched)
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
@@ -148,7 +150,7 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
     assert [a["text"] for t in transcript for a in t["attempts"] if a["outcome"] == "answered"] == [
         s.text for s in says if s.status == 200 and not s.drop and not s.stall_s
     ]
-    assert files.report.is_file()
+    assert write_report(files.path, files.report).is_file()
 
 
 def test_a_conversation_holds_its_answers_and_ends_after_its_turns(recording: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def evolve(script: Script, recording: Path, folder: Path, requests: int, *more: 
 def test_a_server_that_answered_nothing_is_what_the_run_ends_with(recording: Path, tmp_path: Path) -> None:
     page = Say(body=b"<html>Sign in</html>", headers={"Content-Type": "text/html"})
     code, said = evolve(lambda request, number: page, recording, tmp_path / "run", 1)
-    assert code == 0 and "none of 1 requests was answered" in said and "Sign in" in said
+    assert code == 2 and "none of 1 requests was answered" in said and "Sign in" in said
     assert "Sign in" in json.loads((tmp_path / "run" / "run.json").read_text())["ended"]
     code, said = evolve(lambda request, number: Say(answer(kernel(1).text)), recording, tmp_path / "run", 2)
     assert code == 0 and "none of" not in said

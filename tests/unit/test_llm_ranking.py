@@ -18,7 +18,7 @@ from outblas.free.examples import all_examples
 from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget
 from outblas.llm.evolve import Settings
-from outblas.llm.evolve_run import Server, run_evolve
+from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve
 from outblas.llm.ledger import Ledger
 from outblas.llm.models import Model
 from outblas.llm.places import Place
@@ -51,11 +51,11 @@ def evolved(recording: Path, folder: Path) -> EvolveFiles:
     turns, two at once."""
     texts = [kernel.text for _, kernel in sorted(all_examples().items())]
     with serving(lambda request, number: Say(answer(texts[5 * number % len(texts)]))) as server:
-        _, files = run_evolve(
+        request = EvolveRequest(
             [PROBLEM], [Model("scripted")], Server(server.url), Place(str(recording)), Budget(requests=len(texts)),
             Settings(Shape(islands=2), turns=4, parallel=2, max_tokens=100), folder, "test",
-            lambda *watched: lambda outcome: None,
         )  # fmt: skip
+        _, files = run_evolve(request, lambda *watched: lambda outcome: None)
     return files
 
 

@@ -27,14 +27,14 @@ from outblas.evaluation import Evaluation, Status
 from outblas.files import sole_driver
 from outblas.ncu import METRICS, Launch, parse
 from outblas.problem import Problem
-from outblas.profile import chosen, run_profile
+from outblas.profile import Profiled, ProfileRequest, Progress, chosen, run_profile
 from outblas.replay import ReplayEvaluator
 from outblas.report import write_report
 from outblas.reward import reward
 from outblas.roofline import H200
 from outblas.store import Store
-from outblas.tune import tune
-from outblas.tune_run import run_tune
+from outblas.tune import SearchOptions, tune
+from outblas.tune_run import TuneRequest, run_tune
 
 #: In ncu's place: leaves what it was to launch in $OUTBLAS_ASKED and writes a table with a mark and a kernel for each
 #: entry, whose L2 hit rate is the number of the entry; or $OUTBLAS_SAYS.
@@ -91,8 +91,12 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
 def run(tmp_path: Path) -> Path:
     """A finished tune run over four problems."""
     where = Device(recording=str(RECORDING.write(tmp_path / "recording")))
-    run_tune(RECORDING.problems, "custom", "exhaustive", 10, 0, where, tmp_path / "run", "outblas tune")
+    run_tune(TuneRequest(RECORDING.problems, "custom", "exhaustive", 10, 0, where, tmp_path / "run", "outblas tune"))
     return tmp_path / "run"
+
+
+def profiled(run: Path, progress: Progress | None = None, **asked: Any) -> Profiled:
+    return run_profile(ProfileRequest(run, 0, **asked), progress)
 
 
 def evaluations(run: Path) -> list[Evaluation]:
@@ -131,7 +135,7 @@ def test_a_kernel_of_which_ncu_tells_nothing_is_no_profile() -> None:
 
 def test_the_best_of_every_problem_are_profiled_and_read_back_in_their_evaluations(tool: Tool, run: Path) -> None:
     before = evaluations(run)
-    found = run_profile(run, 0, top=2, tool=tool.path)
+    found = profiled(run, top=2, tool=tool.path)
     assert found.new == len(found.counters) == 8
     after = evaluations(run)
     for problem in RECORDING.problems:
@@ -153,22 +157,22 @@ def test_the_best_of_every_problem_are_profiled_and_read_back_in_their_evaluatio
 
 
 def test_what_is_profiled_is_not_profiled_again(tool: Tool, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run_profile(run, 0, top=1, tool=tool.path)
-    more = run_profile(run, 0, top=2, tool=tool.path)
+    first = profiled(run, top=1, tool=tool.path)
+    more = profiled(run, top=2, tool=tool.path)
     assert (first.new, more.new, len(more.counters)) == (4, 4, 8)
     assert all(more.counters[pair] == counters for pair, counters in first.counters.items())
     launched = [(work["problem"], e["config"]) for works in tool.starts for work in works for e in work["entries"]]
     assert len(launched) == len(set(launched)) == 8
     monkeypatch.setattr(profile, "gpu_of_device", lambda index: pytest.fail("nothing is left to do"))
-    assert run_profile(run, 0, top=2, tool="none such").new == 0
+    assert profiled(run, top=2, tool="none such").new == 0
 
 
 def test_two_processes_do_not_profile_one_run(tool: Tool, run: Path) -> None:
     with sole_driver(run), pytest.raises(RecordError, match="in use by another process"):
-        run_profile(run, 0, tool=tool.path)
-    new = run_profile(run, 0, top=1, tool=tool.path).new
+        profiled(run, tool=tool.path)
+    new = profiled(run, top=1, tool=tool.path).new
     with sole_driver(run):
-        assert run_profile(run, 0, top=1, tool=tool.path).new == 0 < new, "what is known is read"
+        assert profiled(run, top=1, tool=tool.path).new == 0 < new, "what is known is read"
 
 
 def test_an_interrupted_profile_keeps_its_batches(tool: Tool, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,20 +184,20 @@ def test_an_interrupted_profile_keeps_its_batches(tool: Tool, run: Path, monkeyp
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_profile(run, 0, top=1, tool=tool.path, progress=stop)
+        profiled(run, top=1, tool=tool.path, progress=stop)
     assert sum(bool(e.counters) for e in evaluations(run)) == 3
-    assert run_profile(run, 0, top=1, tool=tool.path).new == 1 and len(tool.starts) == 4
+    assert profiled(run, top=1, tool=tool.path).new == 1 and len(tool.starts) == 4
 
 
 def test_problems_and_a_candidate_can_be_named(tool: Tool, run: Path) -> None:
     problem, config = RECORDING.problems[1], RECORDING.catalogue[0]
-    assert list(run_profile(run, 0, mnk=[problem.mnk], config=config, tool=tool.path).counters) == [(problem, config)]
+    assert list(profiled(run, mnk=[problem.mnk], config=config, tool=tool.path).counters) == [(problem, config)]
     with pytest.raises(UsageError, match="1_2_3 is no problem of this run"):
-        run_profile(run, 0, mnk=["1_2_3"], tool=tool.path)
+        profiled(run, mnk=["1_2_3"], tool=tool.path)
     with pytest.raises(UsageError, match="passed on none"):
-        run_profile(run, 0, config=Sm80DirectConfig(32, 64), tool=tool.path)
+        profiled(run, config=Sm80DirectConfig(32, 64), tool=tool.path)
     with pytest.raises(UsageError, match="--top is 0"):
-        run_profile(run, 0, top=0, tool=tool.path)
+        profiled(run, top=0, tool=tool.path)
 
 
 def test_what_failed_is_never_launched() -> None:
@@ -217,7 +221,7 @@ def test_a_refusal_is_one_line_and_records_nothing(
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     before = evaluations(run)
     with pytest.raises(DeviceError, match=words):
-        run_profile(run, 0, tool=tool.path)
+        profiled(run, tool=tool.path)
     result = CliRunner().invoke(app, ["profile", "--run", str(run), "--ncu", tool.path])
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.strip().splitlines()) == 1
     assert evaluations(run) == before
@@ -227,10 +231,10 @@ def test_without_ncu_or_a_gpu_or_on_another_gpu_it_says_so(
     tool: Tool, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ToolchainMissing, match="is not installed"):
-        run_profile(run, 0, tool=str(run / "none"))
+        profiled(run, tool=str(run / "none"))
     monkeypatch.setattr(profile, "collect", lambda *_: {**PROVENANCE, "gpu": "NVIDIA H100"})
     with pytest.raises(UsageError, match="measured on NVIDIA H200, and this GPU is NVIDIA H100"):
-        run_profile(run, 0, tool=tool.path)
+        profiled(run, tool=tool.path)
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
     for words, named in (("no CUDA GPU was found", "cuda:0"), ("a recording has no counters", "replay:h200")):
         result = CliRunner().invoke(app, ["profile", "--run", str(run), "--device", named])
@@ -242,23 +246,23 @@ def test_a_candidate_that_this_version_cannot_launch_is_refused(
 ) -> None:
     monkeypatch.setattr(profile, "why_illegal", lambda *_: "bm must be 64")
     with pytest.raises(UsageError, match="bm must be 64"):
-        run_profile(run, 0, tool=tool.path)
+        profiled(run, tool=tool.path)
     assert tool.starts == []
 
 
 def test_a_directory_that_is_no_run_is_refused(tool: Tool, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"holds no store\.sqlite"):
-        run_profile(tmp_path, 0, tool=tool.path)
+        profiled(tmp_path, tool=tool.path)
 
 
 def test_a_run_whose_directory_was_renamed_is_found(tool: Tool, run: Path) -> None:
     run = run.rename(run.with_name("other"))
-    assert run_profile(run, 0, top=1, tool=tool.path).new == 4
+    assert profiled(run, top=1, tool=tool.path).new == 4
     with Store(run / "store.sqlite") as store:
         assert len(store.profiled("run")) == 4
         store.append("a", passed_evaluation(RECORDING.problems[0], RECORDING.catalogue[0]))
     with pytest.raises(RecordError, match="2 runs, none of them 'other'"):
-        run_profile(run, 0, tool=tool.path)
+        profiled(run, tool=tool.path)
 
 
 def test_the_command_prints_a_line_for_each_and_the_report_shows_them(
@@ -291,7 +295,15 @@ class Curious(Agent):
 
 def test_a_run_resumed_after_a_profile_goes_on_as_it_would_have(tmp_path: Path) -> None:
     def search(store: Store, budget: int) -> None:
-        tune(RECORDING.problems, Curious(0, H200), budget, ReplayEvaluator(RECORDING), store, "r", per_round=1)
+        tune(
+            RECORDING.problems,
+            Curious(0, H200),
+            budget,
+            ReplayEvaluator(RECORDING),
+            store,
+            "r",
+            options=SearchOptions(per_round=1),
+        )
 
     with Store(tmp_path / "whole") as whole, Store(tmp_path / "part") as part:
         search(whole, 4)

@@ -17,7 +17,7 @@ from outblas.problem import Problem
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200
 from outblas.store import Store
-from outblas.tune import Interrupted, tune
+from outblas.tune import Interrupted, SearchOptions, tune
 
 RECORDING = synthetic_recording()
 
@@ -115,7 +115,15 @@ def test_the_whole_budget_may_be_asked_for_at_once(tmp_path: Path) -> None:
 
     for per_round in (4, 6):
         with Store(tmp_path / f"{per_round}.sqlite") as store:
-            tune(RECORDING.problems[:5], make_agent("exhaustive"), 6, Noting(), store, "r", per_round=per_round)
+            tune(
+                RECORDING.problems[:5],
+                make_agent("exhaustive"),
+                6,
+                Noting(),
+                store,
+                "r",
+                options=SearchOptions(per_round=per_round),
+            )
     assert [size for size in sizes if size] == [20, 10, 30]
 
 
@@ -225,7 +233,9 @@ def test_a_stop_ends_the_search_with_what_was_reached_and_a_later_run_goes_on(tm
         with Store(path) as store:
             agent = make_agent("evolution", 1)
             stop = lambda: len(evaluator.asked) >= limit  # noqa: E731
-            return tune(RECORDING.problems, agent, 6, evaluator, store, "r", stop=stop, at_once=2)
+            return tune(
+                RECORDING.problems, agent, 6, evaluator, store, "r", options=SearchOptions(stop=stop, at_once=2)
+            )
 
     part = search(5, evaluator)
     assert len(evaluator.asked) == 5, "nothing is measured after the stop"
@@ -241,8 +251,16 @@ def test_problems_may_have_budgets_of_their_own(tmp_path: Path) -> None:
     first, second = RECORDING.problems[:2]
     evaluator = Counting()
     with Store(tmp_path / "s.sqlite") as store:
-        tune([first, second], make_agent("random", 1), 3, evaluator, store, "r", budgets={first: 5})
+        tune(
+            [first, second],
+            make_agent("random", 1),
+            3,
+            evaluator,
+            store,
+            "r",
+            options=SearchOptions(budgets={first: 5}),
+        )
     asked = [problem for problem, _ in evaluator.asked]
     assert (asked.count(first), asked.count(second)) == (5, 3)
     with Store(tmp_path / "t.sqlite") as store, pytest.raises(UsageError, match="budget is 0"):
-        tune([first], make_agent("random", 1), 3, evaluator, store, "r", budgets={first: 0})
+        tune([first], make_agent("random", 1), 3, evaluator, store, "r", options=SearchOptions(budgets={first: 0}))

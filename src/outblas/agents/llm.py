@@ -104,7 +104,7 @@ def connect() -> Ask:
         ToolchainMissing: the package ``openai`` is not installed.
     """
     from outblas.llm.budget import Account, Budget, parse_budget
-    from outblas.llm.client import Client, check_server
+    from outblas.llm.client import AnswerOptions, Client, check_server
     from outblas.llm.models import Model
 
     name = os.environ.get("OUTBLAS_LLM_MODEL", "")
@@ -116,7 +116,7 @@ def connect() -> Ask:
     account = Account(parse_budget(limits) if limits else Budget())
 
     async def asked(messages: Sequence[Message], seed: int) -> str:
-        client = Client(None, account, _NoBook(), max_tokens=_MAX_TOKENS, extra={"seed": seed})
+        client = Client(None, account, _NoBook(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
         try:
             return (await client.ask(0, messages, Model(name))).text
         finally:

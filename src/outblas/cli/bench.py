@@ -53,22 +53,11 @@ def bench(
         _check_replaced(path, problems, mode)
     indices = require_gpus(common.parse_indices("--gpus", gpus))
 
-    from outblas.bench import run_bench
+    from outblas.bench import BenchRequest, run_bench
 
+    request = BenchRequest(problems, suite, library, path, indices, mode, rounds, resume, target_qps)
     with common.progress_bar(f"bench {suite}") as progress:
-        run_bench(
-            problems=problems,
-            suite=suite,
-            library=library,
-            out_path=path,
-            gpu_indices=indices,
-            mode=mode,
-            layouts=layouts,
-            rounds=rounds,
-            resume=resume,
-            progress=progress,
-            target_qps=target_qps,
-        )
+        run_bench(request, progress)
 
     from outblas.cli.results import summary_table
     from outblas.results import summarise

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from outblas.errors import OutblasError, UsageError
+from outblas.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.problem import Problem
 
 out = Console(highlight=False, soft_wrap=True)
@@ -102,6 +102,23 @@ def _fail(message: str) -> None:
 def command_line() -> str:
     """The command as typed, for provenance."""
     return shlex.join(["outblas", *sys.argv[1:]])
+
+
+def check_report(run: Path) -> bool:
+    """Return whether a report can be written; warn on stderr, before the long work, where it cannot.
+
+    Args:
+        run: directory of the run, from which the report can be written later.
+    """
+    from outblas.report.shell import check_tools
+
+    try:
+        check_tools()
+    except ToolchainMissing as error:
+        later = shlex.join(["outblas", "report", str(run)])
+        err.print(f"warning: no report will be written: {error}; then `{later}`", markup=False)
+        return False
+    return True
 
 
 def positive(option: str, value: float) -> float:

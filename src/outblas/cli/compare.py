@@ -53,7 +53,7 @@ def compare(
 
     from outblas.compare import Plan
     from outblas.compare_result import read_comparison
-    from outblas.compare_run import run_compare
+    from outblas.compare_run import CompareRequest, run_compare
 
     plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample)
     with common.progress_bar("compare") as progress:
@@ -68,7 +68,10 @@ def compare(
                 note += f", about {(now - start) * (total - done) / (done - first):.0f} s left"
             progress(done, total, note)
 
-        run_compare(plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume, update)
+        request = CompareRequest(
+            plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume
+        )
+        run_compare(request, update)
     print_comparison(read_comparison(out_file))
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,32 +14,45 @@ from outblas.llm.budget import parse_budget
 from outblas.llm.models import parse_models
 from outblas.problem import Problem
 
+if TYPE_CHECKING:
+    from outblas.llm.evolve_run import EvolveRequest, Server
+
+
+BaseUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of an OpenAI-compatible server, e.g. http://localhost:8000/v1; by default "
+        "OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY."
+    ),
+]
+BudgetOption = Annotated[
+    str, typer.Option(help="Most to spend: '50 requests', '2M tokens', '3 USD', '600 s', or several with commas.")
+]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(help="US dollars per million tokens of prompts and of answers: IN,OUT, or NAME=IN,OUT."),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="cuda:N; compile: nothing is run; or a file that free kernels were recorded into. By default "
+        "cuda:0 where there is a GPU, else compile."
+    ),
+]
+
 
 def evolve(
     mnk: Annotated[list[str], typer.Option(help="M_N_K; several separated by commas, or by repeating the option.")],
     model: Annotated[
         str, typer.Option(help="Model as the server names it; several separated by commas, NAME=WEIGHT to weigh them.")
     ],
-    base_url: Annotated[
-        str | None,
-        typer.Option(help="Address of an OpenAI-compatible server, e.g. http://localhost:8000/v1; by default "
-                          "OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY."),
-    ] = None,
+    base_url: BaseUrlOption = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    budget: Annotated[
-        str, typer.Option(help="Most to spend: '50 requests', '2M tokens', '3 USD', '600 s', or several with commas.")
-    ] = "50 requests",
-    price: Annotated[
-        list[str] | None,
-        typer.Option(help="US dollars per million tokens of prompts and of answers: IN,OUT, or NAME=IN,OUT."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda:N; compile: nothing is run; or a file that free kernels were recorded into. By default "
-                          "cuda:0 where there is a GPU, else compile."),
-    ] = None,
+    budget: BudgetOption = "50 requests",
+    price: PriceOption = None,
+    device: DeviceOption = None,
     answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
         "code,config"
     ),
@@ -57,14 +69,13 @@ def evolve(
     run: Annotated[
         Path | None, typer.Option(help="Run folder, resumed if it exists; by default named after the settings.")
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
-    from outblas.cli.evolve_view import watching
     from outblas.llm.archive import Shape
-    from outblas.llm.client import Patience
     from outblas.llm.evolve import Settings
-    from outblas.llm.evolve_run import Server, run_evolve
+    from outblas.llm.evolve_run import EvolveRequest
     from outblas.llm.places import parse_place
+    from outblas.llm.run_folder import folder_name
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
     models = parse_models(model, price or [])
@@ -74,27 +85,53 @@ def evolve(
         Shape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
         common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
     )  # fmt: skip
+    server = _server(base_url, requests_per_minute, tokens_per_minute, timeout, stall, temperature)
+    path = run or Path("runs") / folder_name(problems, models[0].name, str(place))
+    request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line())
+    _run(request, f"evolving {len(problems)} problems on {place} with {model}, budget {budget}")
+
+
+def _run(request: EvolveRequest, title: str) -> None:
+    """Evolve, say where everything lies, write the report."""
+    from outblas.cli.evolve_view import watching
+    from outblas.llm.evolve_run import run_evolve
+
+    if request.place.gpu_index is not None and "code" in request.settings.kinds:
+        _say_what_holds()
+    with_report = common.check_report(request.path)
+    with watching(title) as watch:
+        reason, files = run_evolve(request, watch)
+    out.print(
+        f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
+        markup=False,
+    )
+    page = ""
+    if with_report:
+        from outblas.report.page import write_report
+
+        page = f"report:       {write_report(files.path, files.report)}\n"
+    out.print(f"transcript:   {files.transcript}\n{page}everything:   {files.store}", markup=False)
+
+
+def _server(
+    base_url: str | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    timeout: float,
+    stall: float,
+    temperature: float | None,
+) -> Server:
+    """How the server is asked; raises UsageError for a number that makes no sense."""
+    from outblas.llm.client import Patience
+    from outblas.llm.evolve_run import Server
+
     for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
         if value is not None:
             common.at_least(option, value, 1)
     patience = Patience(common.positive("--timeout", timeout), common.positive("--stall", stall))
     if temperature is not None:
         common.not_negative("--temperature", temperature)
-    server = Server(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
-    if place.gpu_index is not None and "code" in settings.kinds:
-        _say_what_holds()
-    path = run or Path("runs") / _folder(problems, models[0].name, str(place))
-    with watching(f"evolving {len(problems)} problems on {place} with {model}, budget {budget}") as watch:
-        reason, files = run_evolve(
-            problems, models, server, place, limits, settings, path, common.command_line(), watch
-        )
-    out.print(
-        f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
-        markup=False,
-    )
-    out.print(
-        f"transcript:   {files.transcript}\nreport:       {files.report}\neverything:   {files.store}", markup=False
-    )
+    return Server(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
 
 
 def _say_what_holds() -> None:
@@ -112,8 +149,3 @@ def _kinds(text: str) -> tuple[str, ...]:
     if not kinds or not set(kinds) <= {CODE, CONFIG}:
         raise UsageError(f"--answers {text!r}", f"{CODE}, {CONFIG} or both", f"e.g. --answers {CODE},{CONFIG}")
     return kinds
-
-
-def _folder(problems: list[Problem], model: str, place: str) -> str:
-    first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
-    return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,8 @@ from outblas.device import parse_device
 from outblas.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from outblas.config import KernelConfig
     from outblas.problem import Problem
 
@@ -35,19 +37,18 @@ def profile(
         raise UsageError(f"--device {device}", "a GPU: a recording has no counters", "e.g. --device cuda:0")
 
     from outblas.config import config_from_name
-    from outblas.profile import run_profile
+    from outblas.profile import ProfileRequest, run_profile
 
     named = None if config is None else config_from_name(config)
+    request = ProfileRequest(run, where.gpu_index, top, mnk or (), named, ncu, timeout, common.command_line())
     with common.progress_bar("profile") as progress:
-        found = run_profile(
-            run, where.gpu_index, top, mnk or (), named, ncu, timeout, common.command_line(), progress
-        )  # fmt: skip
+        found = run_profile(request, progress)
     out.print(_table(found.counters))
     held = len(found.counters) - found.new
     out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)
 
 
-def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]]) -> Any:
+def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
+
+if TYPE_CHECKING:
+    from outblas.train_llm.stages import Trained
+
+LanguageOption = Annotated[
+    str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
+]
+AnswererOption = Annotated[
+    str, typer.Option(help="Who answers: compile (no GPU), cuda:0, or a file of recorded kernels.")
+]
+MemoryOption = Annotated[float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")]
 
 
 def train_llm(
@@ -23,12 +35,8 @@ def train_llm(
     group: Annotated[int, typer.Option(help="Answers per prompt.")] = 8,
     prompts: Annotated[int, typer.Option(help="Prompts per step, over all processes.")] = 1,
     micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process; by default all.")] = None,
-    language: Annotated[
-        str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Who answers: compile (no GPU), cuda:0, or a file of recorded kernels.")
-    ] = "compile",
+    language: LanguageOption = None,
+    device: AnswererOption = "compile",
     eval_gpu: Annotated[int | None, typer.Option(help="Time on this GPU, another than the one that trains.")] = None,
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
     archive: Annotated[Path | None, typer.Option(help="Supervised: a store or JSON lines of passing kernels.")] = None,
@@ -42,9 +50,7 @@ def train_llm(
     seed: Annotated[int, typer.Option(help="Seed of sampling and training.")] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 50,
     batch_seconds: Annotated[float, typer.Option(help="Time limit of a step's evaluations.")] = 600.0,
-    memory_fraction: Annotated[
-        float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")
-    ] = 0.7,
+    memory_fraction: MemoryOption = 0.7,
     cpu: Annotated[bool, typer.Option(help="Train on the CPU where there is a GPU, too.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the stage's folder.")] = False,
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
@@ -77,6 +83,10 @@ def train_llm(
         trained = train(run, settings, chosen, resume, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
+    _tell(trained, run, stage, say)
+
+
+def _tell(trained: Trained, run: Path, stage: str, say: Callable[[str], None]) -> None:
     if trained.best is not None:
         say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")

@@ -3,8 +3,8 @@ library."""
 
 from __future__ import annotations
 
-import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +19,38 @@ from outblas.problem import Problem
 if TYPE_CHECKING:
     from outblas.library import Library
     from outblas.shares import Share
-    from outblas.tune_run import RunFiles
+    from outblas.tune_run import RunFiles, TuneRequest
     from outblas.workers import WorkerPlan
+
+AgentOption = Annotated[
+    str | None,
+    typer.Option(help="Search agent, see `outblas list agents`; by default ppo on a recording, else heuristic."),
+]
+BudgetOption = Annotated[
+    str,
+    typer.Option(
+        help="Candidates measured per problem at most (16); a time for all, e.g. 60s; or both, 32,60s. "
+        "With --captured the count is an average, dealt out by share of time."
+    ),
+]
+CapturedOption = Annotated[
+    Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
+]
+InstallOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--install/--no-install",
+        help="Merge the winners into your library, which outblas.matmul prefers; by default with --captured.",
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="cuda:N or replay:NAME; by default cuda:0 where there is a GPU, else replay:h200."),
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(help="local: a process per GPU; ray: an actor per GPU of a Ray cluster. By default one GPU."),
+]
 
 
 def tune(
@@ -29,40 +59,17 @@ def tune(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    agent: Annotated[
-        str | None,
-        typer.Option(help="Search agent, see `outblas list agents`; by default ppo on a recording, else heuristic."),
-    ] = None,
-    budget: Annotated[
-        str,
-        typer.Option(
-            help="Candidates measured per problem at most (16); a time for all, e.g. 60s; or both, 32,60s. "
-            "With --captured the count is an average, dealt out by share of time."
-        ),
-    ] = "16",
-    captured: Annotated[
-        Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
-    ] = None,
-    install: Annotated[
-        bool | None,
-        typer.Option(
-            "--install/--no-install",
-            help="Merge the winners into your library, which outblas.matmul prefers; by default with --captured.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda:N or replay:NAME; by default cuda:0 where there is a GPU, else replay:h200."),
-    ] = None,
+    agent: AgentOption = None,
+    budget: BudgetOption = "16",
+    captured: CapturedOption = None,
+    install: InstallOption = None,
+    device: DeviceOption = None,
     run: Annotated[
         Path | None, typer.Option(help="Run directory, resumed if it exists; by default named after the settings.")
     ] = None,
     sample: SampleOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the agent, and of --sample.")] = 0,
-    workers: Annotated[
-        str | None,
-        typer.Option(help="local: a process per GPU; ray: an actor per GPU of a Ray cluster. By default one GPU."),
-    ] = None,
+    workers: WorkersOption = None,
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of --workers local, separated by commas; by default all.")
     ] = None,
@@ -74,12 +81,10 @@ def tune(
     ] = None,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
-    if mnk and sample is not None:
-        raise UsageError("--sample with --mnk", "one of them", "leave one out")
-    if captured is not None and (mnk or sample is not None):
-        raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
+    _check_sources(mnk, captured, sample)
+    problems: Sequence[Problem] = []
     if captured is not None:
-        suite, problems = "captured", []
+        suite = "captured"
     elif mnk:
         suite, problems = "custom", [Problem.from_mnk(one, layout, dtype, acc) for one in dict.fromkeys(mnk)]
     else:
@@ -87,49 +92,62 @@ def tune(
     count, seconds = parse_budget(budget)
     plan = _plan(workers, device, gpus, worker_count, ray_address)
     where = parse_device(device) if plan is None else plan.device
+    _check_install(install, where)
+    ranked = [] if captured is None else _ranked(captured, where)
+
+    from outblas.shares import budgets
+    from outblas.tune_run import TuneRequest, default_agent, folder_name
+
+    problems = [one.problem for one in ranked] or problems
+    agent = default_agent(where) if agent is None else agent
+    path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, str(plan or where), sample)
+    dealt_out = budgets(ranked, count) if ranked else None
+    request = TuneRequest(
+        problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds
+    )
+    _run(request, budget, ranked, install or (install is None and captured is not None))
+
+
+def _run(request: TuneRequest, budget: str, ranked: Sequence[Share], install: bool) -> None:
+    """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
+    from outblas.tune_run import run_tune
+
+    with_report = common.check_report(request.path)
+    with common.progress_bar("tune") as progress:
+
+        def first(done: int, total: int, note: object = "") -> None:
+            if done == 1:  # said only once there is something to wait for: an error stands alone
+                what = f"{len(request.problems)} problems of {request.suite} on {request.place}"
+                err.print(f"tuning {what}, agent {request.agent}, budget {budget}", markup=False)
+            progress(done, total, note)
+
+        library, files = run_tune(request, first)
+    _tell(library, files, len(request.problems), ranked)
+    if install:
+        _install(library, files, request.device)
+    if with_report:
+        from outblas.report.page import write_report
+
+        write_report(files.path, files.report)
+        out.print(f"report:  {files.report}", markup=False)
+
+
+def _check_sources(mnk: list[str] | None, captured: Path | None, sample: int | None) -> None:
+    """Raise UsageError where the problems are given in two ways."""
+    if mnk and sample is not None:
+        raise UsageError("--sample with --mnk", "one of them", "leave one out")
+    if captured is not None and (mnk or sample is not None):
+        raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
+
+
+def _check_install(install: bool | None, where: Device) -> None:
+    """Raise UsageError where --install is passed for figures of a recording."""
     if install and where.recording is not None:
         raise UsageError(
             f"--install with figures of the recording {where}",
             "figures measured on this machine",
             "leave --install out, or tune with --device cuda:0",
         )
-    ranked = [] if captured is None else _ranked(captured, where)
-    problems = [one.problem for one in ranked] or problems
-    if agent is None:  # who wins where agents were compared; on a GPU the policy has not been compared yet
-        agent = "heuristic" if where.recording is None else "ppo"
-    place = str(plan or where).replace(":", "-").replace("/", "-")
-    kind = (*(() if sample is None else (f"sample{sample}",)), layout.lower(), dtype.lower(), acc.lower())
-    if captured is not None:
-        kind = (_hash(problems),)
-    elif mnk:
-        kind = (problems[0].mnk if len(problems) == 1 else _hash(problems), *kind)
-    seeded = () if seed == 0 else (f"seed{seed}",)
-    path = run or Path("runs") / "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place))
-
-    from outblas.shares import budgets as dealt_out
-    from outblas.tune_run import run_tune
-
-    with common.progress_bar("tune") as progress:
-
-        def first(done: int, total: int, note: object = "") -> None:
-            if done == 1:  # said only once there is something to wait for: an error stands alone
-                what = f"tuning {len(problems)} problems of {suite} on {plan or where}, agent {agent}, budget {budget}"
-                err.print(what, markup=False)
-            progress(done, total, note)
-
-        library, files = run_tune(
-            problems, suite, agent, count, seed, where, path, common.command_line(), first, plan,
-            budgets=dealt_out(ranked, count) if ranked else None,
-            seconds=seconds,
-        )  # fmt: skip
-    _tell(library, files, len(problems), ranked)
-    if install or (install is None and captured is not None):
-        _install(library, files, where)
-
-
-def _hash(problems: list[Problem]) -> str:
-    """Eight hex digits for a list of problems, in a folder's name."""
-    return hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8]
 
 
 def parse_budget(text: str) -> tuple[int, float | None]:
@@ -148,35 +166,17 @@ def parse_budget(text: str) -> tuple[int, float | None]:
 
 def _ranked(file: Path, where: Device) -> list[Share]:
     """The problems of a captured file, those that take most of its time first; says what is left out."""
-    from outblas.captured import Captured
-    from outblas.recording import Recording
-    from outblas.roofline import H200
-    from outblas.shares import predicted_us, shares
-    from outblas.space import gpu_of_device
+    from outblas.shares import captured_shares
 
-    captured = Captured.load(file)
-    counts, left_out = captured.problems(), captured.not_served()
-    if where.recording is None:
-        gpu = H200 if where.gpu_index is None else gpu_of_device(where.gpu_index)
-        found = shares(counts, lambda problem: predicted_us(problem, gpu))
-    else:
-        recording = Recording.load(where.recording)
-        known = set(recording.problems)
-        left_out |= {f"not in {where}": sum(n for p, n in counts.items() if p not in known)}
-        recorded = {p: n for p, n in counts.items() if p in known}
-        found = shares(recorded, lambda problem: recording.best_baseline(problem)[1])
-    words = "; ".join(f"{n} products left out: {why}" for why, n in left_out.items() if n)
-    if not found:
-        raise UsageError(f"{file} has nothing to tune{' (' + words + ')' if words else ''}",
-                         "products that a library holds", "capture a program with half-precision products")  # fmt: skip
-    if words:
-        err.print(words, markup=False)
+    found, left_out = captured_shares(file, where)
+    if left_out:
+        err.print(left_out, markup=False)
     for one in found[:10]:
         err.print(f"{one.share:6.1%} of the time: {one.problem.key}, {one.count} times {one.us:.1f} us", markup=False)
     return found
 
 
-def _tell(library: Library, files: RunFiles, asked: int, ranked: list[Share]) -> None:
+def _tell(library: Library, files: RunFiles, asked: int, ranked: Sequence[Share]) -> None:
     from outblas.shares import weighted_speedup
 
     if len(library.rows) < asked:
@@ -186,7 +186,7 @@ def _tell(library: Library, files: RunFiles, asked: int, ranked: list[Share]) ->
         fallbacks = f"{library.fallbacks(launch)} of {len(library.rows)} fall back to the baseline"
         weighted = f", all products together {weighted_speedup(ranked, library, launch):.3f}x" if ranked else ""
         out.print(f"{title:<16} geometric mean {library.geomean(launch):.3f}x, {fallbacks}{weighted}", markup=False)
-    out.print(f"library: {files.library}\nresult:  {files.result}\nreport:  {files.report}", markup=False)
+    out.print(f"library: {files.library}\nresult:  {files.result}", markup=False)
 
 
 def _install(library: Library, files: RunFiles, where: Device) -> None:

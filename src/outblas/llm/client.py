@@ -13,15 +13,18 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outblas.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.llm.budget import Account, Cost, Message, at_most
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
 from outblas.llm.reply import Reply, api_key, failure, read_completion
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
 
 #: Statuses that say: later, perhaps.
 RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
@@ -71,38 +74,76 @@ class Patience:
     longest_s: float = 60.0
 
 
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What every answer is asked for with.
+
+    Attributes:
+        max_tokens: most tokens of an answer.
+        temperature: of sampling; None: the server's own.
+        extra: more fields of the request.
+    """
+
+    max_tokens: int = 16384
+    temperature: float | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timers:
+    """What a client tells time and waits by; tests put others in their place.
+
+    Attributes:
+        clock: seconds since any moment.
+        sleep: waits so many seconds.
+        jitter: a random number from 0 to 1.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[], float] = random.random
+
+
 class Client:
     """Asks questions of one server.
 
     Args:
         base_url: of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``, else
             OpenAI's own). The key is ``OPENAI_API_KEY``.
-        max_tokens: most tokens of an answer. temperature: None: the server's own.
-        account: what may be spent. clock, sleep, jitter: tests put others in their place.
+        account: what may be spent.
+        book: where attempts are written down.
+        options: of every answer.
+        patience: how long to wait and how often to try.
+        limiter: requests and tokens per minute.
+        timers: clock, sleep and jitter.
 
     Raises:
-        ToolchainMissing: the package ``openai`` is not installed. UsageError: no key for OpenAI's own server, or an
-            address that is none.
+        ToolchainMissing: the package ``openai`` is not installed.
+        UsageError: no key for OpenAI's own server, or an address that is none.
     """
 
     def __init__(
-        self, base_url: str | None, account: Account, book: Book, *, max_tokens: int = 16384,
-        temperature: float | None = None, patience: Patience | None = None, limiter: RateLimiter | None = None,
-        extra: Mapping[str, Any] | None = None, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep, jitter: Callable[[], float] = random.random,
-    ) -> None:  # fmt: skip
+        self,
+        base_url: str | None,
+        account: Account,
+        book: Book,
+        *,
+        options: AnswerOptions | None = None,
+        patience: Patience | None = None,
+        limiter: RateLimiter | None = None,
+        timers: Timers | None = None,
+    ) -> None:
         self.account, self._book = account, book
-        self._max_tokens, self._temperature, self._extra = max_tokens, temperature, dict(extra or {})
+        self._options, self._timers = options or AnswerOptions(), timers or Timers()
         self._patience, self._limiter = patience or Patience(), limiter or RateLimiter()
-        self._clock, self._sleep, self._jitter = clock, sleep, jitter
-        self._started = clock()
+        self._started = self._timers.clock()
         self._limit_name = "max_tokens"
         self._open = _connect(base_url, self._patience.silence_s)
 
     @property
     def seconds(self) -> float:
         """Since this client was made."""
-        return self._clock() - self._started
+        return self._timers.clock() - self._started
 
     async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
         """The answer to a conversation.
@@ -128,7 +169,7 @@ class Client:
                 raise Rejected(f"the server refused a question ({reply.outcome}: {reply.text})",
                                "a question that it takes", "see the transcript")  # fmt: skip
             if attempt + 1 < self._patience.attempts:
-                await self._sleep(max(after, self._backoff(attempt)))
+                await self._timers.sleep(max(after, self._backoff(attempt)))
         assert reply is not None
         raise Unanswered(f"no answer after {self._patience.attempts} attempts (the last one: {reply.outcome})",
                          "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
@@ -138,11 +179,11 @@ class Client:
 
     def _backoff(self, attempt: int) -> float:
         wait = min(self._patience.longest_s, self._patience.first_s * 2**attempt)
-        return wait * (0.5 + 0.5 * self._jitter())
+        return wait * (0.5 + 0.5 * self._timers.jitter())
 
     async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
         """One request, and the least seconds until the next may be sent; None: never."""
-        most = at_most(messages, self._max_tokens, model.price)
+        most = at_most(messages, self._options.max_tokens, model.price)
         self.account.reserve(most, self.seconds)
         try:
             place = await self._limiter.acquire(most.tokens)
@@ -150,7 +191,7 @@ class Client:
         except BaseException:
             self.account.settle(most, Cost())  # it was never sent
             raise
-        begin, took = self._clock(), most
+        begin, took = self._timers.clock(), most
         try:
             reply, after = await self._send(messages, model, most, begin)
             took = reply.took
@@ -165,28 +206,31 @@ class Client:
     ) -> tuple[Reply, float | None]:
         import openai
 
-        def failed(outcome: str, words: object, took: Cost) -> Reply:
-            return failure(outcome, words, took, self._clock() - begin)
+        def elapsed() -> float:
+            return self._timers.clock() - begin
 
-        options: dict[str, Any] = {self._limit_name: self._max_tokens, **self._extra}
-        if self._temperature is not None:
-            options["temperature"] = self._temperature
-        request = self._open.chat.completions.create(model=model.name, messages=list(messages), **options)
+        def failed(outcome: str, words: object, took: Cost) -> Reply:
+            return failure(outcome, words, took, elapsed())
+
+        fields: dict[str, object] = {self._limit_name: self._options.max_tokens, **self._options.extra}
+        if self._options.temperature is not None:
+            fields["temperature"] = self._options.temperature
+        request = self._open.chat.completions.create(model=model.name, messages=list(messages), **fields)
         try:
             found = await asyncio.wait_for(request, self._patience.stall_s)
-            return read_completion(found, most, model.price, self._clock() - begin), None
+            return read_completion(found, most, model.price, elapsed()), None
         except openai.APIStatusError as error:
             return self._refused(error, failed(f"http {error.status_code}", error.message, Cost(1)))
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             took = Cost(1) if _never_connected(error) else most
-            return failed("timeout", f"nothing within {self._clock() - begin:.0f} s", took), 0.0
+            return failed("timeout", f"nothing within {elapsed():.0f} s", took), 0.0
         except openai.APIConnectionError as error:
             took = Cost(1) if _never_connected(error) else most
             return failed("dropped", error.__cause__ or error, took), 0.0
         except (openai.OpenAIError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             return failed("unreadable", f"{type(error).__name__}: {error}", most), 0.0
 
-    def _refused(self, error: Any, reply: Reply) -> tuple[Reply, float | None]:
+    def _refused(self, error: APIStatusError, reply: Reply) -> tuple[Reply, float | None]:
         """A status of the server's: tried again after some seconds, or (None) given up."""
         if error.status_code == 400 and "max_completion_tokens" in reply.text and self._limit_name == "max_tokens":
             self._limit_name = "max_completion_tokens"  # newer models of OpenAI's know the limit by this name alone
@@ -209,7 +253,7 @@ def _never_connected(error: BaseException) -> bool:
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
 
 
-def _connect(base_url: str | None, silence_s: float) -> Any:
+def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
     try:
         import openai
     except ImportError as error:

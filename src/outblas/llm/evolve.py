@@ -67,22 +67,48 @@ class Standing:
     chains: int
 
 
+@dataclass(frozen=True)
+class EvolveRecord:
+    """Where a run is written down.
+
+    Attributes:
+        store: where evaluations go; those of other runs in it are known, too.
+        run_id: the run's name in the store.
+        ledger: everything else.
+    """
+
+    store: Store
+    run_id: str
+    ledger: Ledger
+
+
 class Evolution:
     """One run of the loop.
 
     Args:
-        store, run_id: where evaluations go; those of other ids, too, are known. ledger: everything else.
-        client: asks; its book is the ledger.
+        problems: what kernels are written for, each once.
+        models: who writes them.
+        evaluator: proves and times them.
+        record: where the run is written down.
+        client: asks; its book is the record's ledger.
+        settings: what the search depends on besides.
         watch: called after every outcome.
     """
 
     def __init__(
-        self, problems: Sequence[Problem], models: Sequence[Model], evaluator: FreeEvaluator, store: Store, run_id: str,
-        ledger: Ledger, client: Client, settings: Settings, watch: Callable[[Outcome], None] = lambda outcome: None,
-    ) -> None:  # fmt: skip
+        self,
+        problems: Sequence[Problem],
+        models: Sequence[Model],
+        evaluator: FreeEvaluator,
+        record: EvolveRecord,
+        client: Client,
+        settings: Settings,
+        watch: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:
+        store, ledger = record.store, record.ledger
         self._problems = {p.key: p for p in problems}
         self._models, self._evaluator, self._ledger, self._client = list(models), evaluator, ledger, client
-        self._store, self._run_id, self._settings, self._watch = store, run_id, settings, watch
+        self._store, self._run_id, self._settings, self._watch = store, record.run_id, settings, watch
         self._gpu = evaluator.gpu
         self.archive = Archive(settings.shape, settings.seed, ledger.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}

@@ -1,4 +1,4 @@
-"""An evolution on disk: its folder, from the settings to the best kernels and the report."""
+"""An evolution on disk: its folder, from the settings to the best kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
 from outblas.llm.budget import Account, Budget
-from outblas.llm.client import Client, Patience, check_server
-from outblas.llm.evolve import Evolution, Settings
+from outblas.llm.client import AnswerOptions, Client, Patience, ServerError, check_server
+from outblas.llm.evolve import Evolution, EvolveRecord, Settings
 from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
@@ -44,61 +45,106 @@ class Server:
     temperature: float | None = None
 
 
-def run_evolve(
-    problems: Sequence[Problem], models: Sequence[Model], server: Server, place: Place, budget: Budget,
-    settings: Settings, path: Path, command: str, watching: Watching,
-) -> tuple[str, EvolveFiles]:  # fmt: skip
-    """Evolve into the folder ``path``, or go on with the run of the same settings that is there.
+@dataclass(frozen=True)
+class EvolveRequest:
+    """One run of :func:`run_evolve`.
+
+    Attributes:
+        problems: what kernels are written for, each once.
+        models: who writes them.
+        server: who is asked, and how.
+        place: who evaluates.
+        budget: what may be spent.
+        settings: what the search depends on besides.
+        path: folder of the run.
+        command: the command line, for provenance.
+    """
+
+    problems: Sequence[Problem]
+    models: Sequence[Model]
+    server: Server
+    place: Place
+    budget: Budget
+    settings: Settings
+    path: Path
+    command: str
+
+
+def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveFiles]:
+    """Evolve into the folder of the request, or go on with the run of the same settings that is there.
+
+    Args:
+        request: what to evolve, by whom, where and how.
+        watching: called when the run begins; see :data:`Watching`.
 
     Returns:
-        Why it ended, and where everything lies.
+        Why it ended, and where everything lies. The report is left to the caller.
 
     Raises:
         UsageError: a folder with another run or something else; no price with a budget in USD; no server.
-        ServerError: the server refuses or is gone. DeviceError, ToolchainMissing: the evaluator cannot work.
+        ServerError: the server refuses or is gone, or no request was answered before the budget was spent.
+        DeviceError, ToolchainMissing: the evaluator cannot work.
         RecordError: the folder cannot be written, or another process works in it. After each of them the same
             command resumes.
     """
-    if len(set(problems)) != len(problems):
-        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
-    if budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in models):
-        raise UsageError("a budget in USD and a model without a price", "US dollars per million tokens of each",
-                         "pass --price, e.g. --price 0.5,1.5")  # fmt: skip
-    check_server(server.base_url)  # before anything is written
-    files, command = EvolveFiles(path), without_passwords(command)
-    with open_place(place) as evaluator, sole_run(path):
+    _check(request)
+    place, files = request.place, EvolveFiles(request.path)
+    command = without_passwords(request.command)
+    with open_place(place) as evaluator, sole_run(files.path):
         recorded = getattr(evaluator, "provenance", None) or None
-        wanted = {**_identity(problems, models, place, settings), "gpu": evaluator.gpu.name}
+        wanted = {**_identity(request), "gpu": evaluator.gpu.name}
         about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
         with Store(files.store) as store:
-            run_id = path.resolve().name
-            store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": settings.seed})
+            run_id = files.path.resolve().name
+            store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
             with Ledger(files.store) as ledger:
-                reason = _evolve(problems, models, server, evaluator, budget, settings, store, run_id, ledger,
-                                 watching)  # fmt: skip
-                reason += unheard(ledger)
+                before = ledger.spent().requests
+                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, ledger), watching)
+                silence = unheard(ledger, before)
+                reason += f"; {silence}" if silence else ""
                 _finish(files, ledger, store.evaluations(), about, evaluator, place, command, reason)
-    from outblas.report import write_report
-
-    write_report(path, files.report)
+    if silence:
+        raise ServerError(
+            silence,
+            "a language model's server that answers",
+            "correct --base-url (or OPENAI_BASE_URL), or see whether the server runs; then repeat the command, "
+            "with a larger --budget: it resumes",
+        )
     return reason, files
 
 
-def _evolve(
-    problems: Sequence[Problem], models: Sequence[Model], server: Server, evaluator: FreeEvaluator, budget: Budget,
-    settings: Settings, store: Store, run_id: str, ledger: Ledger, watching: Watching,
-) -> str:  # fmt: skip
-    account = Account(budget, ledger.spent())
+def _check(request: EvolveRequest) -> None:
+    """Raise what can be said before anything is written."""
+    if len(set(request.problems)) != len(request.problems):
+        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+    if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
+        raise UsageError(
+            "a budget in USD and a model without a price",
+            "US dollars per million tokens of each",
+            "pass --price, e.g. --price 0.5,1.5",
+        )
+    check_server(request.server.base_url)
+
+
+def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: Watching) -> str:
+    """Run the loop; returns why it ended."""
+    server, settings, ledger = request.server, request.settings, record.ledger
+    account = Account(request.budget, ledger.spent())
 
     async def run() -> str:
         client = Client(
-            server.base_url, account, ledger, max_tokens=settings.max_tokens, temperature=server.temperature,
-            patience=server.patience, limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
-        )  # fmt: skip
+            server.base_url,
+            account,
+            ledger,
+            options=AnswerOptions(settings.max_tokens, server.temperature),
+            patience=server.patience,
+            limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
+        )
         told: list[Callable[[Outcome | None], None]] = []
-        evolution = Evolution(problems, models, evaluator, store, run_id, ledger, client, settings,
-                              lambda outcome: told[0](outcome))  # fmt: skip
-        told.append(watching(evolution, budget, account, client))
+        evolution = Evolution(
+            request.problems, request.models, evaluator, record, client, settings, lambda outcome: told[0](outcome)
+        )
+        told.append(watching(evolution, request.budget, account, client))
         return await evolution.run()
 
     try:
@@ -110,23 +156,29 @@ def _evolve(
         ) from error
 
 
-def _identity(problems: Sequence[Problem], models: Sequence[Model], place: Place, settings: Settings) -> dict[str, Any]:
+def _identity(request: EvolveRequest) -> dict[str, Any]:
     """What makes two runs of one kind of GPU the same; the budget, the address and how many ask at once may change."""
-    kept = {k: v for k, v in asdict(settings).items() if k != "parallel"}
+    kept = {k: v for k, v in asdict(request.settings).items() if k != "parallel"}
     return json.loads(json.dumps({
-        "problems": [p.key for p in problems], "models": [asdict(m) for m in models], "device": str(place),
-        "settings": kept,
+        "problems": [p.key for p in request.problems], "models": [asdict(m) for m in request.models],
+        "device": str(request.place), "settings": kept,
     }))  # fmt: skip
 
 
-def unheard(ledger: Ledger) -> str:
-    """What to add to why a run ended where no request was ever answered: most likely it is not for the budget."""
+def unheard(ledger: Ledger, before: int = 0) -> str:
+    """Say in words that no request was answered; empty where one was, or none was sent.
+
+    Args:
+        ledger: the run's record.
+        before: requests of earlier sessions. They count only where this session sent none.
+    """
+    replies = islice(ledger.replies(), before if ledger.spent().requests > before else 0, None)
     count, last = 0, None
-    for _, reply in ledger.replies():
+    for _, reply in replies:
         if reply.answered:
             return ""
         count, last = count + 1, reply
-    return "" if last is None else f"; none of {count} requests was answered (the last: {last.outcome}, {last.text})"
+    return "" if last is None else f"none of {count} requests was answered (the last: {last.outcome}, {last.text})"
 
 
 def _finish(

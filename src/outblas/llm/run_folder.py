@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from outblas import __version__
 from outblas.errors import RecordError
 from outblas.files import write_json
+from outblas.problem import Problem
 from outblas.provenance import utc_now
 from outblas.settings_check import check_same_settings
 
@@ -48,6 +49,18 @@ class EvolveFiles:
     def recording(self) -> Path:
         """Of a run on a GPU: what it measured, for ``--device`` of another."""
         return self.path / "recorded.jsonl"
+
+
+def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
+    """Name of a run's folder that says its settings.
+
+    Args:
+        problems: what kernels are written for.
+        model: name of the first model.
+        place: who evaluates, in words; of a file, its stem.
+    """
+    first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
+    return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()
 
 
 def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,15 @@ def _json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def check_tools() -> None:
+    """Check that a page could be written.
+
+    Raises:
+        ToolchainMissing: without plotly.
+    """
+    _plotly()
+
+
 def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs

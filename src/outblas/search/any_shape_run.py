@@ -26,7 +26,7 @@ from typing import Any, get_args
 from outblas.agents import make_agent
 from outblas.any_shape import AnyShape
 from outblas.baselines import RIVALS
-from outblas.bench import run_bench
+from outblas.bench import BenchRequest, run_bench
 from outblas.config import config_name
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
@@ -42,7 +42,7 @@ from outblas.space import gpu_of_device, why_illegal
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.suites import GRID, LLM_LAYERS, SUITES, suite
-from outblas.tune import tune
+from outblas.tune import SearchOptions, tune
 
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
 PROVED_ON = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
@@ -112,7 +112,16 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
         Store(store) as opened,
     ):
         agent = make_agent("ppo", 0, gpu)
-        tune(problems, agent, measurements, evaluator, opened, "any_shapes", progress, measurements)
+        tune(
+            problems,
+            agent,
+            measurements,
+            evaluator,
+            opened,
+            "any_shapes",
+            progress,
+            SearchOptions(per_round=measurements),
+        )
     return export(store, cells)
 
 
@@ -153,7 +162,7 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     found = AnyShape.load("h200")
     rows = [Row(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
     library = Library("h200", tuple(rows))
-    run_bench(problems, "any_shapes", library, out, layouts=("TN", "NN"), baselines=RIVALS)
+    run_bench(BenchRequest(problems, "any_shapes", library, out, baselines=RIVALS))
     result = read_result(out)
     # No kernel with PDL is on offer: where a caller allows it the same kernels are used.
     result = replace(result, rows=[row for row in result.rows if not row["pdl"]])

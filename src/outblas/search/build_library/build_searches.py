@@ -24,7 +24,7 @@ from outblas.space import gpu_of_device, why_illegal
 from outblas.store import Store
 from outblas.suites import Table
 from outblas.tables import better_of, of_table, with_rows
-from outblas.tune import PROBLEMS_AT_ONCE, tune
+from outblas.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 
 #: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
 #: the model, of one whose sister has another dtype only, of suite llm, most of whose problems have no sister at first;
@@ -67,7 +67,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
         for start in range(0, len(todo), PROBLEMS_AT_ONCE):
             group, later = todo[start:][:PROBLEMS_AT_ONCE], todo[start:][PROBLEMS_AT_ONCE:]
             evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
-            found = tune(group, agent, budget, evaluator, store, "tune", per_round=budget)
+            found = tune(group, agent, budget, evaluator, store, "tune", options=SearchOptions(per_round=budget))
             measured = {**found.provenance, **collect(command_of("tune", table), work.gpu_index)}
             library = with_rows(library, found.rows, table, measured)
             library.save(work.library)
@@ -181,7 +181,8 @@ def second_search(
         for start in range(0, len(problems), PROBLEMS_AT_ONCE):
             group, later = problems[start:][:PROBLEMS_AT_ONCE], problems[start:][PROBLEMS_AT_ONCE:]
             evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
-            for row in tune(group, agent, budget, evaluator, store, step, per_round=budget).rows:
+            found = tune(group, agent, budget, evaluator, store, step, options=SearchOptions(per_round=budget))
+            for row in found.rows:
                 old, rows[row.problem] = rows[row.problem], better_of(rows[row.problem], row)
                 better += rows[row.problem] != old
             progress(start + len(group), len(problems), f"{better} better")

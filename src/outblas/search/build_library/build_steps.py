@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.baselines import RIVALS
-from outblas.bench import run_bench
+from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch
 from outblas.errors import UsageError
 from outblas.library import Choice, Library
@@ -78,8 +78,11 @@ def benched(
 
     def bench_once(resume: bool) -> None:
         run_bench(
-            problems, table.suite, part, out, (work.gpu_index,), mode, (table.layout,), BENCH_ROUNDS, resume,
-            printer(what), proved=proved(work, table), **more,
+            BenchRequest(
+                problems, table.suite, part, out, (work.gpu_index,), mode, BENCH_ROUNDS, resume,
+                proved=proved(work, table), **more,
+            ),
+            printer(what),
         )  # fmt: skip
 
     try:
