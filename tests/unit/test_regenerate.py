@@ -22,6 +22,7 @@ from outblas.config import Sm90WgmmaConfig, config_name, launch_of
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.journal import Journal
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
@@ -29,7 +30,6 @@ from outblas.report.retuned import notes_of_retune
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
 from outblas.second_search import near_the_best, worth_trying
-from outblas.source import kernels_sha
 from outblas.space import candidates
 
 ROOT = Path(__file__).parents[2]

@@ -98,7 +98,7 @@ def test_a_stale_library_is_ignored_with_one_warning(
 def test_other_kernel_sources_are_a_difference_and_a_later_minor_driver_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now = stamp(PROVENANCE)
     assert differences(now, stamp({**PROVENANCE, "driver": "580.95.05"})) == []
-    monkeypatch.setattr("outblas.source.kernels_sha", lambda: "f" * 64)
+    monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)
     (word,) = differences(now, stamp(PROVENANCE))
     assert word.startswith("kernel sources ") and "ffffffffffff here" in word
 
