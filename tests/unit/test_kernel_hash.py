@@ -7,14 +7,18 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outblas.config import Sm80DirectConfig
 from outblas.free import scan
 from outblas.kernels import kernel_hash
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, plain, sha_as_written, sha_of
+from outblas.problem import Problem
+from outblas.source import make_source
 
 NAMES = [name for name, _ in kernel_headers()]
 
@@ -164,6 +168,15 @@ def test_it_reads_text_as_the_lexer_of_free_kernels_does() -> None:
             assert plain(text) == by_scan(text), repr(text)
             compared += 1
     assert compared > 2000
+
+
+def test_a_kernel_compiles_to_the_same_bytes_from_the_plain_form() -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
+    from outblas.compile import compile_source
+
+    source = make_source(Problem(64, 64, 512), Sm80DirectConfig(16, 8))
+    short = replace(source, headers=tuple((name, plain(text)) for name, text in source.headers))
+    assert compile_source(short, cache=None).image == compile_source(source, cache=None).image
 
 
 def test_the_old_rule_counts_every_blank() -> None:
