@@ -197,9 +197,8 @@ def test_a_module_that_ends_the_process_is_wrong(tool: Any, tmp_path: Path) -> N
 def test_what_is_wrong_is_the_exit_status(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = tool.Failed("outblas.one", "SyntaxError", "", "invalid syntax")
     outcomes = {"3.10": tool.Outcome("3.10", "/a/python", "", 5, (wrong,)), "3.11": tool.Outcome("3.11", "/b", "", 6)}
-    monkeypatch.setattr(
-        tool, "try_version", lambda version, *rest: outcomes.get(version, tool.Outcome(version, "", "x"))
-    )
+    none = {version: tool.Outcome(version, "", "no interpreter") for version in tool.VERSIONS}
+    monkeypatch.setattr(tool, "try_version", lambda version, *rest: {**none, **outcomes}[version])
     told: list[str] = []
     assert tool.main([str(tmp_path)], told.append) == 1
     assert sorted(told) == [
