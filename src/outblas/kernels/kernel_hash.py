@@ -6,12 +6,16 @@ import functools
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # Python 3.10 has it elsewhere
-    from importlib.resources.abc import Traversable
+if TYPE_CHECKING:
+    if sys.version_info >= (3, 11):
+        from importlib.resources.abc import Traversable
+    else:
+        from importlib.abc import Traversable
 
 #: The folder with the kernel files, below the package. No hash depends on its name.
 FOLDER = "kernels"
