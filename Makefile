@@ -13,11 +13,12 @@ INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/ou
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 
-.PHONY: help demo test check lint format pre-commit build clean
+.PHONY: help demo test check imports lint format pre-commit build clean
 
 help:
 	@echo "make demo    tune grid1000 on the recorded H200 measurements and write a report (no GPU needed)"
 	@echo "make test    lint, types and all tests; those that need a GPU are skipped where there is none"
+	@echo "make imports import all modules under every Python from 3.10 to 3.13 that is here"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
 	@echo "make build   wheel and sdist in dist/  make clean    remove .venv, caches and builds"
 
@@ -28,7 +29,7 @@ demo: $(VENV)/.base
 
 # Tests on a GPU one after the other: they time, and fill its memory. The others side by side, in the order of their
 # names: files with few tests have the longest ones, and pytest-xdist would begin those last.
-test: check
+test: check imports
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
 		tests/adversarial tests/unit
@@ -39,6 +40,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every module under each Python from 3.10 to 3.13 that is here; each has its own base dependencies.
+imports: $(VENV)/.dev
+	$(BIN)/python tools/import_all.py $(VENV)/imports
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -207,7 +207,7 @@ class Peer:
 
 def measure(arguments: argparse.Namespace) -> None:
     """All problems that the journal does not have, then the result file."""
-    from outblas.source import kernels_sha
+    from outblas.kernels.kernel_hash import kernels_sha
 
     problems = sample(suite("grid1000"), arguments.count, SEED)
     settings = {

@@ -37,12 +37,13 @@ from outblas.evaluation import Status
 from outblas.files import write_json
 from outblas.fused_launch import Extra, FusedKernel
 from outblas.geometry import workspace_bytes
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.launch import load
 from outblas.library import Library
 from outblas.oracle import right
 from outblas.problem import Problem
 from outblas.provenance import collect
-from outblas.source import kernels_sha, make_source
+from outblas.source import make_source
 from outblas.space import gpu_of_device
 from outblas.suites import suite
 from outblas.timing import Bench

@@ -2,17 +2,22 @@
 shipped kernel compiles to the very machine code that it had before.
 
     python tools/restamp.py --since e8eefce
+    python tools/restamp.py --rehash
 
 Every kernel that a packaged library installs, or that is offered for any shape, is compiled by one NVRTC from the
 sources of an older commit (its generator and its kernel files) and from the present ones. Where all cubins are the
 same, byte by byte or at least in their code sections, the provenance of the libraries, and of published results that
-name their kernels, gets the present hash (:func:`outblas.source.kernels_sha`), and a record beside it of what it
-replaced, when and after how many comparisons. Where one differs nothing is written, the kernels that differ are listed,
-and the exit status is 1.
+name their kernels, gets the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`), and a record beside
+it of what it replaced, when and after how many comparisons. The table of equal kernels, by which users' tuned libraries
+stay valid, is written with it (:mod:`outblas.records.equal_kernels`). Where one differs nothing is written, the kernels
+that differ are listed, and the exit status is 1.
 
 A library says by it that the proofs and figures of its rows are of kernels that compile to what ships, from the
 older commit on. That commit must have the kernels that the library names; of one that names none it says nothing of
 what changed between its measurements and that commit.
+
+``--rehash`` is for a new rule of hashing. It compiles nothing. Every recorded hash must be of the present kernel files
+by the old rule, comments and blanks included; else it writes nothing.
 """
 
 from __future__ import annotations
@@ -32,43 +37,67 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from outblas import __version__
 from outblas.compile import compile_many, nvrtc_version
 from outblas.config import config_from_name, config_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, OutblasError, UsageError
+from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, sha_as_written, sha_of
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import utc_now
+from outblas.records.equal_kernels import TABLE, EqualKernels, Kernels
 from outblas.results import KIND, read_meta, read_result, write_result
 from outblas.sass import _code_sections
 from outblas.shipped_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
-from outblas.source import Source, kernels_sha, make_source
+from outblas.source import Source, make_source
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Key of the hash in a provenance, and of the list of records beside it.
-HASH, RECORDS = "kernels", "restamped"
+DATA, RESULTS = ROOT / "src" / "outblas" / "data", ROOT / "results"
+#: Key of the hash in a provenance, and of the lists of records beside it.
+HASH, RECORDS, REHASHED = "kernels", "restamped", "rehashed"
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
 _ASK = """
-import json, sys
-from outblas.config import config_from_name
-from outblas.problem import Problem
-from outblas.source import _kernel_headers, kernels_sha, make_source
-shared, found = _kernel_headers(), []
+import importlib, json, sys
+from outblas import __version__
+
+def find(what):  # a name, at the newest of the places that it has had
+    *modules, name = what.split()
+    for module in modules:
+        try:
+            return getattr(importlib.import_module("outblas." + module), name)
+        except (ImportError, AttributeError):
+            continue
+
+config_from_name = find("kernels.families core.config config config_from_name")
+problem_of = find("core.problem problem Problem").from_key
+make_source = find("kernels.source source make_source")
+sha = find("kernels.kernel_hash source kernels_sha")
+headers = find("kernels.kernel_hash source kernel_headers") or find("source _kernel_headers")
+shared, found = headers(), []
 for key, name in json.load(sys.stdin):
-    s = make_source(Problem.from_key(key), config_from_name(name))
+    s = make_source(problem_of(key), config_from_name(name))
     assert s.headers[: len(shared)] == shared
     found.append([s.text, s.entry, s.headers[len(shared) :], s.options, s.acc, s.family])
-json.dump({"kernels": kernels_sha(), "shared": shared, "sources": found}, sys.stdout)
+json.dump({"outblas": __version__, "kernels": sha(), "shared": shared, "sources": found}, sys.stdout)
 """
 
 
 @dataclass(frozen=True)
 class Older:
-    """What an older commit makes of the shipped kernels: its hash of the kernel files, and a source each."""
+    """What an older commit makes of the shipped kernels.
+
+    Attributes:
+        commit: in full.
+        kernels: hash of its kernel files by the present rule.
+        sources: of the shipped kernels.
+        named: what its release calls its kernels in a user's library.
+    """
 
     commit: str
     kernels: str
     sources: list[Source]
+    named: Kernels = Kernels(None, None)
 
 
 @dataclass(frozen=True)
@@ -125,7 +154,7 @@ def older(commit: str, pairs: Sequence[tuple[str, str]]) -> Older:
         Source(text, entry, (*shared, *((n, t) for n, t in own)), tuple(options), acc, family)
         for text, entry, own, options, acc, family in said["sources"]
     ]
-    return Older(full, said["kernels"], sources)
+    return Older(full, sha_of(shared), sources, Kernels(said["outblas"], said["kernels"]))
 
 
 def compare(
@@ -162,15 +191,7 @@ def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) 
     Raises:
         UsageError: one of them is of other kernels than those that were compared; then nothing is written.
     """
-    found: dict[Path, tuple[Any, Callable[[dict[str, Any]], object]]] = {}
-    for path in sorted((data / "libraries").glob("*.json")):
-        library = Library.load(path)
-        if library.provenance.get(HASH) != kernels:
-            found[path] = library.provenance, partial(_save_library, path, library)
-    for path in filter(is_result, sorted(results.glob("*/*.parquet"))):
-        result = read_result(path)
-        if result.provenance.get(HASH, kernels) != kernels:
-            found[path] = result.provenance, partial(_save_result, path, result)
+    found = _of_other_kernels(kernels, data, results)
     for path, (provenance, _) in found.items():
         named, compared = provenance.get(HASH), record["kernels_of_that_commit"]
         if named not in (None, compared):
@@ -182,6 +203,57 @@ def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) 
     for provenance, save in found.values():
         save(stamped(provenance, record, kernels))
     return list(found)
+
+
+def rehash(headers: Sequence[tuple[str, str]], data: Path, results: Path) -> list[Path]:
+    """Write the hash by the present rule where the one by the old rule is recorded, and an entry in the table.
+
+    Args:
+        headers: the present kernel files, (name, text) pairs.
+        data: folder of the libraries and the table.
+        results: folder of the published results.
+
+    Raises:
+        UsageError: a recorded hash is not of these files by the old rule; then nothing is written.
+    """
+    old, new = sha_as_written(headers), sha_of(headers)
+    found = _of_other_kernels(new, data, results)
+    for path, (provenance, _) in found.items():
+        if (named := provenance.get(HASH)) != old:
+            raise UsageError(
+                f"{path.name} is of kernels {str(named)[:12]}, the present files were {old[:12]} by the old rule",
+                "a hash of the present kernel files",
+                "use --since with a commit that has the kernels of this file",
+            )
+    if not found:
+        return []
+    table = write_table(data, Kernels(__version__, new), Kernels(__version__, old), old)  # first: a second run mends
+    for provenance, save in found.values():
+        record = {"date": utc_now(), "replaced": old}
+        save({**provenance, HASH: new, REHASHED: [*provenance.get(REHASHED, ()), record]})
+    return [table, *found]
+
+
+def write_table(data: Path, now: Kernels, proved: Kernels, compared: str) -> Path:
+    """Write the table of equal kernels, made if need be; arguments as :meth:`EqualKernels.followed_by` has them."""
+    path = data / TABLE.name
+    table = EqualKernels.load(path) if path.exists() else EqualKernels(now)
+    table.followed_by(now, proved, compared).save(path)
+    return path
+
+
+def _of_other_kernels(kernels: str, data: Path, results: Path) -> dict[Path, tuple[Any, Callable[..., object]]]:
+    """Files of the packaged libraries and published results with another hash: provenance, and what saves a new one."""
+    found: dict[Path, tuple[Any, Callable[..., object]]] = {}
+    for path in sorted((data / "libraries").glob("*.json")):
+        library = Library.load(path)
+        if library.provenance.get(HASH) != kernels:
+            found[path] = library.provenance, partial(_save_library, path, library)
+    for path in filter(is_result, sorted(results.glob("*/*.parquet"))):
+        result = read_result(path)
+        if result.provenance.get(HASH, kernels) != kernels:
+            found[path] = result.provenance, partial(_save_result, path, result)
+    return found
 
 
 def is_result(path: Path) -> bool:
@@ -236,13 +308,23 @@ def _build(sources: Sequence[Source], jobs: int | None, what: str) -> list[Any]:
     return found
 
 
+def _tell(written: Sequence[Path]) -> None:
+    for path in written:
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--since", required=True, metavar="COMMIT", help="whose kernels are known to be right")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--since", metavar="COMMIT", help="whose kernels are known to be right")
+    what.add_argument("--rehash", action="store_true", help="the files are the same, the rule of hashing is new")
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     options = parser.parse_args(arguments)
     try:
+        if options.rehash:
+            _tell(rehash(kernel_headers(), DATA, RESULTS))
+            return 0
         pairs = shipped_pairs()
         past = older(options.since, pairs)
         now = [make_source(Problem.from_key(key), config_from_name(name)) for key, name in pairs]
@@ -264,8 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(record))
         if not options.check:
-            for path in restamp(record, kernels_sha(), ROOT / "src" / "outblas" / "data", ROOT / "results"):
-                print(f"wrote {path.relative_to(ROOT)}")
+            _tell(restamp(record, kernels_sha(), DATA, RESULTS))
+            _tell([write_table(DATA, Kernels(__version__, kernels_sha()), past.named, past.kernels)])
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -21,12 +21,12 @@ from outblas.errors import UsageError
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import collect, gpu_state
 from outblas.results import COLUMNS, Row, write_result
 from outblas.roofline import Gpu, floor_us, regime
-from outblas.source import kernels_sha
 from outblas.space import gpu_of_device
 from outblas.stats import geomean
 

@@ -118,8 +118,8 @@ class FusedState:
             call = None if once else self._calls.pop(key, None)
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
-                kernel = self._kernels[(*kernel_kind(problem, config), epilogue)]
-                call = kernel.bind(problem, (a, stored, c), extra, space)
+                kind = (*kernel_kind(problem, config), epilogue)
+                call = self._kernels[kind].bind(problem, (a, stored, c), extra, space)
                 call.release()  # kept by address, it must not keep the memory
             if not once:
                 self._calls[key] = call  # the most recently used comes last

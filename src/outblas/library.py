@@ -236,7 +236,7 @@ class Library:
         Raises:
             RecordError: there is none for this GPU and ``missing_ok`` is false.
         """
-        file = resources.files("outblas").joinpath("data", "libraries", f"{gpu}.json")
+        file = resources.files("outblas") / "data" / "libraries" / f"{gpu}.json"
         if file.is_file():
             return _parse(file.read_text(encoding="utf-8"), str(file))
         if missing_ok:

@@ -184,7 +184,7 @@ def too_slow(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np
 @functools.cache
 def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
     """Coefficients by family of a packaged model, and its residual's; raises as :func:`predict_us`."""
-    folder = resources.files("outblas").joinpath("data", "models")
+    folder = resources.files("outblas") / "data" / "models"
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
         raise DeviceError(f"no model of GPU {gpu_name!r}", "a GPU that was measured", "use h200")

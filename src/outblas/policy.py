@@ -55,7 +55,7 @@ class Policy:
             UsageError: there is no such file. RecordError: it is of another version, or truncated.
         """
         text = os.fspath(path_or_name)
-        packaged = resources.files("outblas").joinpath("data", "policies", f"{text}.npz")
+        packaged = resources.files("outblas") / "data" / "policies" / f"{text}.npz"
         path = packaged if packaged.is_file() else Path(text)
         if not path.is_file():
             raise UsageError(f"no policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")

@@ -260,7 +260,7 @@ def packaged() -> list[str]:
 
 
 def _package_root() -> Traversable:
-    return resources.files("outblas").joinpath("data", "recordings")
+    return resources.files("outblas") / "data" / "recordings"
 
 
 def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:

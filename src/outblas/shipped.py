@@ -10,7 +10,8 @@ from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack, pack_key
 from outblas.environment import is_off
 from outblas.errors import RecordError
-from outblas.source import Source, kernels_sha
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.source import Source
 
 #: Where the pack of a wheel is; a source tree has none until ``python -m outblas.shipped_build``.
 PACK = Path(__file__).parent / "data" / "cubins" / "kernels.pack"

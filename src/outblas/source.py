@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig
 from outblas.epilogue import PLAIN, Epilogue, prelude
 from outblas.geometry import geometry
+from outblas.kernels.kernel_hash import kernel_headers
 from outblas.problem import Problem
 
 
@@ -57,7 +54,7 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = PLA
         for name, value in geometry(problem, config).constants
     ]
     lines += [*prelude(epilogue), f'#include "{config.family}.cuh"', ""]
-    headers = _kernel_headers()
+    headers = kernel_headers()
     if isinstance(config, Sm90WgmmaConfig):
         headers += (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)
     return Source("\n".join(lines), config.family, headers, (), problem.acc, config.family)
@@ -102,36 +99,12 @@ def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
 
 
 def own_sha(source: Source) -> str:
-    """SHA-256 (hex) of what a source has besides the package's kernel files, whose hash is :func:`kernels_sha`.
+    """SHA-256 (hex) of what a source has besides the package's kernel files.
 
+    The kernel files' own hash is :func:`outblas.kernels.kernel_hash.kernels_sha`.
     Both say what :meth:`Source.sha` says, at a tenth of its cost: the kernel files are hashed once per process.
     """
-    shared = _kernel_headers()
+    shared = kernel_headers()
     own = source.headers[len(shared) :] if source.headers[: len(shared)] == shared else source.headers
     fields = [source.text, source.entry, own, source.options, source.acc, source.family]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-
-
-@functools.cache
-def kernels_sha() -> str:
-    """SHA-256 (hex) of all kernel files: equal hashes, equal kernels."""
-    return hashlib.sha256(json.dumps(_kernel_headers()).encode()).hexdigest()
-
-
-def kernel_headers() -> tuple[tuple[str, str], ...]:
-    """(name as included, text) of every kernel file of the package."""
-    return _kernel_headers()
-
-
-@functools.cache
-def _kernel_headers() -> tuple[tuple[str, str], ...]:
-    root = resources.files("outblas") / "kernels"
-    return tuple(sorted(_walk(root, "")))
-
-
-def _walk(directory: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
-    for entry in directory.iterdir():
-        if entry.is_dir():
-            yield from _walk(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith(".cuh"):
-            yield prefix + entry.name, entry.read_text()

@@ -1,7 +1,8 @@
 """The library of this machine's user: what ``outblas tune`` installed, which the dispatch prefers to the packaged one.
 
 One file per GPU, ``~/.local/share/outblas/libraries/<gpu>.json``. It is stamped with all that its figures depend on;
-one whose stamp is not of this machine, driver, toolchain and release is ignored, with one warning that says why.
+one whose stamp is not of this machine, driver and toolchain is ignored, with one warning that says why. So is one of
+other kernels; another release may have the same ones (:mod:`outblas.records.equal_kernels`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.files import alone
 from outblas.library import Library, Row
+from outblas.records.equal_kernels import EqualKernels, Kernels
 
 VARIABLE = "OUTBLAS_LIBRARY"
 #: What a stamp holds, and how a difference is told.
@@ -28,6 +30,8 @@ _FIELDS = {
     "outblas": "outblas",
     "kernels": "kernel sources",
 }
+#: What of it says which kernels they are.
+_OF_KERNELS = ("outblas", "kernels")
 _warned: set[str] = set()
 
 
@@ -48,7 +52,7 @@ def path_for(gpu: str) -> Path | None:
 def stamp(provenance: Mapping[str, Any]) -> dict[str, str | None]:
     """What figures of this provenance (:func:`outblas.provenance.collect`), measured with these sources, depend on:
     GPU, major version of the driver, NVRTC, release and hash of the kernels."""
-    from outblas.source import kernels_sha
+    from outblas.kernels.kernel_hash import kernels_sha
 
     driver, toolchain = provenance.get("driver"), provenance.get("toolchain") or {}
     return {
@@ -69,12 +73,19 @@ def stamp_here(index: int) -> dict[str, str | None]:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs between two stamps, in words; empty where nothing does."""
-    return [
-        f"{name} {_short(there.get(key))} there, {_short(here.get(key))} here"
-        for key, name in _FIELDS.items()
-        if there.get(key) != here.get(key)
-    ]
+    """What differs between two stamps, in words; empty where nothing does.
+
+    Another release or hash is no difference where the kernels are known to compile to the same cubins.
+
+    Raises:
+        RecordError: the table of equal kernels is damaged.
+    """
+    differ = [key for key in _FIELDS if there.get(key) != here.get(key)]
+    if not set(_OF_KERNELS).isdisjoint(differ):
+        old, present = (Kernels(*map(stamp.get, _OF_KERNELS)) for stamp in (there, here))
+        if EqualKernels.load().alike(old, present):
+            differ = [key for key in differ if key not in _OF_KERNELS]
+    return [f"{_FIELDS[key]} {_short(there.get(key))} there, {_short(here.get(key))} here" for key in differ]
 
 
 def _short(value: Any) -> str:

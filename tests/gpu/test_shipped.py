@@ -21,13 +21,14 @@ from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cubin_pack import pack_key, packed
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import Problem
 from outblas.shipped import PACK, ShippedCubins
 from outblas.shipped_build import build, current, packaged_libraries, sources_of
-from outblas.source import kernels_sha, make_source
+from outblas.source import make_source
 from outblas.space import gpu_of_device
 
 pytestmark = pytest.mark.gpu

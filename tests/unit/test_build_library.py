@@ -23,6 +23,7 @@ from build_library_fixture import (  # noqa: F401
 )
 from outblas.cli import app
 from outblas.errors import RecordError, UsageError
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
@@ -31,7 +32,6 @@ from outblas.results import read_result
 from outblas.roofline import H200
 from outblas.search.build_library.build_run import jobs, publish_seconds, run_job
 from outblas.search.build_library.build_work import BuildFolder, begin_with, fill_from
-from outblas.source import kernels_sha
 from outblas.suites import Table
 
 

@@ -19,6 +19,7 @@ from helpers import ROOT
 from outblas.averages import launch_of_row, table_words
 from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
 from outblas.evaluation import Status
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.learn.evaluate import qualities, searches
 from outblas.library import LEVEL, Library
 from outblas.policy import Policy
@@ -27,7 +28,6 @@ from outblas.recording import CODE, Recording
 from outblas.report import check_published
 from outblas.report.replaced import notes_of_replaced, replaced
 from outblas.results import PROVENANCE, bench_files, read_result, write_result
-from outblas.source import kernels_sha
 from outblas.space import catalogue, why_illegal
 from outblas.suites import SUITES, suite
 

@@ -20,17 +20,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from helpers import ROOT
+from outblas import __version__
 from outblas.compile import compile_source
 from outblas.config import Sm80DirectConfig, Sm80MmaConfig, config_from_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, RecordError, UsageError
+from outblas.kernels.kernel_hash import kernels_sha, sha_as_written, sha_of
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
+from outblas.records.equal_kernels import EqualKernels, Kernels
 from outblas.results import read_result, write_result
-from outblas.source import Source, kernels_sha, make_source
+from outblas.source import Source, make_source
 
 P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]
+NAMED = Kernels("0.0.9", "as that release says")
 RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
 
@@ -129,7 +133,7 @@ def test_one_kernel_that_differs_leaves_everything_as_it_is(
 ) -> None:
     pairs = [(P.key, "sm80_direct_gemm:bm=16,bn=8,wm=1,wn=1,wk=1,unroll=2,pdl=false")]
     monkeypatch.setattr(script, "shipped_pairs", lambda: pairs)
-    monkeypatch.setattr(script, "older", lambda commit, pairs: script.Older("c" * 40, "old", SOURCES[:1]))
+    monkeypatch.setattr(script, "older", lambda commit, pairs: script.Older("c" * 40, "old", SOURCES[:1], NAMED))
     monkeypatch.setattr(script, "_build", lambda sources, jobs, what: [cubins[what == "now"]])
     written: list[Any] = []
     monkeypatch.setattr(script, "restamp", lambda *arguments: written.append(arguments) or [])
@@ -137,8 +141,11 @@ def test_one_kernel_that_differs_leaves_everything_as_it_is(
     told = capsys.readouterr().out
     assert "sm80_direct_gemm" in told and "1 of 1 kernels differ; nothing is written" in told
     monkeypatch.setattr(script, "_build", lambda sources, jobs, what: [cubins[0]])
-    assert script.main(["--since", "x", "--check"]) == 0 and not written
+    tables: list[Any] = []
+    monkeypatch.setattr(script, "write_table", lambda *arguments: tables.append(arguments) or ROOT / "table")
+    assert script.main(["--since", "x", "--check"]) == 0 and not written and not tables
     assert script.main(["--since", "x"]) == 0 and written[0][1] == kernels_sha()
+    assert tables == [(script.DATA, Kernels(__version__, kernels_sha()), NAMED, "old")]
     record = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (record["identical_cubins"], record["compared"], record["kernels_of_that_commit"]) == (1, 1, "old")
 
@@ -148,9 +155,82 @@ def test_the_sources_of_a_commit_are_its_own(script: Any) -> None:
         pytest.skip("no checkout")
     pairs = [(P.key, "sm80_direct_gemm:bm=16,bn=8,wm=1,wn=1,wk=1,unroll=2,pdl=false")]
     found = script.older("HEAD", pairs)
-    assert len(found.commit) == 40 and len(found.kernels) == 64
+    assert len(found.commit) == 40 and found.named.release and len(str(found.named.sha)) == 64
+    assert found.kernels == sha_of(found.sources[0].headers), "by the present rule"
     assert isinstance(found.sources[0], Source) and found.sources[0].entry == "sm80_direct_gemm"
     with pytest.raises(UsageError, match="git rev-parse fails"):
         script.older("no-such-commit", pairs)
     with pytest.raises(UsageError, match="makes no sources of the shipped kernels"):
         script.older("HEAD", [(P.key, "sm99_none:")])
+
+
+HEADERS = [("a.cuh", "int x;  // why\n")]
+
+
+@pytest.fixture(name="recorded")
+def recorded_fixture(tmp_path: Path) -> Path:
+    """A folder with libraries of these kernel files by the old rule, by the present one, and of none that it names."""
+    hashes = {"h100": sha_as_written(HEADERS), "h200": sha_of(HEADERS)}
+    for name, kernels in hashes.items():
+        Library(name, (), {"gpu": name, "kernels": kernels}).save(tmp_path / "libraries" / f"{name}.json")
+    return tmp_path
+
+
+def test_a_recorded_hash_by_the_old_rule_is_written_by_the_new_one(script: Any, recorded: Path) -> None:
+    other = recorded / "libraries" / "h200.json"
+    before = other.read_bytes()
+    path = recorded / "libraries" / "h100.json"
+    table = recorded / "equal_kernels.json"
+    assert script.rehash(HEADERS, recorded, recorded / "results") == [table, path]
+    library = Library.load(path)
+    assert library.provenance["kernels"] == sha_of(HEADERS) and library.provenance["gpu"] == "h100"
+    assert [r["replaced"] for r in library.provenance["rehashed"]] == [sha_as_written(HEADERS)]
+    assert other.read_bytes() == before, "it has the hash already"
+    now, old = (Kernels(__version__, sha) for sha in (sha_of(HEADERS), sha_as_written(HEADERS)))
+    assert EqualKernels.load(table) == EqualKernels(now, (old,))
+    assert script.rehash(HEADERS, recorded, recorded / "results") == [], "done before"
+
+
+def test_a_published_result_that_names_its_kernels_is_rehashed(script: Any, recorded: Path) -> None:
+    published = ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet"
+    told = read_result(published)
+    about = {**told.meta, "provenance": {**told.provenance, "kernels": sha_as_written(HEADERS)}}
+    named = write_result(told.rows, about, recorded / "results" / "h200" / "named.parquet")
+    shutil.copy(published, named.with_name("unnamed.parquet"))
+    assert named in script.rehash(HEADERS, recorded, recorded / "results")
+    assert read_result(named).provenance["kernels"] == sha_of(HEADERS) and read_result(named).rows == told.rows
+    assert named.with_name("unnamed.parquet").read_bytes() == published.read_bytes()
+
+
+@pytest.mark.parametrize("kernels", ["f" * 64, None])
+def test_a_hash_of_other_files_is_not_rewritten_and_nothing_else_is(
+    script: Any, recorded: Path, kernels: str | None
+) -> None:
+    Library("rtx", (), {"kernels": kernels}).save(recorded / "libraries" / "rtx.json")
+    before = {path: path.read_bytes() for path in recorded.rglob("*.json")}
+    with pytest.raises(UsageError, match="rtx.json is of kernels .*by the old rule"):
+        script.rehash(HEADERS, recorded, recorded / "results")
+    changed = [("a.cuh", "int x;  // a comment that was changed after the hash was recorded\n")]
+    with pytest.raises(UsageError, match="h100.json is of kernels"):
+        script.rehash(changed, recorded, recorded / "results")
+    assert {path: path.read_bytes() for path in recorded.rglob("*.json")} == before
+
+
+def test_the_package_has_been_rehashed(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "_save_library", lambda *arguments: pytest.fail("written"))
+    monkeypatch.setattr(script, "write_table", lambda *arguments: pytest.fail("written"))
+    assert script.main(["--rehash"]) == 0 and capsys.readouterr().out == ""
+    with pytest.raises(SystemExit):
+        script.main(["--rehash", "--since", "x"])
+    with pytest.raises(SystemExit):
+        script.main([])
+
+
+def test_the_table_keeps_what_was_equal(script: Any, tmp_path: Path) -> None:
+    old, now = Kernels("0.1.0", "old"), Kernels("0.2.0", "new")
+    path = script.write_table(tmp_path, old, Kernels("0.0.9", "older"), "older")
+    assert path == tmp_path / "equal_kernels.json"
+    script.write_table(tmp_path, now, old, "old")
+    assert EqualKernels.load(path) == EqualKernels(now, (Kernels("0.0.9", "older"), old))

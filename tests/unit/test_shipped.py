@@ -25,12 +25,13 @@ from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.errors import CompileError, RecordError, ToolchainMissing
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.sass import SassFacts
 from outblas.shipped import PACK, ShippedCubins
-from outblas.source import Source, kernels_sha, make_source
+from outblas.source import Source, make_source
 
 PROBLEM = Problem(64, 128, 256)
 PACKED, OTHER = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64)

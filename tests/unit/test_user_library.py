@@ -20,6 +20,7 @@ from outblas.decide import Operand, decide
 from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
+from outblas.records.equal_kernels import EqualKernels, Kernels
 from outblas.roofline import H200
 from outblas.shares import budgets, predicted_us, shares, weighted_speedup
 from outblas.user_library import differences, install, load, over, path_for, stamp
@@ -98,9 +99,64 @@ def test_a_stale_library_is_ignored_with_one_warning(
 def test_other_kernel_sources_are_a_difference_and_a_later_minor_driver_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now = stamp(PROVENANCE)
     assert differences(now, stamp({**PROVENANCE, "driver": "580.95.05"})) == []
-    monkeypatch.setattr("outblas.source.kernels_sha", lambda: "f" * 64)
+    monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)
     (word,) = differences(now, stamp(PROVENANCE))
     assert word.startswith("kernel sources ") and "ffffffffffff here" in word
+
+
+def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hash is by the old rule; the table says that its kernels are ours."""
+    path = install(tuned(Row(FIRST, plain=FAST)), PROVENANCE).path
+    old = {"outblas": "0.1.0", "kernels": "667998899a57bb774374cf8e36938fe705196a6f300efff51ca4b2604f605247"}
+    data = json.loads(path.read_text())
+    data["provenance"]["stamp"].update(old)
+    path.write_text(json.dumps(data))
+    here = user_library.stamp_here(0)
+    assert differences(old, {"outblas": here["outblas"], "kernels": here["kernels"]}) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = load("h200", 0)
+    assert found is not None and [row.plain for row in found[0].rows] == [FAST]
+    assert found[0].provenance["stamp"]["kernels"] == old["kernels"] != here["kernels"]
+
+    done = install(tuned(Row(SECOND, plain=SLOW)), PROVENANCE)
+    assert (done.rows, done.aside) == (2, None), "merged, not moved aside"
+    assert Library.load(path).provenance["stamp"] == here
+
+    path.write_text(json.dumps(data))
+    monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)  # a token was changed
+    with pytest.warns(RuntimeWarning, match="kernel sources 667998899a57 there, ffffffffffff here"):
+        assert load("h200", 0) is None
+
+
+def test_a_library_of_another_release_is_served_where_the_table_has_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
+    old, later = user_library.stamp_here(0), {**PROVENANCE, "toolchain": {**PROVENANCE["toolchain"], "outblas": "9.9"}}  # type: ignore[dict-item]
+    monkeypatch.setattr(user_library, "stamp_here", lambda index: stamp(later))
+    with pytest.warns(RuntimeWarning, match="outblas 0.1.0 there, 9.9 here"):
+        assert load("h200", 0) is None
+    now = Kernels("9.9", old["kernels"])
+    table = EqualKernels(now, (Kernels("0.1.0", old["kernels"]),))
+    monkeypatch.setattr(EqualKernels, "load", lambda: table)
+    assert load("h200", 0) is not None
+    assert differences({**old, "driver": "1"}, user_library.stamp_here(0)) == ["driver 1 there, 580 here"]
+
+
+def test_a_damaged_table_leaves_the_packaged_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
+
+    def damaged() -> EqualKernels:
+        raise RecordError("the table of equal kernels is cut off", "a whole file", "install again")
+
+    monkeypatch.setattr(EqualKernels, "load", damaged)
+    assert load("h200", 0) is not None, "not asked where nothing differs"
+    monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)
+    with pytest.warns(RuntimeWarning, match="ignores the user library .* the table of equal kernels is cut off"):
+        assert load("h200", 0) is None
 
 
 @pytest.mark.parametrize(

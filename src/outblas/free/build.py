@@ -24,10 +24,10 @@ from outblas.free.elf import cubins, global_bytes
 from outblas.free.headers import FIRST, HEADERS
 from outblas.free.kernel import FreeKernel
 from outblas.free.toolchain import find_nvcc, include_folders
+from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 from outblas.sass import SassFacts, sass_facts
-from outblas.source import kernel_headers, kernels_sha
 
 #: Seconds and bytes that a compilation may take, without and with CUTLASS.
 PLAIN = Limits(30.0, 16 << 30)

@@ -16,9 +16,9 @@ from outblas.free.elf import cubins, global_bytes
 from outblas.free.gate import check_built, examine
 from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive
+from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.source import kernel_headers, kernels_sha
 
 
 class Carried:

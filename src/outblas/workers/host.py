@@ -102,7 +102,7 @@ class Host:
         return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> About:
-        from outblas.source import kernels_sha
+        from outblas.kernels.kernel_hash import kernels_sha
 
         place = f"{socket.gethostname()}, process {os.getpid()}, {self._evaluator.source}"
         return About(self._evaluator.gpu, self._evaluator.source, place, f"{__version__}, kernels {kernels_sha()[:12]}")

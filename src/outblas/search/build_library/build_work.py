@@ -13,11 +13,11 @@ from outblas.config import config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_json
+from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Library, Row
 from outblas.problem import Problem
 from outblas.provenance import toolchain
 from outblas.recording import CODE, Recording
-from outblas.source import kernels_sha
 from outblas.space import gpu_of_device
 from outblas.store import Store
 from outblas.suites import Table

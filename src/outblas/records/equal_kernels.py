@@ -1,0 +1,94 @@
+"""The one table of releases whose kernels are the present ones: a user's tuned library of any of them stays valid.
+
+A library file says of which release and which kernel files it is. Another release, or another hash, need not mean other
+machine code. ``scripts/restamp.py`` finds out and writes the table; nothing else does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from outblas.errors import RecordError
+from outblas.files import write_json
+
+FORMAT = "outblas-equal-kernels-1"
+TABLE = Path(__file__).parents[1] / "data" / "equal_kernels.json"
+
+
+class Kernels(NamedTuple):
+    """The kernels of one state of the package.
+
+    Attributes:
+        release: the package's version.
+        sha: hash of the kernel files, by the rule of that release.
+    """
+
+    release: str | None
+    sha: str | None
+
+
+@dataclass(frozen=True)
+class EqualKernels:
+    """Kernels that compile to the same cubins.
+
+    Attributes:
+        now: the kernels that the table was written for; of others it says nothing.
+        before: earlier ones with the same cubins, oldest first.
+    """
+
+    now: Kernels
+    before: tuple[Kernels, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] = TABLE) -> EqualKernels:
+        """Read the table.
+
+        Raises:
+            RecordError: it is missing, or damaged.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']!r}")
+            return cls(_from_json(data), tuple(map(_from_json, data["equal"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"the table of equal kernels {path} cannot be read ({error})",
+                f"a file of format {FORMAT}",
+                "install the package afresh",
+            ) from error
+
+    def save(self, path: str | os.PathLike[str] = TABLE) -> None:
+        """Write the table. Raises RecordError: the disk refuses."""
+        data = {"format": FORMAT, **_to_json(self.now), "equal": list(map(_to_json, self.before))}
+        write_json(Path(path), data)
+
+    def alike(self, there: Kernels, here: Kernels) -> bool:
+        """Return whether a library of the kernels ``there`` holds for the kernels ``here``."""
+        return there == here or (here == self.now and there in self.before)
+
+    def followed_by(self, now: Kernels, proved: Kernels, compared: str) -> EqualKernels:
+        """Return the table for later kernels that were compared with earlier ones.
+
+        Args:
+            now: the later kernels.
+            proved: the earlier ones, as a library file of their release names them.
+            compared: hash of the earlier kernel files by the present rule; what was equal to them is equal to ``now``.
+        """
+        kept: Iterable[Kernels] = (*self.before, self.now) if now == self.now or self.now.sha == compared else ()
+        before = dict.fromkeys((*kept, proved))
+        before.pop(now, None)
+        return EqualKernels(now, tuple(before))
+
+
+def _from_json(data: dict[str, str]) -> Kernels:
+    return Kernels(str(data["outblas"]), str(data["kernels"]))
+
+
+def _to_json(kernels: Kernels) -> dict[str, str | None]:
+    return {"outblas": kernels.release, "kernels": kernels.sha}
