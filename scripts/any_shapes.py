@@ -31,11 +31,12 @@ import pyarrow.parquet as pq
 
 from outblas.agents import make_agent
 from outblas.any_shape import LIKELY, AnyShape
-from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import config_from_name, config_name
+from outblas.core.rivals import RIVALS
+from outblas.desk import Options
 from outblas.errors import OutblasError
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
 from outblas.files import sole_driver, write_json
 from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result

@@ -21,8 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import RIVALS, fastest, make_baselines
+from outblas.baselines import make_baselines
 from outblas.config import config_name
+from outblas.core.rivals import RIVALS, fastest
 from outblas.errors import CompileError, OutblasError
 from outblas.evaluation import Status
 from outblas.files import write_json

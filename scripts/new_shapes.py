@@ -18,9 +18,10 @@ from pathlib import Path
 
 from outblas.agents import make_agent
 from outblas.averages import launch_of_row, published_us
-from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
+from outblas.core.rivals import RIVALS
+from outblas.desk import Options
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator
 from outblas.files import sole_driver
@@ -34,7 +35,6 @@ from outblas.stats import geomean
 from outblas.store import Store
 from outblas.tables import behind, fall_back
 from outblas.tune import tune
-from outblas.worker import Options
 
 #: The launch options that are searched: what needs no promise.
 OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]

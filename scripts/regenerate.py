@@ -48,9 +48,9 @@ from typing import Any
 from regenerate_search import again, borrow, refine, tune_table
 from regenerate_work import SEEDS, TABLES, Work, begin_with, fill_from, printer, proved
 
-from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch
+from outblas.core.rivals import RIVALS
 from outblas.errors import OutblasError, UsageError
 from outblas.files import sole_driver, write_json
 from outblas.library import Choice, Library

@@ -11,10 +11,11 @@ from regenerate_work import DONE_AS, SEEDS, TABLES, Work, printer, proved
 from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
-from outblas.baselines import RIVALS
 from outblas.borrow import borrowed
 from outblas.config import LAUNCHES, KernelConfig
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.core.rivals import RIVALS
+from outblas.desk import Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.library import Choice, Library
 from outblas.problem import Problem

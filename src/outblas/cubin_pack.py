@@ -27,9 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outblas.cubin import Cubin
+from outblas.cubin import Cubin, SassFacts
 from outblas.errors import RecordError
-from outblas.sass import SassFacts
 from outblas.source import Source, own_sha
 
 #: A new number leaves files of the old format unread.

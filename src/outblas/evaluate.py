@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Candidate, KernelConfig
-from outblas.desk import Baselines
+from outblas.desk import Baselines, Options
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
 from outblas.evaluator import Evaluator
@@ -21,7 +21,7 @@ from outblas.representatives import representatives
 from outblas.roofline import Gpu
 from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
 from outblas.source import kernel_kind
-from outblas.worker import Item, Options
+from outblas.worker import Item
 
 if TYPE_CHECKING:
     from outblas.free.live import FreeOptions

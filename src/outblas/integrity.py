@@ -21,6 +21,7 @@ WATCHED = (
     "cuda.bindings.driver",
     "numpy",
     "outblas.driver",
+    "outblas.judge.proof_context",
     "outblas.latency",
     "outblas.operands",
     "outblas.oracle",

@@ -28,6 +28,7 @@ from typing import Any
 from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
+from outblas.faults import Faulted
 from outblas.ledger import Account
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
@@ -42,10 +43,6 @@ class Lost:
 
     status: Status
     detail: str
-
-
-class Faulted(Exception):
-    """Raised by a handler when the process' CUDA context is lost: report, then end this worker."""
 
 
 class Emit:

@@ -19,9 +19,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from outblas import __version__
 from outblas.compile import compile_many, nvrtc_version
 from outblas.config import KernelConfig
+from outblas.core.version import __version__
 from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.errors import CompileError, OutblasError, RecordError, ToolchainMissing

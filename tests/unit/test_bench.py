@@ -11,8 +11,8 @@ import pytest
 
 from fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us
 from outblas import bench
-from outblas.baselines import RIVALS
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.core.rivals import RIVALS
 from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.library import Choice, Library, Row

@@ -13,8 +13,9 @@ from free_fixture import BODY, device_text, exploit, host_text, missing
 from helpers import passed_evaluation
 from outblas.config import Sm90WgmmaConfig
 from outblas.cubin import CubinCache
+from outblas.desk import Options
 from outblas.errors import CompileError, RecordError, ToolchainMissing, UsageError
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.free import build as building
 from outblas.free import cutlass, landlock

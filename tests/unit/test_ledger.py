@@ -14,7 +14,8 @@ from helpers import ROOT, synthetic_recording
 from outblas.agents import make_agent
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Sm90WgmmaConfig
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.desk import Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
 from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem

@@ -21,14 +21,13 @@ from outblas import doctor, launch, native_build, shipped, shipped_build
 from outblas.any_shape import AnyShape
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.cubin import Cubin
+from outblas.cubin import Cubin, SassFacts
 from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.errors import CompileError, RecordError, ToolchainMissing
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.sass import SassFacts
 from outblas.shipped import PACK, ShippedCubins
 from outblas.source import Source, kernels_sha, make_source
 

@@ -9,11 +9,12 @@ import pytest
 
 from outblas import worker as ev
 from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig
+from outblas.desk import CHUNK, Options
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Timing, Verdict
+from outblas.faults import Faulted
 from outblas.pool import direct_kernels
 from outblas.problem import Problem
-from outblas.sandbox import Faulted
 from outblas.trials import Shelf
 
 PROBLEM = Problem(64, 64, 64)
@@ -72,7 +73,7 @@ def handler(monkeypatch):
     monkeypatch.setattr(ev, "Desk", Desk)
     monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
     monkeypatch.setattr("outblas.faults.or_fault", lambda error: error)
-    made = ev.Handler(ev.Options(level="cell", rounds=3, baselines=("cublas",)))
+    made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
     made._trials = Shelf()
 
@@ -170,10 +171,10 @@ def test_a_kernel_that_goes_wrong_while_it_is_timed_has_no_figure(handler, monke
 
 
 def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
-    configs = [Sm90WgmmaConfig(64, 8 * i) for i in range(1, ev.CHUNK + 2)]
+    configs = [Sm90WgmmaConfig(64, 8 * i) for i in range(1, CHUNK + 2)]
     _, emit = run(handler, *configs)
-    assert emit.log[ev.CHUNK + 1] is None  # the full chunk is timed
-    assert emit.log[-2:] == [10 + ev.CHUNK, 10 + ev.CHUNK]  # the last is proved, then timed, alone
+    assert emit.log[CHUNK + 1] is None  # the full chunk is timed
+    assert emit.log[-2:] == [10 + CHUNK, 10 + CHUNK]  # the last is proved, then timed, alone
 
 
 def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
@@ -198,14 +199,14 @@ def test_a_kernel_that_cannot_be_loaded_is_a_status(handler):
 
 
 def test_architectures():
-    from outblas.roofline import H200
+    from outblas.roofline import H200, architecture
 
-    assert ev.architecture(H200) == "sm_90a"
+    assert architecture(H200) == "sm_90a"
 
 
 def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     proved = []
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
 
     def prove_each(kernel, problems, gpu, shelf):
         proved.extend(problems)
@@ -222,7 +223,7 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
 
 
 def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     shelves = []
     monkeypatch.setattr("outblas.verify.prove_each", lambda *a: shelves.append(a[-1]) or PASSED)
     run(handler, GOOD)
@@ -231,7 +232,7 @@ def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monk
 
 
 def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     monkeypatch.setattr(ev, "representatives", lambda problem, config, gpu: [])
     asked = []
     monkeypatch.setattr("outblas.verify.prove_each", lambda kernel, problems, *rest: asked.extend(problems) or PASSED)
@@ -240,7 +241,7 @@ def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handle
 
 
 def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     log = []
 
     def prove_each(kernel, problems, gpu, shelf):
@@ -254,7 +255,7 @@ def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
 
 
 def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     full = []
     monkeypatch.setattr("outblas.verify.prove_each", lambda *a: full.append(a) or PASSED)
     cells = []
@@ -267,7 +268,7 @@ def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only
 
 
 def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="cell", rounds=4, long_rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="cell", rounds=4, long_rounds=3, baselines=("cublas",)))
     ((one, _),), _ = run(handler, GOOD)
     assert len(one.timing.samples_us) == 4
     monkeypatch.setattr(Bench, "repeats", 1)
@@ -276,7 +277,7 @@ def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
 
 
 def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",)))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     failed = Verdict(Status.NOT_REPEATABLE, ("static",), "on 1_8_8: differs")
     monkeypatch.setattr("outblas.verify.prove_each", lambda *a: failed)
     ((one, _),), _ = run(handler, GOOD)
@@ -324,7 +325,7 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
             done.append("closed")
 
     monkeypatch.setattr(ev, "Desk", Small)
-    handler = ev.make_handler(ev.Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
+    handler = ev.make_handler(Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
     account = handler.ledger.read()
     assert account.seconds["start"] > 0 and not account.counts, "and counts as no work"
@@ -337,7 +338,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
 
     monkeypatch.setattr(ev, "Desk", refuse)
     with pytest.raises(DeviceError, match="no CUDA device"):
-        ev.make_handler(ev.Options(baselines=()))
+        ev.make_handler(Options(baselines=()))
 
 
 def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
@@ -370,7 +371,7 @@ def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch)
 
 
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
-    monkeypatch.setattr(handler, "_options", ev.Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
+    monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
     monkeypatch.setattr("outblas.verify.prove_each", lambda *a: PASSED)
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
@@ -397,7 +398,7 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
     monkeypatch.setattr("outblas.verify.CellProver", lambda *a: Prover())
     ledger, auto = Ledger("idle"), Auto()
     for _ in range(2):
-        assert ev.Desk(PROBLEM, ev.Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
+        assert ev.Desk(PROBLEM, Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
     account = ledger.read()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

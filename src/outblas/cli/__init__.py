@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from outblas import __version__
 from outblas.cli.bench import bench
 from outblas.cli.capture import capture
 from outblas.cli.common import OutblasGroup, out
@@ -24,6 +23,7 @@ from outblas.cli.t4 import export_t4, import_t4
 from outblas.cli.train import sweep, train
 from outblas.cli.train_llm import train_llm
 from outblas.cli.tune import tune
+from outblas.core.version import __version__
 
 app = typer.Typer(
     name="outblas",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.compile import DEFAULT_CACHE, nvrtc_version
-from outblas.cubin import FORMAT, Cubin, CubinCache, decode
+from outblas.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode
 from outblas.errors import CompileError, ToolchainMissing
 from outblas.free import cutlass
 from outblas.free.confined import Folder, Limits, memory_limit, run
@@ -25,8 +25,8 @@ from outblas.free.headers import FIRST, HEADERS
 from outblas.free.kernel import FreeKernel
 from outblas.free.toolchain import find_nvcc, include_folders
 from outblas.problem import Problem
-from outblas.roofline import H200, Gpu
-from outblas.sass import SassFacts, sass_facts
+from outblas.roofline import H200, Gpu, architecture
+from outblas.sass import sass_facts
 from outblas.source import kernel_headers, kernels_sha
 
 #: Seconds and bytes that a compilation may take, without and with CUTLASS.
@@ -99,11 +99,6 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCac
 def defines(problem: Problem) -> tuple[str, ...]:
     """Macros that every text is compiled with."""
     return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
-
-
-def architecture(gpu: Gpu) -> str:
-    """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
-    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
 
 
 class _Job:

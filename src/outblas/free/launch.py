@@ -1,5 +1,5 @@
 """Free kernels as callables: the cubin of form ``device`` launched as its block says, the function of form ``host``
-called. Both are :class:`outblas.baselines.Bindable`, and live in a sandboxed worker only."""
+called. Both are :class:`outblas.core.rivals.Bindable`, and live in a sandboxed worker only."""
 
 from __future__ import annotations
 

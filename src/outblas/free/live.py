@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outblas.compile import cores
-from outblas.desk import Baselines
+from outblas.desk import Baselines, Options
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.free.build import Built
@@ -18,7 +18,7 @@ from outblas.free.kernel import FreeKernel
 from outblas.free.worker import Cell
 from outblas.problem import Problem
 from outblas.sandbox import Lost, Sandbox
-from outblas.worker import Item, Options
+from outblas.worker import Item
 
 FACTORY = "outblas.free.worker:make_handler"
 _CODEC = "outblas.free.answers"

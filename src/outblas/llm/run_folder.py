@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas import __version__
+from outblas.core.version import __version__
 from outblas.errors import RecordError
 from outblas.files import write_json
 from outblas.provenance import utc_now

@@ -21,7 +21,7 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
 
     Args:
         device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.
-        proof: on a GPU: ``full`` or ``cell``, see :class:`outblas.worker.Options`.
+        proof: on a GPU: ``full`` or ``cell``, see :class:`outblas.desk.Options`.
 
     Raises:
         UsageError: none of them. DeviceError: no such GPU. RecordError: the file is no recording.
@@ -33,8 +33,9 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
         with open_place(place) as evaluator:
             yield evaluator
         return
-    from outblas.baselines import RIVALS
-    from outblas.evaluate import LiveEvaluator, Options
+    from outblas.core.rivals import RIVALS
+    from outblas.desk import Options
+    from outblas.evaluate import LiveEvaluator
     from outblas.space import gpu_of_device
 
     index = place.gpu_index
