@@ -266,6 +266,11 @@ class Sandbox:
             self.lost += kill and count
 
 
+def name_of(factory: Callable[..., Any]) -> str:
+    """Return the name that :func:`made` takes, ``module:callable``, of a callable at the top of its module."""
+    return f"{factory.__module__}:{factory.__qualname__}"
+
+
 def made(factory: str, args: tuple[Any, ...]) -> Any:
     """What the callable named ``module:callable`` gives."""
     module, _, name = factory.partition(":")

@@ -38,6 +38,8 @@ from outblas.rules import check_rules
 from outblas.trials import Shelf, Trials
 
 Level = Literal["full", "cell"]
+#: A candidate must not replace what judges it.
+integrity.watch(__name__)
 
 
 def prove(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
+
+from outblas.source import kernel_headers
 
 #: Headers in `kernels/ptx/` that prompts list, the rest being of use to our own generators only.
 LISTED = ("types", "sync", "load", "cp_async", "mma", "mbarrier", "tma", "wgmma", "cluster")
@@ -24,7 +25,7 @@ def listing() -> str:
 
 
 def _header(name: str) -> Iterator[str]:
-    text = (files("outblas") / "kernels" / "ptx" / f"{name}.cuh").read_text(encoding="utf-8")
+    text = dict(kernel_headers())[f"ptx/{name}.cuh"]
     yield f"ptx/{name}.cuh:"
     for alias in re.findall(r"^using [^;]*;", text, re.M):
         yield f"  {alias}"
