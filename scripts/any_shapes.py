@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outblas.agents import make_agent
 from outblas.any_shape import LIKELY, AnyShape
 from outblas.bench import run_bench
 from outblas.config import config_from_name, config_name
@@ -47,6 +46,7 @@ from outblas.provenance import collect
 from outblas.recording import Recording
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
+from outblas.search.agents.registry import make_agent
 from outblas.space import gpu_of_device, why_illegal
 from outblas.stats import geomean
 from outblas.store import Store

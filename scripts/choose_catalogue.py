@@ -25,7 +25,7 @@ from measured import of_store
 
 from outblas.config import KernelConfig, Sm80GemvConfig, config_name
 from outblas.files import write_json
-from outblas.learn.rows import Row, of_recording
+from outblas.learn.formula import Row, of_recording
 from outblas.recording import Recording
 from outblas.roofline import H200
 from outblas.space import beside_the_catalogue, catalogue

@@ -27,9 +27,7 @@ from measured import of_jsonl, of_store
 
 from outblas import model, model_residual
 from outblas.files import write_json
-from outblas.learn.formula import fit
-from outblas.learn.residual import fit_residual
-from outblas.learn.rows import Row, launch_masks, of_recording
+from outblas.learn.formula import Row, fit, fit_residual, launch_masks, of_recording
 from outblas.provenance import commit, utc_now
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outblas.agents import make_agent
 from outblas.averages import launch_of_row, published_us
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
@@ -29,6 +28,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import read_result, write_result
 from outblas.samplers import sampler
+from outblas.search.agents.registry import make_agent
 from outblas.second_search import worth_trying
 from outblas.space import gpu_of_device
 from outblas.stats import geomean

@@ -56,8 +56,8 @@ from outblas.files import sole_driver, write_json
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.record import run_record
-from outblas.report.retuned import FILE as RETUNE
-from outblas.report.retuned import retune_record, seconds_by_step
+from outblas.records.retuning import RETUNE_FILE as RETUNE
+from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.results import MODES
 from outblas.source import kernels_sha
 from outblas.space import catalogue, gpu_of_device

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from outblas import native_build
 from outblas.cublas import check_status
 from outblas.driver import driver
 from outblas.environment import is_off
 from outblas.errors import DeviceError
+from outblas.native_build import source_id
 
 LIBCUDA = "libcuda.so.1"
-_BUILD = f"run python -m {native_build.__name__}"
+_BUILD = f"run python -m {source_id.__module__}"
 
 
 def why_not() -> str:
@@ -28,7 +28,7 @@ def why_not() -> str:
         built = extension()
     except ImportError as error:
         return f"outblas._native is not built ({error}); {_BUILD}"
-    if native_build.source_id() not in ("", built.SOURCE_ID):
+    if source_id() not in ("", built.SOURCE_ID):
         return f"outblas._native was built from other sources; {_BUILD}"
     return ""
 

@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.agents import make_agent
 from outblas.core.version import __version__
 from outblas.device import Device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluator import Evaluator
 from outblas.files import json_text, sole_run, write_json
+from outblas.journal import check_same_settings
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import joined, utc_now
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
-from outblas.settings_check import check_same_settings
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.suites import SUITES
 from outblas.suites import suite as problems_of
@@ -30,7 +30,7 @@ from outblas.tune import Progress, tune
 from outblas.tune_result import result_rows
 
 if TYPE_CHECKING:
-    from outblas.workers import WorkerPlan
+    from outblas.workers.plan import WorkerPlan
 
 FORMAT = 1
 #: Problems searched side by side where the first of them matter most.
@@ -139,7 +139,7 @@ def run_tune(
                 write_result(rows, {"suite": suite, "device": place, **origin}, files.result)
             write_json(files.run, {**about, **origin, "finished": utc_now()})
 
-    from outblas.report import write_report
+    from outblas.report.page import write_report
 
     write_report(path, files.report)
     return library, files
@@ -149,7 +149,7 @@ def run_tune(
 def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
     """The pool of ``workers``, or the evaluator of a device: its recording, or the live GPU with its worker process."""
     if workers is not None:
-        from outblas.workers import open_pool
+        from outblas.workers.plan import open_pool
 
         with open_pool(workers) as pool:
             yield pool
@@ -238,7 +238,7 @@ def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, c
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
     if recording is None:
         from outblas.provenance import collect
-        from outblas.workers import PoolEvaluator
+        from outblas.workers.pool import PoolEvaluator
 
         if isinstance(evaluator, PoolEvaluator):
             return {"provenance": evaluator.provenance(command)}

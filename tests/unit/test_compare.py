@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from helpers import synthetic_recording
 from outblas import compare, compare_pool, compare_run
-from outblas.agents import make_agent
 from outblas.agents.base import Agent, unexplored
 from outblas.cli import app
 from outblas.compare import Plan, Task, Unit, held_out, run_unit, search, tasks_of
@@ -29,6 +28,7 @@ from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.replay import ReplayEvaluator
+from outblas.search.agents.registry import make_agent
 from outblas.tune import Interrupted
 
 BUDGETS = (0, 1, 2, 4, 32)

@@ -18,7 +18,7 @@ from outblas.errors import CompileError, RecordError, ToolchainMissing, UsageErr
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.free import build as building
-from outblas.free import cutlass, landlock
+from outblas.free import landlock, toolchain
 from outblas.free.build import build
 from outblas.free.confined import Limits, run
 from outblas.free.evaluators import NOT_RUN, CompileOnly, RecordedFree, recorder
@@ -318,20 +318,20 @@ def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
     for version, good in (("3 4 9", False), ("3 5 0", True), ("4 9 9", True), ("5 0 0", False)):
         names = zip(("MAJOR", "MINOR", "PATCH"), version.split(), strict=True)
         header.write_text("".join(f"#define CUTLASS_{name} {number}\n" for name, number in names))
-        cutlass._located.cache_clear()
+        toolchain._located_cutlass.cache_clear()
         if good:
-            assert cutlass.locate() == (header.parent.parent.resolve(), version.replace(" ", "."))
+            assert toolchain.locate_cutlass() == (header.parent.parent.resolve(), version.replace(" ", "."))
         else:
             with pytest.raises(ToolchainMissing, match="3.5 or later"):
-                cutlass.locate()
+                toolchain.locate_cutlass()
     header.write_text("nothing")
-    cutlass._located.cache_clear()
+    toolchain._located_cutlass.cache_clear()
     with pytest.raises(ToolchainMissing, match="names no version"):
-        cutlass.locate()
+        toolchain.locate_cutlass()
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "none"))
     with pytest.raises(ToolchainMissing, match="not found"):
         one(CompileOnly(), FreeKernel.parse(device_text(uses=["cutlass"])))
-    cutlass._located.cache_clear()
+    toolchain._located_cutlass.cache_clear()
 
 
 @pytest.fixture

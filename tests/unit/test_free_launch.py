@@ -23,7 +23,7 @@ from outblas.free import conduct, fresh
 from outblas.free import launch as free_launch
 from outblas.free.build import Built
 from outblas.free.kernel import FreeKernel
-from outblas.free.workspace import GuardedWorkspace
+from outblas.free.launch import GuardedWorkspace
 from outblas.problem import Problem
 from outblas.roofline import H200
 

@@ -11,7 +11,6 @@ import pytest
 
 import pool_workers
 from helpers import ROOT, synthetic_recording
-from outblas.agents import make_agent
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Sm90WgmmaConfig
 from outblas.desk import Options
@@ -21,6 +20,7 @@ from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.sandbox import Lost, Sandbox
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune

@@ -16,7 +16,7 @@ import pytest
 import fake_gpu
 from fake_gpu import FakeGpu, install
 from outblas import bench, record
-from outblas.agents import Agent
+from outblas.agents.base import Agent
 from outblas.averages import launch_of_row
 from outblas.config import Sm90WgmmaConfig, config_name, launch_of
 from outblas.errors import RecordError, UsageError
@@ -25,7 +25,7 @@ from outblas.journal import Journal
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
-from outblas.report.retuned import notes_of_retune
+from outblas.report.replaced import notes_of_retune
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
 from outblas.second_search import near_the_best, worth_trying

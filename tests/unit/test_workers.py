@@ -17,7 +17,6 @@ import pytest
 import pool_workers
 from helpers import ROOT, running, synthetic_problems, synthetic_recording
 from outblas import tune as tuning
-from outblas.agents import make_agent
 from outblas.config import LAUNCHES, Sm90WgmmaConfig, config_name, launch_of
 from outblas.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
@@ -26,6 +25,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import work_us
+from outblas.search.agents.registry import make_agent
 from outblas.source import kernel_kind
 from outblas.store import Store
 from outblas.tune import Interrupted, tune

@@ -38,7 +38,7 @@ def results(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
-    from outblas.report import check_published, publish
+    from outblas.report.publish import check_published, publish
     from outblas.results import summary_rows
 
     out.print(summary_table(summary_rows(directory)))

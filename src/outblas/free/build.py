@@ -18,12 +18,11 @@ from typing import Any
 from outblas.compile import DEFAULT_CACHE, nvrtc_version
 from outblas.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode
 from outblas.errors import CompileError, ToolchainMissing
-from outblas.free import cutlass
 from outblas.free.confined import Folder, Limits, memory_limit, run
 from outblas.free.elf import cubins, global_bytes
 from outblas.free.headers import FIRST, HEADERS
 from outblas.free.kernel import FreeKernel
-from outblas.free.toolchain import find_nvcc, include_folders
+from outblas.free.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu, architecture
 from outblas.sass import sass_facts
@@ -106,7 +105,7 @@ class _Job:
 
     def __init__(self, kernel: FreeKernel, problem: Problem, gpu: Gpu) -> None:
         self.kernel, self.problem, self.arch = kernel, problem, architecture(gpu)
-        self.cutlass = cutlass.locate() if "cutlass" in kernel.launch.uses else None
+        self.cutlass = locate_cutlass() if "cutlass" in kernel.launch.uses else None
         self.limits = WITH_CUTLASS if self.cutlass else PLAIN
 
     def compile(self) -> Cubin:
@@ -129,7 +128,7 @@ class _Job:
 
     def includes(self) -> list[Path]:
         """Folders of headers beside the package's own."""
-        return cutlass.folders() if self.cutlass else []
+        return cutlass_folders() if self.cutlass else []
 
     def words(self, said: str) -> str:
         """What the compiler said, without where this machine keeps its headers."""

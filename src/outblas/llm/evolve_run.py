@@ -78,7 +78,7 @@ def run_evolve(
                                  watching)  # fmt: skip
                 reason += unheard(ledger)
                 _finish(files, ledger, store.evaluations(), about, evaluator, place, command, reason)
-    from outblas.report import write_report
+    from outblas.report.page import write_report
 
     write_report(path, files.report)
     return reason, files

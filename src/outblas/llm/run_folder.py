@@ -12,8 +12,8 @@ from typing import Any
 from outblas.core.version import __version__
 from outblas.errors import RecordError
 from outblas.files import write_json
+from outblas.journal import check_same_settings
 from outblas.provenance import utc_now
-from outblas.settings_check import check_same_settings
 
 FORMAT, KIND = 1, "evolve"
 

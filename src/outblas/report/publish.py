@@ -27,10 +27,8 @@ from outblas.report.compare_block import (
 from outblas.report.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.report.compare_picture import compare_svg
 from outblas.report.counters import counters_text
-from outblas.report.cutlass_row import notes_of_cutlass
 from outblas.report.picture import speedup_svg
-from outblas.report.replaced import notes_of_replaced
-from outblas.report.retuned import notes_of_retune
+from outblas.report.replaced import notes_of_cutlass, notes_of_replaced, notes_of_retune
 from outblas.results import MODES, bench_files, read_result, stale, summary_text
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"

@@ -9,8 +9,8 @@ from typing import Any
 
 from outblas.errors import RecordError, UsageError
 from outblas.files import write_json
+from outblas.journal import check_same_settings
 from outblas.problem import Problem
-from outblas.settings_check import check_same_settings
 from outblas.train_llm.folders import STAGES
 from outblas.train_llm.tiny import RANDOM_TINY
 

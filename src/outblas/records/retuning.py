@@ -1,20 +1,17 @@
-"""How long a library took to make from nothing, in the published table's notes: ``scripts/regenerate.py`` writes it."""
+"""How long a library took to make from nothing: the record of it, which the published table's notes cite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from outblas.config import LAUNCHES
 from outblas.library import Library
-from outblas.report.kept import note_of
 from outblas.results import PROVENANCE
-from outblas.suites import Table
 
-FORMAT = "outblas-retune-1"
+RETUNE_FORMAT = "outblas-retune-1"
 #: Its name beside the result files.
-FILE = "retune.json"
+RETUNE_FILE = "retune.json"
 
 
 def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict[str, Any]:
@@ -28,7 +25,7 @@ def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict
         speed-ups that the searches measured (with selection's bias: no bench) and rows that fall back.
     """
     return {
-        "format": FORMAT,
+        "format": RETUNE_FORMAT,
         "provenance": {key: library.provenance[key] for key in PROVENANCE if key in library.provenance},
         "kernels": library.provenance.get("kernels"),
         "seconds": seconds_of_making,
@@ -51,21 +48,3 @@ def seconds_by_step(seconds: Mapping[str, float]) -> dict[str, float]:
         step = job.split()[0]
         steps[step] = steps.get(step, 0.0) + spent
     return steps
-
-
-def notes_of_retune(directory: Path) -> list[str]:
-    """A line of Markdown for the table's notes; none where no library was made from nothing.
-
-    Raises:
-        RecordError: the file is there and cannot be used.
-    """
-    return note_of(Path(directory) / FILE, FORMAT, "scripts/regenerate.py --from-nothing", _line)
-
-
-def _line(data: dict[str, Any]) -> str:
-    steps = seconds_by_step(data["seconds"])
-    tables = (Table.parse(name) for name in data["tables"])
-    names = " and ".join(f"{t.suite} {t.layout} {t.dtype}/{t.acc}" for t in tables)
-    each = ", ".join(f"{step} {seconds / 60:.1f}" for step, seconds in steps.items())
-    gpu = data["provenance"]["gpu"]
-    return f"- {names}, tuned from nothing: {sum(steps.values()) / 60:.1f} minutes of one {gpu} ({each})"
