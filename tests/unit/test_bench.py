@@ -17,7 +17,8 @@ from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
-from outblas.results import Result, read_result, summarise
+from outblas.records.summary import summarise
+from outblas.results import Result, read_result
 from outblas.roofline import H200
 
 PLAIN, DEPENDENT, SMALL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm80MmaConfig(16, 64)

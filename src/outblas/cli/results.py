@@ -38,8 +38,8 @@ def results(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
+    from outblas.records.summary import summary_rows
     from outblas.report.publish import check_published, publish
-    from outblas.results import summary_rows
 
     out.print(summary_table(summary_rows(directory)))
     if write:

@@ -16,10 +16,10 @@ from outblas.config import Candidate, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.llm.places import COMPILE, open_place, parse_place
+from outblas.llm.train.answer_language import Language
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.store import Store
-from outblas.train_llm.language import Language
 from outblas.train_llm.rewards import Parts, Refused, parts
 from outblas.verify import Level
 
