@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from helpers import synthetic_recording
 from outblas import device
-from outblas.cli import app
+from outblas.cli.main import app
 
 
 def outblas(*arguments: str) -> Any:

@@ -20,6 +20,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import joined, utc_now
 from outblas.recording import Recording
+from outblas.records.run_directory import RunDirectory
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
 from outblas.search.agents.registry import make_agent
@@ -51,18 +52,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """Where a run keeps what."""
-
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store.sqlite"
+class RunFiles(RunDirectory):
+    """Where a tune run keeps what."""
 
     @property
     def library(self) -> Path:
@@ -71,10 +62,6 @@ class RunFiles:
     @property
     def result(self) -> Path:
         return self.path / "result.parquet"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
 
 def run_tune(

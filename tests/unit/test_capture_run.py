@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from helpers import ROOT
 from outblas.captured import Captured, Product
-from outblas.cli import app
 from outblas.cli.capture import python_command
+from outblas.cli.main import app
 from outblas.errors import UsageError
 from outblas.problem import Problem
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cli_fixture import assert_refused, outblas, two_gpus_fixture  # noqa: F401
 from helpers import ROOT
 from outblas import __version__, device
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.errors import RecordError
 from outblas.problem import Problem
 

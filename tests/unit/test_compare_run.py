@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from helpers import synthetic_recording
 from outblas import compare, compare_pool, compare_run
 from outblas.agents.base import Agent
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.compare import Plan, Unit, held_out, run_unit, search
 from outblas.compare_result import read_comparison
 from outblas.compare_run import run_compare

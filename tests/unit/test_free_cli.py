@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from free_fixture import BODY, device_text, missing
 from outblas import device, doctor
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
 from outblas.free.kernel import FreeKernel

@@ -18,7 +18,8 @@ from fake_gpu import PROVENANCE
 from helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
 from outblas import device, profile
 from outblas.agents.base import Agent
-from outblas.cli import app, common
+from outblas.cli import common
+from outblas.cli.main import app
 from outblas.config import Sm80DirectConfig
 from outblas.counters import COUNTERS, NAMES, counters_of, main_stalls
 from outblas.device import Device

@@ -12,7 +12,7 @@ from outblas.cli.common import EXIT_ERROR, err, number, out
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Summary rows (see ``outblas.results.summarise``) as a table."""
+    """Summary rows (see ``outblas.records.summary.summarise``) as a table."""
     from rich.table import Table
 
     from outblas.averages import launch_words

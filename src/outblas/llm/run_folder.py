@@ -14,23 +14,14 @@ from outblas.errors import RecordError
 from outblas.files import write_json
 from outblas.journal import check_same_settings
 from outblas.provenance import utc_now
+from outblas.records.run_directory import RunDirectory
 
 FORMAT, KIND = 1, "evolve"
 
 
 @dataclass(frozen=True)
-class EvolveFiles:
-    """Where a run keeps what."""
-
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store.sqlite"
+class EvolveFiles(RunDirectory):
+    """Where an evolution keeps what."""
 
     @property
     def best(self) -> Path:
@@ -39,10 +30,6 @@ class EvolveFiles:
     @property
     def transcript(self) -> Path:
         return self.path / "transcript.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
     @property
     def recording(self) -> Path:

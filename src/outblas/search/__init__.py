@@ -1,0 +1,1 @@
+"""Search: agents, tuning, comparisons of agents, and the bridge to Kernel Tuner."""
