@@ -4,6 +4,7 @@ An import inside a function counts. An import under `if TYPE_CHECKING:` does not
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ LAYERS = (
     "cli",
 )
 TOP = {"__init__.py", "__main__.py", "py.typed", "data"}
+# Parts of the package that no Python file defines: the C extension, and folders without code.
+NO_SOURCE = {"_native", "data"}
 CHECKED_FOLDERS = ("src", "tests", "benchmarks", "tools")
 CODE = {".py", ".c", ".cu", ".cuh", ".h"}
 MAX_LINES = 400
@@ -100,6 +103,39 @@ def import_edges(package: Path) -> dict[str, set[str]]:
                 if target:
                     edges[file].add(target)
     return edges
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the names at the top of a module: definitions, assignments and imports."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+    return names
+
+
+def dangling_names(package: Path, texts: Mapping[str, str]) -> list[str]:
+    """Return each dotted name `outblas.x.y` in `texts` that is no module of the package and no name in one.
+
+    No tool that rewrites imports sees those in strings, docstrings and comments.
+    """
+    of_module = {module_of(file): file for file in python_files(package)}
+    defined: dict[str, set[str]] = {}
+    found = []
+    for place, text in texts.items():
+        for name in sorted(set(re.findall(rf"(?<![\w./-]){package.name}((?:\.[A-Za-z_]\w*)+)(?![\w/])", text))):
+            parts = tuple(name.split(".")[1:])
+            known = next(parts[:end] for end in range(len(parts), -1, -1) if parts[:end] in of_module)
+            file = of_module[known]
+            if file not in defined:
+                defined[file] = _defined(ast.parse((package / file).read_text()))
+            if len(known) < len(parts) and parts[len(known)] not in defined[file] | NO_SOURCE:
+                found.append(f"{place}: {package.name}{name}")
+    return found
 
 
 def upward(edges: Edges) -> list[str]:
@@ -253,6 +289,13 @@ def test_no_public_class_name_stands_twice(package):
     assert repeated_classes(package) == {}
 
 
+def test_names_in_texts_are_names_of_something(package):
+    documents = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    files = [*package.rglob("*.py"), *documents, ROOT / "hatch_build.py", ROOT / "Makefile"]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in files}
+    assert dangling_names(package, texts) == []
+
+
 @pytest.fixture
 def tree(tmp_path):
     """A small package in which each rule is broken once, beside imports that break none."""
@@ -297,6 +340,14 @@ def test_faces_are_found(tree):
 def test_names_that_stand_twice_are_found(tree):
     assert repeated_files(python_files(tree)) == {"a.py": ["core/a.py", "judge/a.py"]}
     assert repeated_classes(tree) == {"A": ["core/a.py", "judge/a.py"]}
+
+
+def test_names_in_texts_that_are_of_nothing_are_found(tree):
+    text = (
+        "see :mod:`outblas.core.a`, outblas.core.a.A.method, outblas.judge.Gate and outblas.core.gone, outblas.core.a.B"
+    )
+    assert dangling_names(tree, {"here": text}) == ["here: outblas.core.a.B", "here: outblas.core.gone"]
+    assert dangling_names(tree, {"here": "outblas._native, a file outblas/core/x, /tmp/outblas.core.gone"}) == []
 
 
 def test_what_lies_at_the_top_is_checked():
