@@ -15,7 +15,7 @@ from outblas import compile as compiling
 from outblas import doctor, launch, shipped
 from outblas.config import KernelConfig
 from outblas.cubin import Cubin
-from outblas.cubin_pack import pack_key, packed
+from outblas.cubin_pack import packed
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.errors import ToolchainMissing
 from outblas.library import Library
@@ -23,9 +23,7 @@ from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.shipped import ShippedCubins
 from outblas.source import Source, kernels_sha, make_source
-from packed_fixture import OTHER, PACKED, PROBLEM, cubin  # noqa: F401
-
-ABOUT = {"nvrtc": "13.0 (wheel 13.0.88)", "kernels": kernels_sha(), "architectures": ["sm_90a"]}
+from packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
 
 class Status(IntEnum):
@@ -75,18 +73,6 @@ def compiled_fixture(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
 
     monkeypatch.setattr(compiling, "compile_source", fake)
     return sources
-
-
-@pytest.fixture(name="path")
-def path_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package's pack, for the time of a test: of PACKED, and not of OTHER."""
-    path = tmp_path / "kernels.pack"
-    source = make_source(PROBLEM, PACKED)
-    path.write_bytes(packed({pack_key(source, ARCHITECTURE): cubin(source, b"shipped ")}, ABOUT))
-    monkeypatch.setattr(shipped, "SHIPPED", ShippedCubins(path))
-    monkeypatch.setattr(doctor, "PACK", path)
-    monkeypatch.delenv("OUTBLAS_CUBINS", raising=False)
-    return path
 
 
 @pytest.fixture(name="device")

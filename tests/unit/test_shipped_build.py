@@ -24,7 +24,7 @@ from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.shipped import PACK, ShippedCubins
 from outblas.source import Source, make_source
-from packed_fixture import FACTS, OTHER, PACKED, PROBLEM, cubin  # noqa: F401
+from packed_fixture import FACTS, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
 
 def row(problem: Problem, *configs: KernelConfig) -> Row:
