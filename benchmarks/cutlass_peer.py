@@ -25,8 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import RIVALS, fastest, make_baselines
+from outblas.baselines import make_baselines
 from outblas.config import config_name
+from outblas.core.rivals import RIVALS, fastest
 from outblas.errors import CompileError, OutblasError
 from outblas.evaluation import Status
 from outblas.files import write_json
@@ -37,7 +38,7 @@ from outblas.journal import Journal
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import collect
-from outblas.report.cutlass_row import FORMAT, means
+from outblas.report.replaced import CUTLASS_FORMAT, cutlass_means
 from outblas.roofline import H200, regime
 from outblas.rounds import speedup
 from outblas.suites import sample, suite
@@ -228,7 +229,7 @@ def measure(arguments: argparse.Namespace) -> None:
                     print(f"[{done}/{len(todo)}, {left:.0f} s left] {_line(journal.entries[-1])}", flush=True)
         rows = sorted(journal.entries, key=lambda row: settings["problems"].index(row["problem"]))  # type: ignore[attr-defined]
         data = {
-            "format": FORMAT,
+            "format": CUTLASS_FORMAT,
             "provenance": {**collect("benchmarks/cutlass_peer.py measure"), "cutlass": arguments.cutlass or _version()},
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,
@@ -237,17 +238,17 @@ def measure(arguments: argparse.Namespace) -> None:
         written = True
     finally:
         journal.close(done=written)
-    for name, value in means(rows).items():
+    for name, value in cutlass_means(rows).items():
         print(f"{name.replace('_', ' ')}: {value:.3f}")
 
 
 def _version() -> str | None:
     """CUTLASS' version where its headers are installed; a machine that only measures may have none."""
     from outblas.errors import ToolchainMissing
-    from outblas.free.cutlass import locate
+    from outblas.free.toolchain import locate_cutlass
 
     try:
-        return locate()[1]
+        return locate_cutlass()[1]
     except ToolchainMissing:
         return None
 

@@ -26,7 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import LT_AUTO, RIVALS, make_baselines
+from outblas.baselines import make_baselines
+from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.errors import CompileError, OutblasError
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.files import write_json
@@ -68,8 +69,8 @@ def compile_all(kernels: Mapping[str, FreeKernel], carried: Carried, problem: Pr
 def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], arguments: argparse.Namespace) -> None:
     """Evaluate what ``--out`` does not have yet. A kernel that has passed in full once is proved on the timed operands
     of further problems only."""
+    from outblas.desk import Options
     from outblas.space import gpu_of_device
-    from outblas.worker import Options
 
     gpu, names = gpu_of_device(0), {kernel: name for name, kernel in kernels.items()}
     known = load(arguments.out).evaluations if arguments.out.exists() else ()

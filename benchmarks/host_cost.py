@@ -33,8 +33,8 @@ from typing import Any
 
 import outblas
 from outblas import native
-from outblas.baselines import AUTO_REQUEST
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import CublasLt, describe
 from outblas.dispatch import matmul, status, use_library
 from outblas.library import Choice, Library, Row

@@ -20,11 +20,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outblas.agents import make_agent
 from outblas.averages import launch_of_row, published_us
-from outblas.baselines import RIVALS
 from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
+from outblas.core.rivals import RIVALS
+from outblas.desk import Options
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator
 from outblas.files import sole_driver
@@ -32,13 +32,13 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import read_result, write_result
 from outblas.samplers import sampler
+from outblas.search.agents.registry import make_agent
 from outblas.second_search import worth_trying
 from outblas.space import gpu_of_device
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.tables import behind, fall_back
 from outblas.tune import tune
-from outblas.worker import Options
 
 #: The launch options that are searched: what needs no promise.
 OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]

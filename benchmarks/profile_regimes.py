@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from outblas import ncu
-from outblas.baselines import LT_AUTO, LtAuto
+from outblas.baselines import LtAuto
 from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.core.rivals import LT_AUTO
 from outblas.errors import DeviceError, OutblasError
 from outblas.files import write_atomic
 from outblas.library import Library

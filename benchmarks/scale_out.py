@@ -33,19 +33,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outblas.agents import make_agent
 from outblas.compile import compile_many
 from outblas.compile_ahead import BaselineKernels
 from outblas.evaluation import Status
 from outblas.files import write_json
 from outblas.roofline import H200
+from outblas.search.agents.registry import make_agent
 from outblas.source import make_source
 from outblas.space import candidates
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune
-from outblas.workers import make_plan, open_pool
-from outblas.workers.plan import KINDS
+from outblas.workers.plan import KINDS, make_plan, open_pool
 
 
 def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from outblas.baselines import NAMES, RIVALS
 from outblas.config import KernelConfig, config_name
-from outblas.evaluate import Baselines, Options
+from outblas.core.rivals import NAMES, RIVALS
+from outblas.desk import Options
+from outblas.evaluate import Baselines
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.ledger import Account
 from outblas.problem import Problem

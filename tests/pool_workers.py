@@ -14,8 +14,9 @@ import numpy as np
 
 from helpers import synthetic_recording
 from outblas.config import KernelConfig, config_name
+from outblas.desk import Options
 from outblas.errors import DeviceError
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.evaluator import Evaluator
 from outblas.ledger import Account, Ledger

@@ -22,7 +22,7 @@ def doubler():
             elif item == "segfault":
                 ctypes.string_at(0)
             elif item == "fault":
-                from outblas.sandbox import Faulted
+                from outblas.faults import Faulted
 
                 raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS: sync")
             elif item == "raise":
@@ -127,7 +127,7 @@ def prover(device):
             except RuntimeError as error:
                 if device != "cpu":
                     from outblas.driver import sticky_error
-                    from outblas.sandbox import Faulted
+                    from outblas.faults import Faulted
 
                     if sticky_error():
                         raise Faulted(f"{sticky_error()}: {error}") from error

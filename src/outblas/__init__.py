@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from outblas.core.version import __version__
 from outblas.errors import OutblasError
 from outblas.problem import Problem
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from outblas.gated import gated_linear, interleave_gate_up
     from outblas.switch import disable, enable, enabled, status, use
 
-__version__ = "0.1.0"
 #: Where what needs torch comes from, imported when it is first asked for.
 _LATER = {
     **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch"),

@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     try:
-        from outblas.cli import app
+        from outblas.cli.main import app
 
         app()
     except KeyboardInterrupt:  # while still importing; a running command answers Ctrl-C itself

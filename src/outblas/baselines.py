@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from outblas.core.rivals import AUTO_REQUEST, NAMES, Call
 from outblas.errors import DeviceError, RecordError
 from outblas.nvmmh import nvmmh_config, nvmmh_configs
 from outblas.problem import Problem
@@ -24,60 +25,17 @@ if TYPE_CHECKING:
     from outblas.timing import Bench
 
 __all__ = [
-    "AUTO_REQUEST",
-    "LT_AUTO",
-    "LT_HEURISTIC",
-    "NAMES",
-    "RIVALS",
-    "Bindable",
-    "Call",
     "CublasGemm",
     "LtAuto",
     "LtHeuristic",
     "NvMatmulHeuristics",
     "TorchMm",
     "TorchOnCurrentStream",
-    "fastest",
     "make_baselines",
     "nvmmh_config",
     "nvmmh_configs",
     "on_current_stream",
 ]
-
-#: Names in the order in which they are reported.
-NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
-#: Those whose detail names an algorithm, which a fall-back can run: the heuristic's first, and the autotuned one.
-LT_HEURISTIC, LT_AUTO = "lt_heuristic", "lt_auto"
-#: Those whose fastest is *the* baseline; nvmmh is another's choice of our own kernels.
-RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
-
-
-def fastest(times: Mapping[str, float]) -> str:
-    """Name of *the* baseline among ``times`` (name -> microseconds): the fastest of :data:`RIVALS`.
-
-    nvmmh counts only where nothing else was timed.
-    """
-    rivals = [name for name in RIVALS if name in times] or list(times)
-    return min(rivals, key=lambda name: times[name])
-
-
-#: Algorithms asked of cuBLASLt by ``lt_auto``.
-AUTO_REQUEST = 100
-
-
-class Call(Protocol):
-    """Enqueues one GEMM on a raw CUstream handle and does nothing else."""
-
-    def __call__(self, stream: int) -> None: ...
-
-
-class Bindable(Protocol):
-    """A way to compute a GEMM; ours and the baselines alike."""
-
-    name: str
-
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
-        """Fix the operands: torch CUDA tensors A (M, K), B as stored, C (M, N), all row-major."""
 
 
 def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> Call:

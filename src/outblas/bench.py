@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from outblas.averages import launch_columns
-from outblas.baselines import LT_AUTO, NAMES, RIVALS, fastest
 from outblas.config import Launch, config_name
+from outblas.core.rivals import LT_AUTO, NAMES, RIVALS, fastest
+from outblas.desk import Options
 from outblas.errors import UsageError
-from outblas.evaluate import Baselines, LiveEvaluator, Options
+from outblas.evaluate import Baselines, LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
 from outblas.kernels.kernel_hash import kernels_sha

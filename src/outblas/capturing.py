@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from outblas import capture_threads
-from outblas.capture_file import CaptureFile
-from outblas.captured import Captured, Product
+from outblas.captured import Captured, CaptureFile, Product
 from outblas.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.provenance import collect, gpu_and_driver
 

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.agents import AGENTS, Agent, make_agent
+from outblas.agents.base import Agent
 from outblas.config import KernelConfig, Launch, config_name
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.replay import ReplayEvaluator
+from outblas.search.agents.registry import AGENTS, make_agent
 from outblas.splits import Split, make_split
 from outblas.suites import sample
 

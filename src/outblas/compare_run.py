@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.agents import make_agent
 from outblas.compare import Plan, Task, Unit, check_agents, held_out
 from outblas.compare_pool import run_units
 from outblas.compare_result import read_comparison, write_comparison
 from outblas.errors import RecordError, UsageError
-from outblas.journal import Journal
+from outblas.journal import Journal, check_same_settings
 from outblas.provenance import collect, commit, joined
 from outblas.recording import Recording
 from outblas.results import PROVENANCE
 from outblas.roofline import Gpu
-from outblas.settings_check import check_same_settings
+from outblas.search.agents.registry import make_agent
 from outblas.splits import SPLITS
 from outblas.tune import Interrupted
 

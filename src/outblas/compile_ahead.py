@@ -10,7 +10,7 @@ from typing import Any
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.problem import Problem
-from outblas.roofline import Gpu
+from outblas.roofline import Gpu, architecture
 from outblas.source import Source, kernel_kind, make_source
 
 #: Kernels not compiled yet from which on starting a process per core pays.
@@ -41,7 +41,6 @@ class CompileAhead:
             ToolchainMissing: NVRTC is not installed.
         """
         from outblas.compile import compile_many
-        from outblas.worker import architecture
 
         new = _unseen(pairs, self._seen, self._gpu)
         if len(new) >= self._least:
@@ -73,7 +72,6 @@ class BackgroundCompiler:
             ToolchainMissing: NVRTC is not installed.
         """
         from outblas.compile import is_compiled
-        from outblas.worker import architecture
 
         arch = architecture(self._gpu)
         for kind, (problem, config) in _unseen(pairs, self._seen, self._gpu).items():

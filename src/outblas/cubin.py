@@ -13,12 +13,33 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outblas.sass import SassFacts
-
 #: Leads every file and every key; a new number leaves files of the old format unread.
 FORMAT = "outblas-cubin-3"
 _MAGIC = FORMAT.encode() + b"\n"
 _DIGEST = 32
+
+
+@dataclass(frozen=True)
+class SassFacts:
+    """Instruction counts of one cubin, all its functions together.
+
+    Attributes:
+        hgmma, hmma: warpgroup and warp matrix instructions on 16-bit (or tf32) operands.
+        qgmma: warpgroup matrix instructions on 8-bit operands.
+        utmaldg, utmastg: TMA loads and stores; ldgsts: cp.async.
+        ldl, stl: loads and stores of local memory (spills, or arrays indexed at run time).
+        accumulators: widths in which the matrix instructions accumulate, sorted: of fp16, fp32.
+    """
+
+    hgmma: int
+    hmma: int
+    qgmma: int
+    utmaldg: int
+    utmastg: int
+    ldl: int
+    stl: int
+    ldgsts: int
+    accumulators: tuple[str, ...]
 
 
 @dataclass(frozen=True)

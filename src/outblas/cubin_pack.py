@@ -27,11 +27,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outblas.cubin import Cubin
+from outblas.cubin import Cubin, SassFacts
 from outblas.errors import RecordError
-from outblas.sass import SassFacts
 from outblas.source import Source, own_sha
 
+#: The command that makes a pack (outblas.shipped_build, which lies above this module).
+BUILD = "python -m outblas.shipped_build"
 #: A new number leaves files of the old format unread.
 MAGIC = b"outblas-cubins-1"
 #: zlib looks no further back, so that a longer dictionary is of no use.
@@ -133,7 +134,7 @@ class CubinPack:
         return RecordError(
             f"cubins {self.path} cannot be used ({reason})",
             f"a whole file of format {MAGIC.decode()}",
-            "install the package afresh, or: python -m outblas.shipped_build",
+            f"install the package afresh, or: {BUILD}",
         )
 
 

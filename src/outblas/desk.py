@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outblas import faults
-from outblas.baselines import LT_AUTO
+from outblas.core.rivals import LT_AUTO, NAMES
 from outblas.errors import DeviceError, OutblasError
 from outblas.evaluation import Status, Timing
 from outblas.ledger import Ledger
 from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+from outblas.stats import MIN_ROUNDS
 
 if TYPE_CHECKING:
     from outblas.rounds import Prune
     from outblas.timing import Bench, GraphEntry
-    from outblas.verify import CellProver
-    from outblas.worker import Options
+    from outblas.verify import CellProver, Level
+
+
+#: Candidates timed in the same rounds, unless the options say otherwise.
+CHUNK = 12
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a worker evaluates.
+
+    Attributes:
+        gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
+        level: ``full`` proves every config once on :func:`representatives` too; ``cell`` proves on the
+            timed operands only.
+        baselines: names timed in the same rounds as the candidates.
+        recheck: prove again, on a replay of the timed graph, after timing.
+        proved: names of configs proved in full before, by the run that this one resumes.
+        chunk: candidates timed in the same rounds.
+        speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
+        mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
+        warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
+        long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), which is noisy by
+            little; None: as many as of the others.
+        algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.chosen_algorithms); None:
+            each process chooses for itself, as what is published must.
+        hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
+            option, after ``look`` rounds is timed no further.
+    """
+
+    gpu_index: int = 0
+    gpu: Gpu = H200
+    rounds: int = 7
+    seed: int = 0
+    level: Level = "full"
+    baselines: tuple[str, ...] = NAMES
+    recheck: bool = True
+    proved: frozenset[str] = frozenset()
+    chunk: int = CHUNK
+    speedups: bool = True
+    mode: str = "offline"
+    warmup_seconds: float = 0.0
+    benchmark_seconds: float = 0.0
+    long_rounds: int | None = None
+    algorithms: str | None = None
+    hopeless: float = math.inf
+    look: int = MIN_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -36,6 +84,17 @@ class Baselines:
             "at least one",
             "run the same command again: it resumes",
         )
+
+
+class BuiltKernel(Protocol):
+    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.free.build.Built``)."""
+
+    @property
+    def log(self) -> str:
+        """The compiler's words."""
+
+    def counters(self) -> dict[str, float]:
+        """What an evaluation says of a compiled kernel."""
 
 
 class Desk:

@@ -243,10 +243,10 @@ def _nvcc() -> Check:
 
 
 def _cutlass() -> Check:
-    from outblas.free.cutlass import locate
+    from outblas.free.toolchain import locate_cutlass
 
     try:
-        include, version = locate()
+        include, version = locate_cutlass()
     except OutblasError as error:
         return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
     return Check("cutlass", True, f"{version} in {include}")

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import NAMES
 from outblas.config import KernelConfig, config_name
+from outblas.core.rivals import NAMES
+from outblas.desk import Options
 from outblas.dispatch import use_library
 from outblas.errors import DeviceError
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.files import write_json
 from outblas.latency import check_qps, percentile

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Candidate, KernelConfig
-from outblas.desk import Baselines
+from outblas.desk import Baselines, Options
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Verdict
 from outblas.evaluator import Evaluator
@@ -19,9 +19,9 @@ from outblas.lookahead import AT_A_TIME, Lookahead
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.roofline import Gpu
-from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox
+from outblas.sandbox import STEP_TIMEOUT_S, Lost, Sandbox, name_of
 from outblas.source import kernel_kind
-from outblas.worker import Item, Options
+from outblas.worker import Item, make_handler
 
 if TYPE_CHECKING:
     from outblas.free.live import FreeOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives"]
 
-_FACTORY = "outblas.worker:make_handler"
+_FACTORY = name_of(make_handler)
 
 
 class LiveEvaluator(Evaluator):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outblas.sandbox import Faulted
+
+class Faulted(Exception):
+    """Raised by a handler when the process' CUDA context is lost: report, then end this worker."""
 
 
 def or_fault(error: Exception) -> Exception:

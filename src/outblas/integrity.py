@@ -6,31 +6,19 @@ Candidates that are CUDA source only cannot reach it; those are sandboxed for ot
 
 from __future__ import annotations
 
-import importlib
 import sys
 from operator import is_
 from typing import Any
 
-#: Modules whose callables measure or judge.
-WATCHED = (
-    "builtins",
-    "time",
-    "torch",
-    "torch.cuda",
-    "torch.cuda.streams",
-    "cuda.bindings.driver",
-    "numpy",
-    "outblas.driver",
-    "outblas.latency",
-    "outblas.operands",
-    "outblas.oracle",
-    "outblas.proof_inputs",
-    "outblas.rules",
-    "outblas.stats",
-    "outblas.timing",
-    "outblas.trials",
-    "outblas.verify",
-)
+from outblas import driver, latency, operands, oracle, proof_inputs, rules, stats, timing, trials
+from outblas.judge import proof_context
+
+#: Modules of others whose callables measure or judge, where they are loaded.
+_FOREIGN = ("builtins", "time", "torch", "torch.cuda", "torch.cuda.streams", "cuda.bindings.driver", "numpy")
+#: Our own, imported here: a candidate could otherwise be the first to load the clock, and patch it.
+_OWN = (driver, latency, operands, oracle, proof_context, proof_inputs, rules, stats, timing, trials)
+#: Names of all watched modules. The gates, which import this module, add their own (:func:`watch`).
+WATCHED = [*_FOREIGN, *(module.__name__ for module in _OWN)]
 #: Of a large foreign module only these names.
 _NAMES = {
     "time": ("perf_counter", "perf_counter_ns", "monotonic", "time"),
@@ -50,15 +38,19 @@ _IMMUTABLE_TYPE, _HEAP_TYPE = 1 << 8, 1 << 9
 Snapshot = dict[str, dict[str, Any]]
 
 
+def watch(module: str) -> None:
+    """Watch one more module of ours, by its ``__name__``."""
+    if module not in WATCHED:
+        WATCHED.append(module)
+
+
 def snapshot() -> Snapshot:
     """The names of our own watched modules and of the others that are loaded, and of their classes: ``module`` (or
     ``module.class``) -> its namespace, copied. About 1 ms, and so is :func:`tampered`: a proof makes one of each.
-
-    Our own are loaded here: a candidate could otherwise be the first to load the clock, and patch it.
     """
     found: Snapshot = {}
     for name in WATCHED:
-        module = importlib.import_module(name) if name.startswith("outblas.") else sys.modules.get(name)
+        module = sys.modules.get(name)
         if module is None:
             continue
         names = _NAMES.get(name)

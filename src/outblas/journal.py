@@ -1,7 +1,7 @@
 """An append-only JSON-lines file beside a long run's output: what a killed run resumes from.
 
-The first line is the run's settings; a resumed run must have the same. Every further line is one
-finished piece of work. A line cut short by a crash is dropped, everything before it is kept.
+The first line is the run's settings; a resumed run must have the same (:func:`check_same_settings`). Every further
+line is one finished piece of work. A line cut short by a crash is dropped, everything before it is kept.
 """
 
 from __future__ import annotations
@@ -113,3 +113,17 @@ class Journal:
             "a writable path and free disk space",
             "free some space and run the same command again: it resumes",
         )
+
+
+def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, Any], do: str) -> None:
+    """Compare as JSON reads back: no tuples, no integers for keys.
+
+    Args:
+        what: the beginning of what was wrong, ``runs/a holds a run with other settings``. do: what to do about it.
+
+    Raises:
+        UsageError: a key is missing on one side or has another value; it names them, and what they were.
+    """
+    odd = sorted(key for key in {*was, *wanted} if was.get(key) != wanted.get(key))
+    if odd:
+        raise UsageError(f"{what} ({', '.join(odd)})", ", ".join(f"{key}={was.get(key)!r}" for key in odd), do)

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from outblas.baselines import Bindable, Call
+from outblas.core.rivals import Bindable, Call
 from outblas.driver import check, driver
 from outblas.errors import UsageError
 from outblas.evaluation import Timing

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.baselines import AUTO_REQUEST
+from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import WORKSPACE_BYTES, Algo, CublasLt, describe
 from outblas.driver import check, driver
 from outblas.errors import DeviceError, ToolchainMissing

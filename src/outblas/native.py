@@ -17,7 +17,7 @@ from outblas.errors import DeviceError
 from outblas.native_build import source_id
 
 LIBCUDA = "libcuda.so.1"
-_BUILD = "run python -m outblas.native_build"
+_BUILD = f"run python -m {source_id.__module__}"
 
 
 def why_not() -> str:

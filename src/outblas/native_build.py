@@ -15,12 +15,14 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from outblas.errors import ToolchainMissing
 
-PACKAGE = Path(__file__).parent
-SOURCES = PACKAGE / "csrc"
+#: Where the extension is put: Python finds it as ``outblas._native``.
+PACKAGE = Path(str(resources.files("outblas")))
+SOURCES = Path(__file__).parent / "csrc"
 #: The stable ABI of Python 3.10: one file serves that and every later version.
 LIMITED_API = "0x030A0000"
 NAME = "_native.abi3.so"

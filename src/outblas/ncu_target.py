@@ -96,7 +96,7 @@ class Profiler:
     def _target(self, name: str, works: Sequence[Work]) -> list[str]:
         file = self._scratch / f"{name}.json"
         file.write_text(json.dumps({"gpu": self._gpu, "works": [work.to_json() for work in works]}))
-        return [sys.executable, "-m", "outblas.ncu_target", str(file)]
+        return [sys.executable, "-m", __name__, str(file)]
 
 
 def _entries(launches: Sequence[ncu.Launch], expected: int) -> list[list[ncu.Launch]]:

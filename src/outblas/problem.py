@@ -15,13 +15,11 @@ from outblas.errors import ProblemError
 Layout = Literal["TN", "NN"]
 Dtype = Literal["fp16", "bf16"]
 Acc = Literal["fp32", "fp16"]
-Epilogue = Literal["none"]
 #: Field -> (what it is called, its values).
 _ALLOWED = {
     "layout": ("layout", get_args(Layout)),
     "dtype": ("dtype", get_args(Dtype)),
     "acc": ("accumulator", get_args(Acc)),
-    "epilogue": ("epilogue", get_args(Epilogue)),
 }
 
 #: Elements that a 32-bit signed index can address; kernels and TMA coordinates use such indices.
@@ -53,7 +51,6 @@ class Problem:
     layout: Layout = "TN"
     dtype: Dtype = "fp16"
     acc: Acc = "fp32"
-    epilogue: Epilogue = "none"
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outblas import __version__
+from outblas.core.version import __version__
 from outblas.device import pci_bus_id
 
 _T = TypeVar("_T")

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from outblas.config import KernelConfig, config_name
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.desk import Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
 from outblas.kernels.kernel_hash import kernels_sha

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.baselines import fastest
 from outblas.config import LAUNCHES, KernelConfig, Launch, config_from_name, config_name, launch_of
+from outblas.core.rivals import fastest
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.problem import Problem
@@ -206,7 +206,7 @@ class Recording:
         return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
 
     def best_baseline(self, problem: Problem) -> tuple[str, float]:
-        """Name and microseconds of the baseline (see :func:`outblas.baselines.fastest`)."""
+        """Name and microseconds of the baseline (see :func:`outblas.core.rivals.fastest`)."""
         found = self.baselines_of(problem)
         name = fastest(found)
         return name, found[name]

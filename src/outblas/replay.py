@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from outblas.baselines import fastest
 from outblas.config import KernelConfig, config_name
+from outblas.core.rivals import fastest
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.evaluator import Evaluator

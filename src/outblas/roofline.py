@@ -60,6 +60,11 @@ H200 = Gpu("h200", 90, 132, 232448, 60_000_000, 800.0, 4.2, 6.0, clusters=_H200_
 GPUS = {"h200": H200}
 
 
+def architecture(gpu: Gpu) -> str:
+    """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
+    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
+
+
 def floor_us(problem: Problem, gpu: Gpu = H200) -> float:
     """Fastest possible GPU time per call, microseconds."""
     return max(gpu.launch_us, work_us(problem, gpu))

@@ -28,6 +28,7 @@ from typing import Any
 from outblas.child import Child
 from outblas.errors import DeviceError
 from outblas.evaluation import Status
+from outblas.faults import Faulted
 from outblas.ledger import Account
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
@@ -42,10 +43,6 @@ class Lost:
 
     status: Status
     detail: str
-
-
-class Faulted(Exception):
-    """Raised by a handler when the process' CUDA context is lost: report, then end this worker."""
 
 
 class Emit:
@@ -267,6 +264,11 @@ class Sandbox:
         if child is not None:
             child.end(kill)
             self.lost += kill and count
+
+
+def name_of(factory: Callable[..., Any]) -> str:
+    """Return the name that :func:`made` takes, ``module:callable``, of a callable at the top of its module."""
+    return f"{factory.__module__}:{factory.__qualname__}"
 
 
 def made(factory: str, args: tuple[Any, ...]) -> Any:

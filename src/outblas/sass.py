@@ -15,14 +15,15 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outblas.cubin import SassFacts
 from outblas.errors import CompileError, ToolchainMissing
 
 if TYPE_CHECKING:
-    from outblas.compile import Cubin
+    from outblas.cubin import Cubin
     from outblas.source import Source
 
 #: One line of disassembly: offset, optional predicate, opcode with its modifiers.
@@ -46,29 +47,6 @@ _FP32_BIT = {_OPCODES["HMMA"]: 12, _OPCODES["HGMMA"]: 11, _OPCODES["QGMMA"]: 11}
 _INSTRUCTION_BYTES = 16
 _EM_CUDA = 190
 _SHF_EXECINSTR = 4
-
-
-@dataclass(frozen=True)
-class SassFacts:
-    """Instruction counts of one cubin, all its functions together.
-
-    Attributes:
-        hgmma, hmma: warpgroup and warp matrix instructions on 16-bit (or tf32) operands.
-        qgmma: warpgroup matrix instructions on 8-bit operands.
-        utmaldg, utmastg: TMA loads and stores; ldgsts: cp.async.
-        ldl, stl: loads and stores of local memory (spills, or arrays indexed at run time).
-        accumulators: widths in which the matrix instructions accumulate, sorted: of fp16, fp32.
-    """
-
-    hgmma: int
-    hmma: int
-    qgmma: int
-    utmaldg: int
-    utmastg: int
-    ldl: int
-    stl: int
-    ldgsts: int
-    accumulators: tuple[str, ...]
 
 
 def sass_facts(image: bytes) -> SassFacts:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from outblas.averages import launch_columns
-from outblas.baselines import LT_AUTO, Call, make_baselines, on_current_stream
+from outblas.baselines import make_baselines, on_current_stream
 from outblas.config import config_name
+from outblas.core.rivals import LT_AUTO, Call
 from outblas.evaluation import Speedup, Status, Timing
 from outblas.latency import percentile, server
 from outblas.library import Library

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import warnings
+from importlib import resources
 from pathlib import Path
 
 from outblas.cubin import Cubin
-from outblas.cubin_pack import CubinPack, pack_key
+from outblas.cubin_pack import BUILD, CubinPack, pack_key
 from outblas.environment import is_off
 from outblas.errors import RecordError
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.source import Source
 
 #: Where the pack of a wheel is; a source tree has none until ``python -m outblas.shipped_build``.
-PACK = Path(__file__).parent / "data" / "cubins" / "kernels.pack"
-BUILD = "python -m outblas.shipped_build"
+PACK = Path(str(resources.files("outblas"))) / "data" / "cubins" / "kernels.pack"
 #: First Linux driver family of a CUDA major version; it and every later one load cubins of all toolkits of that
 #: version. Source: NVIDIA, CUDA Compatibility, minor version compatibility.
 DRIVER_FAMILIES = {12: "R525", 13: "R580"}

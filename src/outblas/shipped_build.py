@@ -19,11 +19,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from outblas import __version__
 from outblas.compile import compile_many, nvrtc_version
 from outblas.config import KernelConfig
+from outblas.core.version import __version__
 from outblas.cubin import Cubin
-from outblas.cubin_pack import CubinPack, pack_key, packed
+from outblas.cubin_pack import BUILD, CubinPack, pack_key, packed
 from outblas.errors import CompileError, OutblasError, RecordError, ToolchainMissing
 from outblas.files import write_atomic
 from outblas.kernels.kernel_hash import kernels_sha
@@ -205,7 +205,7 @@ class _Progress:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build in place; exit 2 with one line where that fails."""
-    parser = argparse.ArgumentParser(prog="python -m outblas.shipped_build", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog=BUILD, description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--out", type=Path, default=PACK, help="the file (default: beside the package's data)")
     options = parser.parse_args(arguments)

@@ -24,9 +24,9 @@ from typing import Any
 from outblas.config import Candidate, config_name
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation
+from outblas.journal import check_same_settings
 from outblas.problem import Problem
 from outblas.provenance import utc_now
-from outblas.settings_check import check_same_settings
 
 #: Version of the schema, kept in ``PRAGMA user_version``.
 VERSION = 1

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from outblas.baselines import Bindable, Call
+from outblas.core.rivals import Bindable, Call
 from outblas.driver import capture_graph, check, driver
 from outblas.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.evaluation import Timing

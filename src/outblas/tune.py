@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outblas.agents.base import Agent
-from outblas.baselines import LT_AUTO, fastest
 from outblas.config import LAUNCHES, KernelConfig, config_name
+from outblas.core.rivals import LT_AUTO, fastest
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.evaluator import Evaluator

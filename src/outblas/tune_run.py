@@ -11,19 +11,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas import __version__
-from outblas.agents import make_agent
+from outblas.core.version import __version__
 from outblas.device import Device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluator import Evaluator
 from outblas.files import json_text, sole_run, write_json
+from outblas.journal import check_same_settings
 from outblas.library import Library
 from outblas.problem import Problem
-from outblas.provenance import collect, joined, utc_now
+from outblas.provenance import joined, utc_now
 from outblas.recording import Recording
+from outblas.records.run_directory import RunDirectory
 from outblas.replay import ReplayEvaluator
 from outblas.results import PROVENANCE, write_result
-from outblas.settings_check import check_same_settings
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.suites import SUITES
 from outblas.suites import suite as problems_of
@@ -31,7 +32,7 @@ from outblas.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.tune_result import result_rows
 
 if TYPE_CHECKING:
-    from outblas.workers import WorkerPlan
+    from outblas.workers.plan import WorkerPlan
 
 FORMAT = 1
 #: Problems searched side by side where the first of them matter most.
@@ -52,18 +53,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """Where a run keeps what."""
-
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store.sqlite"
+class RunFiles(RunDirectory):
+    """Where a tune run keeps what."""
 
     @property
     def library(self) -> Path:
@@ -72,10 +63,6 @@ class RunFiles:
     @property
     def result(self) -> Path:
         return self.path / "result.parquet"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
 
 @dataclass(frozen=True)
@@ -222,7 +209,7 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
 def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
     """The pool of ``workers``, or the evaluator of a device: its recording, or the live GPU with its worker process."""
     if workers is not None:
-        from outblas.workers import open_pool
+        from outblas.workers.plan import open_pool
 
         with open_pool(workers) as pool:
             yield pool
@@ -310,7 +297,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
     if recording is None:
-        from outblas.workers import PoolEvaluator
+        from outblas.provenance import collect
+        from outblas.workers.pool import PoolEvaluator
 
         if isinstance(evaluator, PoolEvaluator):
             return {"provenance": evaluator.provenance(command)}

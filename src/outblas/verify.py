@@ -23,90 +23,23 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from outblas import integrity
-from outblas.baselines import Bindable, Call, CublasGemm
+from outblas.baselines import CublasGemm
+from outblas.core.rivals import Bindable, Call
 from outblas.driver import check, driver
 from outblas.errors import UsageError
 from outblas.evaluation import Status, Verdict
+from outblas.judge.proof_context import ProofContext
 from outblas.operands import Operands, torch_dtype
 from outblas.oracle import Oracle, product, right
 from outblas.problem import Problem
-from outblas.proof_inputs import cancelling, integer_draws, normal, positive, scaled, special_inputs
+from outblas.proof_inputs import cancelling, integer_draws, positive, scaled, special_inputs
 from outblas.rejected import Rejected
-from outblas.rules import check_rules, process_state
+from outblas.rules import check_rules
 from outblas.trials import Shelf, Trials
 
 Level = Literal["full", "cell"]
-#: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
-_GUARD_MIN, _GUARD_MAX = 64 * 1024, 8 * 1024 * 1024
-
-
-class Lab:
-    """Two guarded operand sets, a stream and the candidate's calls on them.
-
-    The same bound call serves every experiment, with inputs changed in place: an answer remembered by
-    address is a wrong answer here.
-
-    Args:
-        trials: what inputs are drawn from and answers compared with.
-    """
-
-    def __init__(self, entry: Bindable, problem: Problem, device: str, trials: Trials) -> None:
-        import torch
-
-        self.problem, self.entry, self.device, self.trials = problem, entry, device, trials
-        guard = min(_GUARD_MAX, max(_GUARD_MIN, 512 * problem.n))
-        self.data = Operands(problem, 2, device, guard)
-        self.cuda = device.startswith("cuda")
-        self._index = torch.device(device).index or 0
-        self.torch_stream: Any = None
-        self.stream = 0
-        if self.cuda:
-            torch.cuda.set_device(device)  # the raw driver calls go to the current context
-            self.torch_stream = torch.cuda.Stream(device)
-            self.stream = int(self.torch_stream.cuda_stream)
-        for index in range(2):
-            self.data.set_inputs(index, *self.normal(100 + index))
-        self.wait()
-        #: What gate ``rules`` compares with: the process before the candidate was bound.
-        self.before = process_state() if self.cuda else {}
-        self.calls: list[Call] = [entry.bind(problem, *self.data[i]) for i in range(2)]
-
-    def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
-        """N(0, scale^2) operands on the lab's device, of its problem or of another. Not to be written to."""
-        p = problem or self.problem
-        drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal(p, seed, self.device, scale))
-        return drawn
-
-    def wait(self) -> None:
-        if self.cuda:
-            import torch
-
-            torch.cuda.synchronize(self._index)
-
-    def run(self, a: Any, b: Any, index: int = 0, pattern: int | None = None) -> Any:
-        """C (a copy) of new inputs, with gate ``memory`` on the way.
-
-        Raises:
-            Rejected: MEMORY_VIOLATION, or WRONG for elements left unwritten.
-        """
-        import torch
-
-        self.data.set_inputs(index, a, b)
-        if pattern is not None:
-            self.data.poison(index, pattern)
-        before = self.data.input_sum(index)
-        self.wait()
-        self.calls[index](self.stream)
-        self.wait()
-        changed = before != self.data.input_sum(index)
-        broken, other = torch.stack((self.data.any_guard_broken(index), changed)).tolist()  # one wait for both
-        if broken:
-            place = self.data.broken_guard(index)
-            where = "behind C" if place == "end" else f"in front of {place}"
-            raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
-        if other:
-            raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed")
-        return self.data[index][2].clone()
+#: A candidate must not replace what judges it.
+integrity.watch(__name__)
 
 
 def prove(
@@ -165,12 +98,12 @@ def _pass_gates(entry: Bindable, problem: Problem, device: str, trials: Trials) 
     """The gates behind the first, in their order."""
     passed, worst = ["static"], [0.0]
     try:
-        lab = Lab(entry, problem, device, trials)
+        context = ProofContext(entry, problem, device, trials)
         for name, gate in (("memory", _memory), ("exact", _exact), ("bound", _bound), ("special", _special)):
-            gate(lab, worst)
+            gate(context, worst)
             passed.append(name)
-        if lab.cuda:
-            check_rules(lab)
+        if context.cuda:
+            check_rules(context)
             passed.append("rules")
     except Rejected as failure:
         return Verdict(failure.status, tuple(passed), failure.detail, failure.ratio)
@@ -270,18 +203,18 @@ def wrong_text(ratio: float) -> str:
     return f"error {ratio:.3g} times the bound"
 
 
-def _memory(lab: Lab, worst: list[float]) -> None:
-    _within_bound(lab, "signed", lambda: lab.normal(1), worst)
+def _memory(context: ProofContext, worst: list[float]) -> None:
+    _within_bound(context, "signed", lambda: context.normal(1), worst)
 
 
-def _exact(lab: Lab, worst: list[float]) -> None:
+def _exact(context: ProofContext, worst: list[float]) -> None:
     import torch
 
-    p = lab.problem
-    for what, draw in integer_draws(p, lab.device):
-        a, b = lab.trials.get(what, draw)
-        c = lab.run(a, b)
-        expected = lab.trials.get(("product", what), functools.partial(_rounded, p, a, b))
+    p = context.problem
+    for what, draw in integer_draws(p, context.device):
+        a, b = context.trials.get(what, draw)
+        c = context.run(a, b)
+        expected = context.trials.get(("product", what), functools.partial(_rounded, p, a, b))
         if not torch.equal(c, expected):
             off = int((c.double() != expected.double()).sum())
             raise Rejected(Status.WRONG, f"{off} of {c.numel()} elements are not exact on {what}")
@@ -292,31 +225,31 @@ def _rounded(problem: Problem, a: Any, b: Any) -> Any:
     return product(problem, a, b).float().to(torch_dtype(problem))
 
 
-def _bound(lab: Lab, worst: list[float]) -> None:
-    p, device = lab.problem, lab.device
-    _within_bound(lab, "positive", lambda: positive(p, device), worst)
-    _within_bound(lab, "scaled", lambda: scaled(p, *lab.normal(7, 0.5)), worst)
+def _bound(context: ProofContext, worst: list[float]) -> None:
+    p, device = context.problem, context.device
+    _within_bound(context, "positive", lambda: positive(p, device), worst)
+    _within_bound(context, "scaled", lambda: scaled(p, *context.normal(7, 0.5)), worst)
     if p.k > 1:
-        _within_bound(lab, "cancelling", lambda: cancelling(p, *lab.normal(7, 0.5)), worst)
+        _within_bound(context, "cancelling", lambda: cancelling(p, *context.normal(7, 0.5)), worst)
 
 
-def _within_bound(lab: Lab, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
-    a, b = lab.trials.get(what, draw)
-    c = lab.run(a, b)
-    oracle = lab.trials.get(("oracle", what), lambda: Oracle(lab.problem, a, b))
+def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
+    a, b = context.trials.get(what, draw)
+    c = context.run(a, b)
+    oracle = context.trials.get(("oracle", what), lambda: Oracle(context.problem, a, b))
     ratio = float(oracle.worst(c))
     if not ratio <= 1.0:
         raise Rejected(Status.WRONG, wrong_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
 
 
-def _special(lab: Lab, worst: list[float]) -> None:
+def _special(context: ProofContext, worst: list[float]) -> None:
     import torch
 
-    p = lab.problem
-    a, b = lab.trials.get("special", lambda: special_inputs(p, lab.device))
-    c = lab.run(a, b)
-    theirs = lab.trials.get("cuBLAS", lambda: _their_product(lab, a, b))
+    p = context.problem
+    a, b = context.trials.get("special", lambda: special_inputs(p, context.device))
+    c = context.run(a, b)
+    theirs = context.trials.get("cuBLAS", lambda: _their_product(context, a, b))
     kinds = (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf))
     off = torch.stack([(is_it(c) != is_it(theirs)).sum() for _, is_it in kinds]).tolist()
     for (what, _), count in zip(kinds, off, strict=True):
@@ -329,33 +262,33 @@ def _special(lab: Lab, worst: list[float]) -> None:
         oracle.reference[~finite] = 0.0
         return oracle
 
-    oracle = lab.trials.get("oracle of the finite", oracle_of_the_rest)
+    oracle = context.trials.get("oracle of the finite", oracle_of_the_rest)
     ratio = float(oracle.worst(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
         raise Rejected(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
-    x, y = lab.normal(8)
-    first = lab.run(x, y)
-    lab.run(*lab.normal(9))
+    x, y = context.normal(8)
+    first = context.run(x, y)
+    context.run(*context.normal(9))
     for _ in range(3):
-        if not torch.equal(first.view(torch.int16), lab.run(x, y).view(torch.int16)):
+        if not torch.equal(first.view(torch.int16), context.run(x, y).view(torch.int16)):
             raise Rejected(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
     for pattern in (0x0000, 0x3C01):
-        if not torch.equal(first.view(torch.int16), lab.run(x, y, pattern=pattern).view(torch.int16)):
+        if not torch.equal(first.view(torch.int16), context.run(x, y, pattern=pattern).view(torch.int16)):
             raise Rejected(Status.WRONG, "the result depends on what C held before")
 
 
-def _their_product(lab: Lab, a: Any, b: Any) -> Any:
+def _their_product(context: ProofContext, a: Any, b: Any) -> Any:
     """cuBLAS' C; on the CPU the fp32 product, which has the same special values."""
     import torch
 
-    p = lab.problem
-    if not lab.cuda:
+    p = context.problem
+    if not context.cuda:
         return (a.float() @ right(p, b).float()).to(torch_dtype(p))
-    c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=lab.device)
+    c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=context.device)
     a, b = a.contiguous(), b.contiguous()
-    lab.wait()
-    reference_blas(torch.device(lab.device).index or 0).bind(p, a, b, c)(lab.stream)
-    lab.wait()
+    context.wait()
+    reference_blas(torch.device(context.device).index or 0).bind(p, a, b, c)(context.stream)
+    context.wait()
     return c
 
 

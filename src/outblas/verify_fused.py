@@ -33,7 +33,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from outblas.baselines import Call
+from outblas.core.rivals import Call
 from outblas.epilogue import Epilogue
 from outblas.evaluation import Status, Verdict
 from outblas.fused_launch import Extra

@@ -22,7 +22,6 @@ batch      all else
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,27 +29,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas import faults
-from outblas.baselines import LT_AUTO, NAMES, RIVALS, Bindable
 from outblas.chosen_algorithms import ChosenAlgorithms
 from outblas.config import Candidate, KernelConfig, config_name, launch_of
-from outblas.desk import Baselines, Desk
+from outblas.core.rivals import LT_AUTO, RIVALS, Bindable
+from outblas.desk import Baselines, BuiltKernel, Desk, Options
 from outblas.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.ledger import Ledger
 from outblas.problem import Problem
 from outblas.representatives import representatives
-from outblas.roofline import H200, Gpu
+from outblas.roofline import architecture
 from outblas.sandbox import Emit
-from outblas.stats import MIN_ROUNDS
 
 if TYPE_CHECKING:
-    from outblas.free.build import Built
     from outblas.timing import GraphEntry
     from outblas.trials import Shelf
-    from outblas.verify import Level
 
-#: Candidates timed in the same rounds, unless the options say otherwise.
-CHUNK = 12
 #: What a worker times before it is asked for anything.
 _WARM_UP = Problem(256, 256, 256)
 
@@ -68,54 +62,7 @@ class Item(NamedTuple):
     config: Candidate | None
     nvmmh: KernelConfig | None = None
     proved: bool = False
-    built: Built | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a worker evaluates.
-
-    Attributes:
-        gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
-        level: ``full`` proves every config once on :func:`representatives` too; ``cell`` proves on the
-            timed operands only.
-        baselines: names timed in the same rounds as the candidates.
-        recheck: prove again, on a replay of the timed graph, after timing.
-        proved: names of configs proved in full before, by the run that this one resumes.
-        chunk: candidates timed in the same rounds.
-        speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
-        mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
-        warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
-        long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), which is noisy by
-            little; None: as many as of the others.
-        algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.chosen_algorithms); None:
-            each process chooses for itself, as what is published must.
-        hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
-            option, after ``look`` rounds is timed no further.
-    """
-
-    gpu_index: int = 0
-    gpu: Gpu = H200
-    rounds: int = 7
-    seed: int = 0
-    level: Level = "full"
-    baselines: tuple[str, ...] = NAMES
-    recheck: bool = True
-    proved: frozenset[str] = frozenset()
-    chunk: int = CHUNK
-    speedups: bool = True
-    mode: str = "offline"
-    warmup_seconds: float = 0.0
-    benchmark_seconds: float = 0.0
-    long_rounds: int | None = None
-    algorithms: str | None = None
-    hopeless: float = math.inf
-    look: int = MIN_ROUNDS
-
-
-def architecture(gpu: Gpu) -> str:
-    """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
-    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
+    built: BuiltKernel | None = None
 
 
 def make_handler(options: Options) -> Handler:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
-from outblas.agents import make_agent
 from outblas.config import config_name
 from outblas.errors import RecordError
 from outblas.library import Library
 from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.tune import tune
 

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from outblas import baselines  # noqa: E402
+from outblas.core import rivals  # noqa: E402
 from outblas.errors import OutblasError  # noqa: E402
 from outblas.operands import torch_dtype  # noqa: E402
 from outblas.oracle import product  # noqa: E402
@@ -29,7 +30,7 @@ def close(problem, a, b, c):
     return bool(((c.double() - exact).abs() <= step * (exact.abs() + problem.k**0.5)).all())
 
 
-@pytest.mark.parametrize("name", baselines.RIVALS)
+@pytest.mark.parametrize("name", rivals.RIVALS)
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 @pytest.mark.parametrize(("dtype", "acc"), KINDS)
 @pytest.mark.parametrize("mnk", SHAPES)
@@ -47,7 +48,7 @@ def test_the_product_is_right(made, name, layout, dtype, acc, mnk):
     assert made[name].detail(problem)
 
 
-@pytest.mark.parametrize("name", baselines.NAMES)
+@pytest.mark.parametrize("name", rivals.NAMES)
 def test_it_can_be_captured_and_replayed(made, name):
     problem = Problem(256, 256, 512)
     with Bench(problem) as bench:
@@ -73,5 +74,5 @@ def test_auto_is_chosen_once_among_what_the_heuristic_returns(made):
         detail = made["lt_auto"].detail(problem)
         made["lt_auto"].prepare(bench)
     index, count = detail.split()[0].removeprefix("index=").split("/")
-    assert 0 <= int(index) < int(count) <= baselines.AUTO_REQUEST
+    assert 0 <= int(index) < int(count) <= rivals.AUTO_REQUEST
     assert "tile=" in detail and made["lt_auto"].detail(problem) == detail

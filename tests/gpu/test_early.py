@@ -23,10 +23,10 @@ from outblas.evaluation import Status
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
 from outblas.problem import Layout, Problem
+from outblas.roofline import architecture
 from outblas.source import make_source
 from outblas.space import gpu_of_device, why_illegal
 from outblas.verify import prove
-from outblas.worker import architecture
 
 pytestmark = pytest.mark.gpu
 

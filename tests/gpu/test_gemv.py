@@ -16,9 +16,9 @@ from outblas.config import Sm80GemvConfig
 from outblas.launch import load
 from outblas.operands import torch_dtype
 from outblas.problem import Problem
+from outblas.roofline import architecture
 from outblas.source import make_source
 from outblas.space import gpu_of_device, why_illegal
-from outblas.worker import architecture
 
 pytestmark = pytest.mark.gpu
 

@@ -16,8 +16,8 @@ import torch
 
 import outblas
 from outblas import dispatch, native
-from outblas.baselines import AUTO_REQUEST
 from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import CublasLt, describe
 from outblas.device_state import DeviceState, load_kernel
 from outblas.geometry import workspace_bytes

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.agents import make_agent  # noqa: E402
 from outblas.device import gpu_count  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
 from outblas.ledger import total  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
+from outblas.search.agents.registry import make_agent  # noqa: E402
 from outblas.store import Store  # noqa: E402
 from outblas.tune import tune  # noqa: E402
-from outblas.workers import make_plan, open_pool  # noqa: E402
+from outblas.workers.plan import make_plan, open_pool  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

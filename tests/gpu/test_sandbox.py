@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.baselines import RIVALS  # noqa: E402
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig  # noqa: E402
-from outblas.evaluate import LiveEvaluator, Options  # noqa: E402
+from outblas.core.rivals import RIVALS  # noqa: E402
+from outblas.desk import Options  # noqa: E402
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
-from outblas.agents import AGENTS, make_agent
 from outblas.agents import llm as agents_llm
 from outblas.agents import nvmmh as agents_nvmmh
 from outblas.agents.evolution import knob_distance
@@ -30,6 +29,7 @@ from outblas.problem import Problem
 from outblas.recording import CODE, STATUSES, Recording
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200
+from outblas.search.agents.registry import AGENTS, make_agent
 from outblas.space import why_illegal
 from outblas.store import Store
 from outblas.tune import tune

@@ -11,6 +11,7 @@ import pytest
 
 from outblas import baselines, cublas, nvmmh
 from outblas.chosen_algorithms import ALGORITHM_BYTES, ChosenAlgorithms
+from outblas.core import rivals
 from outblas.errors import DeviceError, ToolchainMissing
 from outblas.journal import Journal
 from outblas.problem import Problem
@@ -71,8 +72,8 @@ def test_a_missing_library_is_one_clear_line():
 
 def test_every_baseline_has_its_name():
     made = baselines.make_baselines(0)
-    assert tuple(made) == baselines.NAMES and [b.name for b in made.values()] == list(baselines.NAMES)
-    assert set(baselines.RIVALS) < set(baselines.NAMES)
+    assert tuple(made) == rivals.NAMES and [b.name for b in made.values()] == list(rivals.NAMES)
+    assert set(rivals.RIVALS) < set(rivals.NAMES)
 
 
 FAKE = """

@@ -11,13 +11,14 @@ import pytest
 
 from fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us
 from outblas import bench
-from outblas.baselines import RIVALS
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.core.rivals import RIVALS
 from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
-from outblas.results import Result, read_result, summarise
+from outblas.records.summary import summarise
+from outblas.results import Result, read_result
 from outblas.roofline import H200
 
 PLAIN, DEPENDENT, SMALL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm80MmaConfig(16, 64)

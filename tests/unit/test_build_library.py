@@ -21,13 +21,13 @@ from build_library_fixture import (  # noqa: F401
     script_fixture,
     work_fixture,
 )
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.errors import RecordError, UsageError
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
-from outblas.report.retuned import notes_of_retune
+from outblas.report.replaced import notes_of_retune
 from outblas.results import read_result
 from outblas.roofline import H200
 from outblas.search.build_library.build_run import jobs, publish_seconds, run_job

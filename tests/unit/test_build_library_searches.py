@@ -20,7 +20,7 @@ from build_library_fixture import (  # noqa: F401
     work_fixture,
 )
 from fake_gpu import FakeGpu
-from outblas.agents import Agent
+from outblas.agents.base import Agent
 from outblas.config import Sm90WgmmaConfig, config_name, launch_of
 from outblas.evaluation import Status
 from outblas.library import Library

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.errors import UsageError
 from outblas.files import sole_driver
 from outblas.problem import Problem

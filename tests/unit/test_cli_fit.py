@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas import any_shape
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.files import sole_driver
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")

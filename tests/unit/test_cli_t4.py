@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import synthetic_problems, synthetic_recording
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.config import config_name
 from outblas.evaluation import Evaluation
 from outblas.kernel_tuner_files import task_of

@@ -13,10 +13,10 @@ from bench_fixture import write_bench
 from compare_fixture import write_made
 from outblas.compare_stats import figures
 from outblas.errors import RecordError
-from outblas.report import check_published, publish, write_report
 from outblas.report.compare_block import COMPARE_BEGIN, COMPARE_END
 from outblas.report.compare_picture import compare_svg
-from outblas.report.publish import BEGIN, END, NCU_BEGIN, NCU_END
+from outblas.report.page import write_report
+from outblas.report.publish import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
 
 #: More agents than a line of the legend holds, one of them with a name that is markup.
 LEVEL = {"best": 0.05, **{f"agent{i}": 0.2 + 0.1 * i for i in range(8)}, "<b>&": 1.5}

@@ -22,10 +22,11 @@ from outblas.errors import ConfigError, RecordError
 from outblas.evaluation import Evaluation
 from outblas.library import Choice, Library, Row, choose
 from outblas.problem import Problem
+from outblas.records.summary import summarise
 from outblas.report.data import Run
 from outblas.report.page import render
 from outblas.report.publish import markdown_table, picture_text
-from outblas.results import Result, read_result, summarise, write_result
+from outblas.results import Result, read_result, write_result
 from outblas.roofline import H200
 from outblas.tables import behind, better_of, is_of
 

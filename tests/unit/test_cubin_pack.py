@@ -11,12 +11,11 @@ import pytest
 
 from outblas import cubin_pack
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.cubin import Cubin
+from outblas.cubin import Cubin, SassFacts
 from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.errors import RecordError
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.problem import Problem
-from outblas.sass import SassFacts
 from outblas.source import make_source, own_sha
 
 ABOUT = {"nvrtc": "13.0 (wheel 13.0.88)", "kernels": "k"}

@@ -10,8 +10,8 @@ import pytest
 
 from fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from outblas import eval_one
-from outblas.baselines import NAMES
 from outblas.config import KernelConfig, Sm80MmaConfig, config_name
+from outblas.core.rivals import NAMES
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Speedup, Status
 from outblas.library import Choice, Library, Row

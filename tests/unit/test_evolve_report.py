@@ -20,10 +20,10 @@ from outblas.llm.ledger import Ledger, Outcome
 from outblas.llm.outcome import score_of
 from outblas.llm.reply import Reply
 from outblas.problem import Problem
-from outblas.report import write_report
 from outblas.report.evolve_data import ANCESTORS, EvolveRun, load_evolution
 from outblas.report.evolve_page import render_evolution
 from outblas.report.lineage import difference
+from outblas.report.page import write_report
 from outblas.store import Store
 
 OTHER = Problem(64, 64, 64)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from llm_kernels import PROBLEM, answer, kernel, passed, record
 from llm_server import Say, serving
-from outblas.cli import app
+from outblas.cli.main import app
 
 pytest.importorskip("openai")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.compile import compile_source
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import UsageError

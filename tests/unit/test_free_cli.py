@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from free_fixture import BODY, device_text, missing
 from outblas import device, doctor
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
 from outblas.free.kernel import FreeKernel
@@ -75,7 +75,7 @@ def test_doctor_says_what_is_missing_for_free_kernels_and_what_the_jail_holds(mo
         raise ToolchainMissing("none", "one", "pip install 'outblas[free]'")
 
     monkeypatch.setattr("outblas.free.toolchain.find_nvcc", missing)
-    monkeypatch.setattr("outblas.free.cutlass.locate", missing)
+    monkeypatch.setattr("outblas.free.toolchain.locate_cutlass", missing)
     monkeypatch.setattr("outblas.free.landlock.abi", lambda: 0)
     checks = {check.name: check for check in doctor.diagnose()}
     for name in ("nvcc", "cutlass"):

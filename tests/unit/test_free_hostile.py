@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from free_fixture import BODY, device_text, host_text, missing
-from outblas.desk import Baselines
+from outblas.desk import Baselines, Options
 from outblas.errors import CompileError, OutblasError
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.free import build as building
 from outblas.free.elf import cubins, dynamic_symbols, sections

@@ -16,17 +16,16 @@ import torch
 from free_fixture import BODY, block, device_text, exploit
 from outblas import driver as driver_module
 from outblas import launch as launching
-from outblas.cubin import Cubin
+from outblas.cubin import Cubin, SassFacts
 from outblas.errors import DeviceError, TensorError
 from outblas.evaluation import Status, Timing
 from outblas.free import conduct, fresh
 from outblas.free import launch as free_launch
 from outblas.free.build import Built
 from outblas.free.kernel import FreeKernel
-from outblas.free.workspace import GuardedWorkspace
+from outblas.free.launch import GuardedWorkspace
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.sass import SassFacts
 
 P = Problem(128, 64, 96)
 NO_FACTS = SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ())

@@ -17,7 +17,7 @@ from outblas.free.examples import example
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import load
 from outblas.problem import Problem
-from outblas.report.cutlass_row import FILE, FORMAT, means, notes_of_cutlass
+from outblas.report.replaced import CUTLASS_FILE, CUTLASS_FORMAT, cutlass_means, notes_of_cutlass
 from outblas.roofline import H200
 
 
@@ -61,23 +61,28 @@ def test_instances_of_cutlass_are_different_and_take_the_ragged_problem(scripts:
 
 
 def test_means_count_a_fall_back_as_the_baseline_and_leave_out_what_cutlass_cannot_do() -> None:
-    found = means([row(0.5, 2.0, 4.0), row(2.0, None, 1.0), row(None, 8.0)])
+    found = cutlass_means([row(0.5, 2.0, 4.0), row(2.0, None, 1.0), row(None, 8.0)])
     assert found == pytest.approx(
         {"cutlass_over_baseline": 1.0, "ours_over_baseline": 2.0**0.5, "ours_over_cutlass": 2.0}
     )
     with pytest.raises(RecordError):
-        means([row(None, 2.0)])
+        cutlass_means([row(None, 2.0)])
 
 
 def test_the_note_is_there_only_where_cutlass_was_measured(tmp_path: Path) -> None:
     assert notes_of_cutlass(tmp_path) == []
-    data = {"format": FORMAT, "instances": ["x", "y"], "rows": [row(0.9, 1.1, 1.2), row(0.9, 1.1, 0.95)]}
-    (tmp_path / FILE).write_text(json.dumps(data))
+    data = {"format": CUTLASS_FORMAT, "instances": ["x", "y"], "rows": [row(0.9, 1.1, 1.2), row(0.9, 1.1, 0.95)]}
+    (tmp_path / CUTLASS_FILE).write_text(json.dumps(data))
     (line,) = notes_of_cutlass(tmp_path)
     assert "0.900×" in line and "1.100×" in line and "of 2 kernels" in line and "2 problems" in line
     assert line.endswith("ahead on 1")
-    for damage in ({"format": "x"}, {"format": FORMAT}, {"format": FORMAT, "instances": [], "rows": [{}]}, []):
-        (tmp_path / FILE).write_text(json.dumps(damage))
+    for damage in (
+        {"format": "x"},
+        {"format": CUTLASS_FORMAT},
+        {"format": CUTLASS_FORMAT, "instances": [], "rows": [{}]},
+        [],
+    ):
+        (tmp_path / CUTLASS_FILE).write_text(json.dumps(damage))
         with pytest.raises(RecordError):
             notes_of_cutlass(tmp_path)
 
@@ -171,7 +176,7 @@ def test_the_peer_resumes_and_writes_what_the_note_reads(
 
     monkeypatch.setattr(peer, "Peer", Measured)
     arguments = argparse.Namespace(
-        out=tmp_path / FILE, count=3, carried=tmp_path / "carried", cutlass="4.2.0", step="measure"
+        out=tmp_path / CUTLASS_FILE, count=3, carried=tmp_path / "carried", cutlass="4.2.0", step="measure"
     )
     with pytest.raises(KeyboardInterrupt):
         peer.measure(arguments)

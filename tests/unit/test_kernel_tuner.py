@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
-from outblas.agents import kernel_tuner_strategy, make_agent
+from outblas.agents import kernel_tuner_strategy
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80MmaConfig, Sm90WgmmaConfig, launch_of
 from outblas.errors import ConfigError, OutblasError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import FAILURES, Evaluation, Status
@@ -22,6 +22,7 @@ from outblas.kernel_tuner_files import Task, read_task, task_of, to_cache, to_t4
 from outblas.kernel_tuner_space import ABSENT, PARAMETERS, config_at, point, restriction, tunable, varying
 from outblas.problem import Problem
 from outblas.recording import CODE, STATUSES, Recording
+from outblas.search.agents.registry import make_agent
 
 STRATEGIES = ("kt-genetic", "kt-annealing", "kt-local", "kt-vndx", "kt-diffevo")
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)

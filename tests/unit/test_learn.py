@@ -17,7 +17,7 @@ from typer.testing import CliRunner  # noqa: E402
 from helpers import synthetic_recording  # noqa: E402
 from outblas.agents.ppo import Ppo  # noqa: E402
 from outblas.agents.surrogate import Surrogate  # noqa: E402
-from outblas.cli import app  # noqa: E402
+from outblas.cli.main import app  # noqa: E402
 from outblas.config import KernelConfig, Sm80MmaConfig  # noqa: E402
 from outblas.env import TuningEnv  # noqa: E402
 from outblas.errors import RecordError, UsageError  # noqa: E402

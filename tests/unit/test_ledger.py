@@ -11,15 +11,16 @@ import pytest
 
 import pool_workers
 from helpers import ROOT, synthetic_recording
-from outblas.agents import make_agent
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import Sm90WgmmaConfig
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.desk import Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
 from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.sandbox import Lost, Sandbox
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune

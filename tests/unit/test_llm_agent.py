@@ -11,7 +11,6 @@ import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 from llm_server import Say, serving
-from outblas.agents import make_agent
 from outblas.agents.llm import read_choices
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import UsageError
@@ -19,6 +18,7 @@ from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import ServerError
 from outblas.llm.compact import write_config
 from outblas.replay import ReplayEvaluator
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.tune import SearchOptions, tune
 

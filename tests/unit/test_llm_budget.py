@@ -6,9 +6,9 @@ import pytest
 
 from outblas.errors import UsageError
 from outblas.llm.budget import Account, Budget, BudgetSpent, Cost, Price, at_most, parse_budget
+from outblas.llm.evolve import gap, next_problem
 from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model, parse_models
-from outblas.llm.schedule import gap, next_problem
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from llm_kernels import PROBLEM, answer, kernel, passed, record
 from llm_server import Say, serving
-from outblas.cli import app, evolve_view
+from outblas.cli import evolve_view
+from outblas.cli.main import app
 from outblas.llm.budget import Account, Budget, Cost
 
 pytest.importorskip("openai")

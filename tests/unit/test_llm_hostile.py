@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from llm_kernels import PROBLEM, answer, kernel, passed, record
 from llm_server import Say, Script, serving
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.llm.ledger import Ledger
 from outblas.llm.run_folder import without_passwords
 

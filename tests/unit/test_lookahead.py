@@ -17,8 +17,9 @@ import sandbox_handlers
 from helpers import running
 from outblas.compile_ahead import BackgroundCompiler
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm90WgmmaConfig
+from outblas.desk import Options
 from outblas.errors import ToolchainMissing, UsageError
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
 from outblas.lookahead import AHEAD, AT_A_TIME, Lookahead
 from outblas.problem import Problem

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from outblas import lt_call
-from outblas.baselines import AUTO_REQUEST
 from outblas.capture_workspace import CaptureWorkspaces
 from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import WORKSPACE_BYTES
 from outblas.decide import Decision, Operand, decide
 from outblas.device_state import DeviceState

@@ -15,7 +15,7 @@ import pytest
 from helpers import failed_evaluation, passed_evaluation
 from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
 from outblas.evaluation import Evaluation
-from outblas.learn.rows import Row
+from outblas.learn.formula import Row
 from outblas.learn.train import choose_catalogue, measured_times
 from outblas.problem import Problem
 from outblas.store import Store

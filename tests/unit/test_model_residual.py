@@ -8,8 +8,7 @@ import pytest
 from outblas import model
 from outblas import model_residual as residual
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.learn.residual import fit_residual
-from outblas.learn.rows import Row
+from outblas.learn.formula import Row, fit_residual
 from outblas.model_columns import config_columns
 from outblas.problem import Problem
 from outblas.roofline import H200

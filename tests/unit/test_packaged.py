@@ -25,7 +25,7 @@ from outblas.library import LEVEL, Library
 from outblas.policy import Policy
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
-from outblas.report import check_published
+from outblas.report.publish import check_published
 from outblas.report.replaced import notes_of_replaced, replaced
 from outblas.results import PROVENANCE, bench_files, read_result, write_result
 from outblas.space import catalogue, why_illegal

@@ -86,7 +86,7 @@ def test_the_largest_operand_that_indices_reach_is_accepted() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"layout": "NT"}, {"layout": "tn"}, {"dtype": "fp8"}, {"acc": "fp64"}, {"epilogue": "relu"}, {"dtype": None}],
+    [{"layout": "NT"}, {"layout": "tn"}, {"dtype": "fp8"}, {"acc": "fp64"}, {"dtype": None}],
 )
 def test_what_is_not_supported_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ProblemError, match="not supported"):

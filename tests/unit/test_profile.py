@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from fake_gpu import PROVENANCE
 from helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
 from outblas import device, profile
-from outblas.agents import Agent
-from outblas.cli import app, common
+from outblas.agents.base import Agent
+from outblas.cli import common
+from outblas.cli.main import app
 from outblas.config import Sm80DirectConfig
 from outblas.counters import COUNTERS, NAMES, counters_of, main_stalls
 from outblas.device import Device
@@ -29,7 +30,7 @@ from outblas.ncu import METRICS, Launch, parse
 from outblas.problem import Problem
 from outblas.profile import Profiled, ProfileRequest, Progress, chosen, run_profile
 from outblas.replay import ReplayEvaluator
-from outblas.report import write_report
+from outblas.report.page import write_report
 from outblas.reward import reward
 from outblas.roofline import H200
 from outblas.store import Store

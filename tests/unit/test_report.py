@@ -11,12 +11,13 @@ import pytest
 from bench_fixture import META, make_rows, write_bench
 from outblas.errors import RecordError
 from outblas.problem import Problem
-from outblas.report import check_published, publish, write_report
+from outblas.publish.palette import ratio_ticks
+from outblas.records.summary import summarise
 from outblas.report.data import Run, load_run
-from outblas.report.figures import figures, ratio_ticks
-from outblas.report.page import render
-from outblas.report.publish import BEGIN, END, NCU_BEGIN, NCU_END
-from outblas.results import Result, read_result, summarise, write_result
+from outblas.report.figures import figures
+from outblas.report.page import render, write_report
+from outblas.report.publish import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
+from outblas.results import Result, read_result, write_result
 
 
 def embedded(html: str) -> dict:

@@ -9,8 +9,9 @@ import pytest
 
 from bench_fixture import META, make_rows
 from outblas.problem import Problem
-from outblas.report import write_report
-from outblas.results import read_result, summarise, write_result
+from outblas.records.summary import summarise
+from outblas.report.page import write_report
+from outblas.results import read_result, write_result
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 

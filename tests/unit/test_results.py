@@ -9,20 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench_fixture import META, make_rows, write_bench
+from outblas.averages import regime_order
 from outblas.errors import RecordError
 from outblas.problem import Problem
-from outblas.results import (
-    ADDED,
-    COLUMNS,
-    check_summary,
-    read_result,
-    regime_order,
-    summarise,
-    summary_rows,
-    summary_text,
-    write_result,
-    write_summary,
-)
+from outblas.records.summary import check_summary, summarise, summary_rows, summary_text, write_summary
+from outblas.results import ADDED, COLUMNS, read_result, write_result
 from outblas.stats import flop_weighted, geomean
 
 SUMMARY_FIELDS = [

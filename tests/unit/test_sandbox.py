@@ -197,7 +197,8 @@ def test_a_killed_driver_takes_a_stuck_worker_with_it():
 
 def test_a_live_evaluator_reports_losses_as_evaluations():
     from outblas.config import Sm90WgmmaConfig
-    from outblas.evaluate import LiveEvaluator, Options
+    from outblas.desk import Options
+    from outblas.evaluate import LiveEvaluator
     from outblas.problem import Problem
 
     problem, other = Problem(64, 64, 64), Problem(128, 64, 64)

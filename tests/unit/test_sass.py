@@ -10,8 +10,9 @@ pytest.importorskip("cuda.bindings")
 
 from outblas import sass
 from outblas.compile import Cubin, compile_source
+from outblas.cubin import SassFacts
 from outblas.errors import CompileError, ToolchainMissing
-from outblas.sass import SassFacts, check_static, disassembled_facts, facts_of_opcodes, sass_facts
+from outblas.sass import check_static, disassembled_facts, facts_of_opcodes, sass_facts
 from outblas.source import Source
 
 

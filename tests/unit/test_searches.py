@@ -10,7 +10,7 @@ import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue
 from outblas import nvmmh
-from outblas.agents import greedy, make_agent
+from outblas.agents import greedy
 from outblas.agents import nvmmh as agents_nvmmh
 from outblas.agents.evolution import knob_distance
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
@@ -18,6 +18,7 @@ from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
 from outblas.nvmmh import Choice
 from outblas.problem import Problem
+from outblas.search.agents.registry import make_agent
 
 PROBLEM = Problem(256, 256, 256)
 SPACE = [

@@ -14,7 +14,8 @@ from outblas.config import Sm90WgmmaConfig, config_name
 from outblas.evaluation import Speedup
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
-from outblas.results import read_result, summarise, write_result
+from outblas.records.summary import summarise
+from outblas.results import read_result, write_result
 from outblas.roofline import H200
 
 TUNED, OTHER = Problem(64, 128, 256), Problem(128, 128, 256)

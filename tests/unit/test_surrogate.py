@@ -13,12 +13,13 @@ import pytest
 
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 from outblas import model
-from outblas.agents import Agent, make_agent
+from outblas.agents.base import Agent
 from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
+from outblas.search.agents.registry import make_agent
 
 PROBLEMS = synthetic_problems(24)
 CANDIDATES = synthetic_catalogue(40)

@@ -18,9 +18,8 @@ from outblas.roofline import H200, floor_us
 from outblas.store import Store
 from outblas.train_llm.cuda_answers import CudaAnswers
 from outblas.train_llm.dataset import asked, prompt_rows, said, taught_rows
-from outblas.train_llm.evaluators import evaluator_of
 from outblas.train_llm.folders import keep_lines, last_checkpoint, publish_folder
-from outblas.train_llm.judge import Judge
+from outblas.train_llm.judge import Judge, evaluator_of
 from outblas.train_llm.knob_words import KnobWords
 from outblas.train_llm.language import language_of
 from outblas.train_llm.reward_functions import RewardFunctions

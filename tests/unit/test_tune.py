@@ -8,7 +8,7 @@ import pytest
 
 from helpers import synthetic_recording
 from outblas import tune as module
-from outblas.agents import Agent, make_agent
+from outblas.agents.base import Agent
 from outblas.config import LAUNCHES, KernelConfig
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
@@ -16,6 +16,7 @@ from outblas.library import Library
 from outblas.problem import Problem
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.tune import Interrupted, SearchOptions, tune
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from helpers import synthetic_recording
 from outblas import device, provenance, tune_run
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.library import Library
 from outblas.replay import ReplayEvaluator
 

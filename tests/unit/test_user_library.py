@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outblas import dispatch, user_library
 from outblas.captured import Captured, Product
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.cli.tune import parse_budget
 from outblas.config import Sm80MmaConfig
 from outblas.decide import Operand, decide

@@ -318,6 +318,15 @@ def test_integrity_names_what_was_replaced(monkeypatch):
     assert integrity.tampered(before) == "outblas.timing.Bench.round"
 
 
+def test_all_that_judges_is_watched():
+    from outblas import driver, latency, operands, oracle, proof_inputs, rules, stats, timing, trials, verify
+    from outblas.judge import proof_context
+
+    judges = (driver, latency, operands, oracle, proof_context, proof_inputs, rules, stats, timing, trials, verify)
+    assert {module.__name__ for module in judges} <= set(integrity.WATCHED)
+    assert {module.__name__ for module in judges} <= integrity.snapshot().keys()
+
+
 @pytest.mark.parametrize(
     ("place", "name", "value", "named"),
     [

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers import synthetic_recording
-from outblas.cli import app
+from outblas.cli.main import app
 from outblas.compile_ahead import BaselineKernels, CompileAhead
 from outblas.config import KernelConfig, Sm90WgmmaConfig
 from outblas.device import Device

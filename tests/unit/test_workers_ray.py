@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from helpers import ROOT, synthetic_recording
-from outblas.agents import make_agent
 from outblas.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.evaluation import Status
 from outblas.library import Library
 from outblas.replay import ReplayEvaluator
+from outblas.search.agents.registry import make_agent
 from outblas.store import Store
 from outblas.tune import tune
 from outblas.workers.plan import make_plan, open_pool

@@ -35,9 +35,7 @@ class Heuristic(Agent):
         """Fit the model's coefficients on these problems, about a minute for 800 of them; kept in the cache."""
         from outblas.files import write_atomic
         from outblas.learn.cache import folder
-        from outblas.learn.formula import fit
-        from outblas.learn.residual import fit_residual
-        from outblas.learn.rows import of_recording
+        from outblas.learn.formula import fit, fit_residual, of_recording
 
         path = folder("models", recording, problems) / "model.json"
         if not path.exists():

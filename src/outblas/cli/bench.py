@@ -60,7 +60,7 @@ def bench(
         run_bench(request, progress)
 
     from outblas.cli.results import summary_table
-    from outblas.results import summarise
+    from outblas.records.summary import summarise
 
     out.print(summary_table(summarise(path)))
     out.print(f"result: {path}\nreport: outblas report {path}", markup=False)

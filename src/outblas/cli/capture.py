@@ -34,6 +34,8 @@ def capture(
     torch is imported before the program's first line: set what torch reads at its import (OMP_NUM_THREADS) outside of
     the program. CUDA is not initialised.
     """
+    from outblas import capture_run
+
     if out_file.is_dir() or not os.access(common.existing(out_file.parent), os.W_OK):
         raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
     if out_file.exists():
@@ -43,7 +45,7 @@ def capture(
         raise UsageError(f"no file {words[0]!r}", "a Python program", "correct its path")
     _check_interpreter(python)
     out_file = out_file.resolve()  # the program may change its working directory
-    command = [python, *options, "-m", "outblas.capture_run", "--out", str(out_file)]
+    command = [python, *options, "-m", capture_run.__name__, "--out", str(out_file)]
     command += [*(["--append"] if append else []), "--", *words]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -53,7 +53,7 @@ def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]])
     from rich.table import Table
 
     from outblas.counters import HEAD, cells
-    from outblas.report.counters import short_config
+    from outblas.publish.words import short_config
 
     table = Table(box=None, pad_edge=False)
     for heading in ("problem", "candidate", *HEAD):

@@ -12,7 +12,7 @@ from outblas.cli.common import EXIT_ERROR, err, number, out
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Summary rows (see ``outblas.results.summarise``) as a table."""
+    """Summary rows (see ``outblas.records.summary.summarise``) as a table."""
     from rich.table import Table
 
     from outblas.averages import launch_words
@@ -38,8 +38,8 @@ def results(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
+    from outblas.records.summary import summary_rows
     from outblas.report.publish import check_published, publish
-    from outblas.results import summary_rows
 
     out.print(summary_table(summary_rows(directory)))
     if write:

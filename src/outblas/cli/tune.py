@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outblas.library import Library
     from outblas.shares import Share
     from outblas.tune_run import RunFiles, TuneRequest
-    from outblas.workers import WorkerPlan
+    from outblas.workers.plan import WorkerPlan
 
 AgentOption = Annotated[
     str | None,
@@ -212,7 +212,7 @@ def _plan(
             if value is not None:
                 raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
         return None
-    from outblas.workers import make_plan
+    from outblas.workers.plan import make_plan
 
     indices = None if gpus is None else common.parse_indices("--gpus", gpus)
     return make_plan(workers, device, indices, count, ray_address)

@@ -92,7 +92,7 @@ def _params(maps: bool, workspace: bool) -> str:
 
 def filled(template: str, **values: object) -> str:
     """A file of ``templates/`` with ``@NAME@`` replaced by the values; every name is given, and none left."""
-    text = (resources.files("outblas") / "export" / "templates" / template).read_text(encoding="utf-8")
+    text = (resources.files(__package__) / "templates" / template).read_text(encoding="utf-8")
     names = set(re.findall(r"@([A-Z0-9_]+)@", text))
     if names != set(values):
         raise KeyError(f"{template}: {sorted(names ^ set(values))}")

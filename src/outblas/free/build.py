@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from outblas.compile import DEFAULT_CACHE, nvrtc_version
-from outblas.cubin import FORMAT, Cubin, CubinCache, decode
+from outblas.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode
 from outblas.errors import CompileError, ToolchainMissing
-from outblas.free import cutlass
 from outblas.free.confined import Folder, Limits, memory_limit, run
 from outblas.free.elf import cubins, global_bytes
 from outblas.free.headers import FIRST, HEADERS
 from outblas.free.kernel import FreeKernel
-from outblas.free.toolchain import find_nvcc, include_folders
+from outblas.free.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
 from outblas.problem import Problem
-from outblas.roofline import H200, Gpu
-from outblas.sass import SassFacts, sass_facts
+from outblas.roofline import H200, Gpu, architecture
+from outblas.sass import sass_facts
 
 #: Seconds and bytes that a compilation may take, without and with CUTLASS.
 PLAIN = Limits(30.0, 16 << 30)
@@ -101,17 +100,12 @@ def defines(problem: Problem) -> tuple[str, ...]:
     return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
 
 
-def architecture(gpu: Gpu) -> str:
-    """What to compile for: sm_90a on Hopper, whose wgmma needs the a."""
-    return "sm_90a" if gpu.arch == 90 else f"sm_{gpu.arch}"
-
-
 class _Job:
     """What both forms share."""
 
     def __init__(self, kernel: FreeKernel, problem: Problem, gpu: Gpu) -> None:
         self.kernel, self.problem, self.arch = kernel, problem, architecture(gpu)
-        self.cutlass = cutlass.locate() if "cutlass" in kernel.launch.uses else None
+        self.cutlass = locate_cutlass() if "cutlass" in kernel.launch.uses else None
         self.limits = WITH_CUTLASS if self.cutlass else PLAIN
 
     def compile(self) -> Cubin:
@@ -134,7 +128,7 @@ class _Job:
 
     def includes(self) -> list[Path]:
         """Folders of headers beside the package's own."""
-        return cutlass.folders() if self.cutlass else []
+        return cutlass_folders() if self.cutlass else []
 
     def words(self, said: str) -> str:
         """What the compiler said, without where this machine keeps its headers."""

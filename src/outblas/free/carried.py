@@ -11,14 +11,14 @@ from outblas.cubin import decode, encode
 from outblas.errors import CompileError, ContractError
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.files import write_atomic
-from outblas.free.build import Built, architecture, build
+from outblas.free.build import Built, build
 from outblas.free.elf import cubins, global_bytes
 from outblas.free.gate import check_built, examine
 from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
 from outblas.problem import Problem
-from outblas.roofline import H200, Gpu
+from outblas.roofline import H200, Gpu, architecture
 
 
 class Carried:

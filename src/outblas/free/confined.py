@@ -22,7 +22,7 @@ from typing import Any
 from outblas.errors import CompileError
 from outblas.free.jail import KEPT
 
-_BOOT = "import sys; sys.path[:0] = {paths!r}; from outblas.free.confined import main; main()"
+_BOOT = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main()"
 #: What a compiler may say at most, bytes kept.
 _LOG_BYTES = 256 * 1024
 _FILE_BYTES = 1 << 30
@@ -66,7 +66,7 @@ def run(job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: L
     spec["cpu"] = int(4 * limits.seconds) + 1
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder)}
-    boot = _BOOT.format(paths=[os.path.abspath(path) for path in sys.path if path])
+    boot = _BOOT.format(module=__name__, paths=[os.path.abspath(path) for path in sys.path if path])
     said = folder / "said"
     with said.open("wb") as output:
         child = subprocess.Popen(

@@ -1,5 +1,5 @@
 """Free kernels as callables: the cubin of form ``device`` launched as its block says, the function of form ``host``
-called. Both are :class:`outblas.baselines.Bindable`, and live in a sandboxed worker only."""
+called. Both are :class:`outblas.core.rivals.Bindable`, and live in a sandboxed worker only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,43 @@ from outblas.free.build import Built
 from outblas.free.contract import MAX_WORKSPACE, Launch, TensorMap
 from outblas.free.elf import dynamic_symbols
 from outblas.free.kernel import FreeKernel
-from outblas.free.workspace import GuardedWorkspace
 from outblas.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, encode_boxes, ensure_context
+from outblas.operands import CANARY
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
+
+_GUARD_BYTES = 64 * 1024
+_ALIGN = 256
+
+
+class GuardedWorkspace:
+    """``nbytes`` of device memory, zero at first, between two guards.
+
+    Args:
+        device: a torch device.
+    """
+
+    def __init__(self, nbytes: int, device: Any) -> None:
+        import torch
+
+        self.nbytes = nbytes
+        room = -(-nbytes // _ALIGN) * _ALIGN
+        self._words = torch.full(((room + 2 * _GUARD_BYTES) // 2,), CANARY, dtype=torch.int16, device=device)
+        self._first = _GUARD_BYTES // 2
+        self._behind = self._first + -(-nbytes // 2)
+        self._words[self._first : self._behind] = 0
+        torch.cuda.synchronize(device) if self._words.is_cuda else None
+
+    @property
+    def address(self) -> int:
+        """Of the first byte; a multiple of 256."""
+        return int(self._words.data_ptr()) + _GUARD_BYTES
+
+    def broken(self) -> bool:
+        """Whether a guard was written."""
+        guards = (self._words[: self._first], self._words[self._behind :])
+        return any(bool((guard != CANARY).any()) for guard in guards)
+
 
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 

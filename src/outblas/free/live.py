@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outblas.compile import cores
-from outblas.desk import Baselines
+from outblas.desk import Baselines, Options
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation, Status, Verdict
+from outblas.free import answers
 from outblas.free.build import Built
 from outblas.free.gate import examine
 from outblas.free.kernel import FreeKernel
-from outblas.free.worker import Cell
+from outblas.free.worker import Cell, make_handler
 from outblas.problem import Problem
-from outblas.sandbox import Lost, Sandbox
-from outblas.worker import Item, Options
+from outblas.sandbox import Lost, Sandbox, name_of
+from outblas.worker import Item
 
-FACTORY = "outblas.free.worker:make_handler"
-_CODEC = "outblas.free.answers"
+FACTORY = name_of(make_handler)
+_CODEC = answers.__name__
 #: Letters of a worker's detail that are kept.
 _DETAIL = 600
 

@@ -54,11 +54,6 @@ def comments(text: str) -> list[str]:
     return [p.text[2:-2] for p in pieces(text) if p.kind == "comment" and p.text.startswith("/*")]
 
 
-def without_comments(text: str) -> str:
-    """The text with every comment a space, lines spliced; literals as they are."""
-    return "".join(" " if p.kind == "comment" else p.text for p in pieces(spliced(text)))
-
-
 def spliced(text: str) -> str:
     r"""Lines that end in ``\`` joined with the next, as the preprocessor sees them (raw literals hold none of ours)."""
     return re.sub(r"\\[ \t]*\r?\n", "", text.replace("\r\n", "\n"))

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from outblas.baselines import Bindable
 from outblas.believed import too_fast
-from outblas.desk import Baselines, Desk
+from outblas.core.rivals import Bindable
+from outblas.desk import Baselines, Desk, Options
 from outblas.errors import OutblasError
 from outblas.evaluation import Status, Timing, Verdict
 from outblas.free import conduct, fresh
+from outblas.free.build import Built
 from outblas.free.jail import Jail
 from outblas.free.kernel import FreeKernel
 from outblas.free.launch import load
@@ -23,7 +24,7 @@ from outblas.free.shapes import representatives
 from outblas.problem import Problem
 from outblas.roofline import floor_us
 from outblas.sandbox import Emit
-from outblas.worker import Handler, Item, Options, Waiting
+from outblas.worker import Handler, Item, Waiting
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,12 @@ class FreeHandler(Handler):
 
     def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
         assert item.built is not None
-        name = item.built.kernel.name
-        self._before[name] = conduct.snapshot() if item.built.kernel.launch.form == "host" else {}
-        kernel = load(item.built, self._cell.folder, self._cell.cudart, self._options.gpu)
+        built = cast(Built, item.built)
+        name = built.kernel.name
+        self._before[name] = conduct.snapshot() if built.kernel.launch.form == "host" else {}
+        kernel = load(built, self._cell.folder, self._cell.cudart, self._options.gpu)
         self._loaded[name] = kernel
-        return kernel, item.built.counters()
+        return kernel, built.counters()
 
     def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""

@@ -1,4 +1,5 @@
-"""The fit of the ranking model's coefficients (:mod:`outblas.model`) on measured rows.
+"""The fits of the ranking model on measured rows: its coefficients (:mod:`outblas.model`) and its ridge regression
+(:mod:`outblas.model_residual`).
 
 All families are fitted together, in log space, by Levenberg-Marquardt on robustly weighted residuals, of which what
 all cells of a problem have in common counts little: the model is to rank.
@@ -6,15 +7,54 @@ all cells of a problem have in common counts little: the model is to rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from outblas import model
-from outblas.learn.rows import Row, launch_masks
+from outblas import model, model_residual
+from outblas.config import KernelConfig
 from outblas.model_columns import columns_by_family
+from outblas.problem import Problem
+from outblas.recording import Recording
 from outblas.roofline import Gpu
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measured cells of one problem from one source.
+
+    Attributes:
+        source: name of a recording, or of a file without its extension.
+        times: microseconds per call, one of each config.
+    """
+
+    source: str
+    problem: Problem
+    configs: tuple[KernelConfig, ...]
+    times: np.ndarray
+
+
+def row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> Row:
+    """The row of some times, without those that are none."""
+    kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
+    return Row(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
+
+
+def of_recording(recording: Recording, name: str, problems: Collection[Problem] | None = None) -> list[Row]:
+    """Rows of a recording's problems, or of some of them, without what was not measured."""
+    return [
+        row(name, p, dict(zip(recording.catalogue, times, strict=True)))
+        for p, times in zip(recording.problems, recording.median_us, strict=True)
+        if problems is None or p in problems
+    ]
+
+
+def launch_masks(configs: Iterable[KernelConfig]) -> list[np.ndarray]:
+    """bool[len(configs)] of the configs without PDL and of those with it, such as there are any of."""
+    pdl = np.array([c.pdl for c in configs], dtype=bool)
+    return [mask for mask in (~pdl, pdl) if mask.any()]
+
 
 #: Cells count by the square of (best of their launch option / their time), but no less than this: the model is to rank
 #: the front.
@@ -146,3 +186,37 @@ def _weights(row: Row) -> np.ndarray:
         front = np.maximum(np.square(row.times[mask].min() / row.times[mask]), FAR_WEIGHT)
         weights[mask] = front / front.sum()
     return weights / weights.sum()
+
+
+#: Pull of every coefficient to zero (the cells of one problem weigh 1 together, features are of order one).
+RIDGE = 0.03
+#: Cells count by the fourth power of (best of their problem / their time), but no less than this.
+RESIDUAL_FAR_WEIGHT = 0.02
+#: Share of the mean of a problem that is taken off its cells' before they count: the model is to rank.
+RESIDUAL_CENTRED = 0.9
+#: Logarithms beyond which a cell is another story than a factor.
+LARGEST = 0.25
+
+
+def fit_residual(rows: Sequence[Row], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
+    """Coefficients in the order of ``model_residual.NAMES``, of what the formula leaves within each problem."""
+    size = len(model_residual.NAMES)
+    hessian, gradient = RIDGE * np.eye(size), np.zeros(size)
+    for row in rows:
+        weights = np.maximum((row.times.min() / row.times) ** 4, RESIDUAL_FAR_WEIGHT)
+        weights = weights / weights.sum()
+        left = np.log(row.times / model.predict_by(coefficients, None, row.problem, row.configs, gpu))
+        left = np.clip(left - RESIDUAL_CENTRED * (weights @ left), -LARGEST, LARGEST)
+        found = _features(row.problem, row.configs, gpu)
+        found = found - RESIDUAL_CENTRED * (weights @ found)
+        hessian += (found * weights[:, None]).T @ found
+        gradient += (found * weights[:, None]).T @ left
+    return np.asarray(np.linalg.solve(hessian, gradient))
+
+
+def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
+    shape = model.problem_columns(problem, gpu)
+    out = np.zeros((len(configs), len(model_residual.NAMES)))
+    for family, mine, columns in columns_by_family(configs):
+        out[mine] = model_residual.features(family, shape, columns, gpu.sms)
+    return out

@@ -16,6 +16,7 @@ from outblas.belief import Regressor
 from outblas.config import LAUNCHES
 from outblas.errors import RecordError, ToolchainMissing, UsageError
 from outblas.files import json_text, sole_driver, write_json
+from outblas.journal import check_same_settings
 from outblas.learn.evaluate import qualities, searches
 from outblas.learn.regress import RegressSettings, kept_regressor, set_apart
 from outblas.policy import Policy
@@ -25,7 +26,6 @@ from outblas.recording import Recording
 from outblas.replay import ReplayEvaluator
 from outblas.reward import PRESETS
 from outblas.samplers import SAMPLERS, sampler
-from outblas.settings_check import check_same_settings
 
 try:
     import torch

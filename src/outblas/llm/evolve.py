@@ -7,9 +7,10 @@ anything new is asked, and draws depend on the seed, the archive and the number 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +30,6 @@ from outblas.llm.models import Model
 from outblas.llm.outcome import counters_text, kind_of, score_of, words_of
 from outblas.llm.prompt import first_prompt, follow_up
 from outblas.llm.reply import Reply
-from outblas.llm.schedule import gap, next_problem
 from outblas.problem import Problem
 from outblas.roofline import floor_us
 from outblas.store import Store
@@ -326,3 +326,24 @@ class Evolution:
 def _needs_more(candidate: Candidate) -> bool:
     """Whether it asks for tools that nobody else does, which its author can do without."""
     return isinstance(candidate, FreeKernel) and (candidate.launch.form == "host" or bool(candidate.launch.uses))
+
+
+#: A gap of less than this (log of time / floor) is closed: nothing more is asked.
+CLOSED = math.log(1.02)
+
+
+def gap(best_us: float | None, floor_us: float) -> float:
+    """log of the best known time over the floor; 1 where no time is known."""
+    return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
+
+
+def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | None:
+    """The problem of the next try: largest gap / (tries + 1), the first of equal ones; None where all gaps are closed.
+
+    These are D'Hondt's divisors: however many tries there are, they are shared out by the gaps.
+
+    Args:
+        gaps: problem key -> :func:`gap`. tries: chains begun so far.
+    """
+    open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED]
+    return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

@@ -200,4 +200,4 @@ def _fill(name: str, **values: Any) -> str:
 
 @cache
 def _text(path: str) -> str:
-    return (files("outblas.llm") / "prompts" / path).read_text(encoding="utf-8")
+    return (files(__package__) / "prompts" / path).read_text(encoding="utf-8")

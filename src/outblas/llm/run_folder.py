@@ -9,29 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas import __version__
+from outblas.core.version import __version__
 from outblas.errors import RecordError
 from outblas.files import write_json
+from outblas.journal import check_same_settings
 from outblas.problem import Problem
 from outblas.provenance import utc_now
-from outblas.settings_check import check_same_settings
+from outblas.records.run_directory import RunDirectory
 
 FORMAT, KIND = 1, "evolve"
 
 
 @dataclass(frozen=True)
-class EvolveFiles:
-    """Where a run keeps what."""
-
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store.sqlite"
+class EvolveFiles(RunDirectory):
+    """Where an evolution keeps what."""
 
     @property
     def best(self) -> Path:
@@ -40,10 +31,6 @@ class EvolveFiles:
     @property
     def transcript(self) -> Path:
         return self.path / "transcript.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
     @property
     def recording(self) -> Path:

@@ -1,1 +1,1 @@
-"""What was measured, and the files that keep it."""
+"""All that is kept on disk: stores, recordings, libraries, result files and where they come from."""

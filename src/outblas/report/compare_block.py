@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outblas.compare_result import Comparison
 from outblas.compare_stats import best_of, budget_words, figures, overall
-from outblas.report.compare_page import split_words
+from outblas.publish.words import split_words
 
 COMPARE_BEGIN, COMPARE_END = "<!-- compare:begin -->", "<!-- compare:end -->"
 #: Beside the bench files; where it is not there nothing is published of it.

@@ -8,16 +8,11 @@ from typing import Any
 
 from outblas.compare_result import Comparison
 from outblas.compare_stats import Figure, best_of, budget_words, figures, mean_regret, overall, regime_qualities
-from outblas.report.figures import GRID, INK
+from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GRID, INK
+from outblas.publish.words import split_words
 from outblas.report.shell import chart, how_to_read, html_page, provenance_section, table, when
 from outblas.results import PROVENANCE
 from outblas.roofline import GPUS
-from outblas.splits import SPLITS
-
-#: Okabe and Ito's colours, told apart with every common colour blindness (yellow, too light on white, left out); from
-#: the eighth agent on they come again, dashed.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4d4d4d")
-DASHES = ("solid", "dash", "dot")
 
 Made = dict[tuple[str, int], Figure]
 
@@ -55,7 +50,7 @@ def curves(comparison: Comparison, made: Made) -> dict[str, Any]:
     x = [str(b) for b in comparison.budgets]
     for i, agent in enumerate(comparison.agents):
         mine = [made[agent, b] for b in comparison.budgets]
-        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+        colour, dash = AGENT_COLOURS[i % len(AGENT_COLOURS)], AGENT_DASHES[i // len(AGENT_COLOURS) % len(AGENT_DASHES)]
         quiet = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "legendgroup": agent, "showlegend": False}
         edge = {"width": 0, "color": colour}
         band = {"fill": "tonexty", "fillcolor": _faint(colour)}
@@ -85,13 +80,6 @@ def curves(comparison: Comparison, made: Made) -> dict[str, Any]:
         "yaxis": {**axis, "title": {"text": "best time / found time (geometric mean)"}},
     }
     return {"data": data, "layout": layout}
-
-
-def split_words(comparison: Comparison, split: str) -> str:
-    """What a split holds out, in words."""
-    size = comparison.meta["splits"][split]
-    searched = "" if size["searched"] == size["held_out"] else f", of which {size['searched']} were searched"
-    return f"{size['held_out']} problems of held-out {SPLITS[split]}{searched}; {size['training']} to learn from"
 
 
 def _overall(comparison: Comparison, of_splits: dict[str, Made]) -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from outblas.compare_result import Comparison
 from outblas.compare_stats import Figure, figures
-from outblas.report.compare_page import COLOURS
+from outblas.publish.palette import AGENT_COLOURS
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, GAP = 960, 420, 62, 20, 52, 22
 #: Width of an agent's entry in the legend, and height of a line of it.
@@ -123,8 +123,8 @@ def _points(points: list[tuple[float, float]]) -> str:
 
 
 def _colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
+    return AGENT_COLOURS[index % len(AGENT_COLOURS)]
 
 
 def _stroke(index: int) -> str:
-    return f'stroke="{_colour(index)}" stroke-dasharray="{_DASHES[index // len(COLOURS) % len(_DASHES)]}"'
+    return f'stroke="{_colour(index)}" stroke-dasharray="{_DASHES[index // len(AGENT_COLOURS) % len(_DASHES)]}"'

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from outblas.config import KernelConfig, config_from_name
+from outblas.config import config_from_name
 from outblas.errors import RecordError
 from outblas.ncu import FIGURES
 from outblas.problem import Problem
+from outblas.publish.words import short_config
 
 FORMAT = 1
 _HEAD = (
@@ -96,16 +96,6 @@ def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> li
         *(_percent(kernel["occupancy_pct"]), _figure(kernel["instructions"], 1e-6, 2), _figure(kernel["cycles"], 1e-3)),
         ", ".join(f"{reason} {ratio:.2f}" for reason, ratio in kernel["stalls"]) or "–",
     ]
-
-
-def short_config(config: KernelConfig) -> str:
-    """Family, tile and the knobs that differ from their defaults."""
-    knobs = [
-        f"{f.name}={getattr(config, f.name)}"
-        for f in fields(config)
-        if f.default is not MISSING and getattr(config, f.name) != f.default
-    ]
-    return " ".join([config.family, f"{config.bm}x{config.bn}", *knobs])
 
 
 def short_name(kernel: str) -> str:

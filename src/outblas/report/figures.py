@@ -10,14 +10,14 @@ import math
 from typing import Any
 
 from outblas.averages import Row, by, decade, decade_order, problem_of, published_us
+from outblas.publish.palette import GREY, GRID, INK, ratio_ticks
+from outblas.publish.words import PDL_NAMES
 from outblas.report.data import Group, shape, tflops
 from outblas.roofline import GPUS, Gpu
 
 Figure = dict[str, Any]
 
-NAMES = {False: "without PDL", True: "with PDL"}
 COLOURS = {False: "#c2570c", True: "#0b5fcc"}
-GREY, INK, GRID = "#6e7781", "#1f2328", "#e3e7eb"
 #: Slower is orange, faster is blue: told apart with every common colour blindness.
 SCALE = [[0.0, "#b04a06"], [0.25, "#efa26a"], [0.5, "#f7f7f5"], [0.75, "#7db0ee"], [1.0, "#0a4fae"]]
 #: Ratio at which the colour scale saturates at most, and at least.
@@ -41,7 +41,7 @@ def curve(group: Group) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": NAMES[pdl],
+                "name": PDL_NAMES[pdl],
                 "x": [100 * (i + 0.5) / len(rows) for i in range(len(rows))],
                 "y": [r["published"] for r in rows],
                 "text": [_hover(r) for r in rows],
@@ -72,13 +72,13 @@ def histogram(group: Group) -> Figure:
         data.append(
             {
                 "type": "bar",
-                "name": NAMES[pdl],
+                "name": PDL_NAMES[pdl],
                 "x": [(b + 0.5) * step for b in bins],
                 "y": [counts[b] for b in bins],
                 "width": step,
                 "text": [f"{2 ** (b * step):.3f}× to {2 ** ((b + 1) * step):.3f}×" for b in bins],
                 "textposition": "none",
-                "hovertemplate": "%{y} problems<br>%{text}<extra>" + NAMES[pdl] + "</extra>",
+                "hovertemplate": "%{y} problems<br>%{text}<extra>" + PDL_NAMES[pdl] + "</extra>",
                 "marker": {"color": COLOURS[pdl], "opacity": 0.6},
             }
         )
@@ -97,12 +97,14 @@ def decades(group: Group) -> Figure:
         data.append(
             {
                 "type": "bar",
-                "name": NAMES[pdl],
+                "name": PDL_NAMES[pdl],
                 "x": list(means),
                 "base": 1.0,
                 "y": [mean["geomean"] - 1.0 for mean in means.values()],
                 "customdata": [[mean["geomean"], mean["n"]] for mean in means.values()],
-                "hovertemplate": "%{customdata[0]:.3f}×, %{customdata[1]} problems<extra>" + NAMES[pdl] + "</extra>",
+                "hovertemplate": "%{customdata[0]:.3f}×, %{customdata[1]} problems<extra>"
+                + PDL_NAMES[pdl]
+                + "</extra>",
                 "marker": {"color": COLOURS[pdl]},
             }
         )
@@ -145,7 +147,9 @@ def roofline(group: Group, gpu: Gpu | None) -> Figure:
         ours = group.of_pdl(pdl)
         times = [published_us(r) for r in ours]
         data.append(
-            _points(f"OutBLAS {NAMES[pdl]}", ours, [_intensity(r) for r in ours], times, COLOURS[pdl], "circle-open")
+            _points(
+                f"OutBLAS {PDL_NAMES[pdl]}", ours, [_intensity(r) for r in ours], times, COLOURS[pdl], "circle-open"
+            )
         )
     if gpu is not None:
         data.append(_roof(gpu, min(intensity), max(intensity)))
@@ -158,18 +162,6 @@ def roofline(group: Group, gpu: Gpu | None) -> Figure:
 def find_gpu(name: str) -> Gpu | None:
     """The GPU record whose short name occurs in a marketing name, or None."""
     return next((gpu for short, gpu in GPUS.items() if short in name.lower()), None)
-
-
-def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios within [low, high] for a logarithmic axis, 1.0 among them, at most about eight."""
-    if high / low <= 2.2:
-        step = 0.05 if high / low <= 1.35 else 0.1
-        ticks = [round(1 + i * step, 2) for i in range(-15, 16)]
-    elif high / low <= 4:
-        ticks = [0.25, 0.33, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0]
-    else:
-        ticks = [float(f"{b * 10.0**e:.0e}") for e in range(-3, 4) for b in (1, 2, 5)]
-    return [t for t in ticks if low <= t <= high]
 
 
 def _heat_trace(rows: list[Row], limit: float) -> Figure:

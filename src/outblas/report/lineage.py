@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from outblas.publish.palette import GREY, GRID, INK
 from outblas.report.evolve_data import Node
-from outblas.report.figures import GREY, GRID, INK
 
 BLUE, ORANGE = "#0072b2", "#d55e00"
 #: Lines of a difference that a page shows at most.

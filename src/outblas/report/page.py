@@ -14,12 +14,12 @@ from outblas.config import config_from_name
 from outblas.counters import HEAD, cells
 from outblas.files import write_atomic
 from outblas.llm.run_folder import is_evolution
+from outblas.publish.words import PDL_NAMES, short_config
 from outblas.report.compare_page import render_comparison
-from outblas.report.counters import short_config
 from outblas.report.data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops
 from outblas.report.evolve_data import load_evolution
 from outblas.report.evolve_page import render_evolution
-from outblas.report.figures import NAMES, figures
+from outblas.report.figures import figures
 from outblas.report.shell import chart, how_to_read, html_page, provenance_section, table, when
 from outblas.results import PROVENANCE, read_meta
 
@@ -121,7 +121,7 @@ def _cards(group: Group) -> str:
         ):
             cards.append(
                 f"<li class='card {name}' data-figure='{name}' data-pdl='{flag}'>"
-                f"<strong>{escape(value)}</strong><span>{escape(label)} {NAMES[pdl]}</span></li>"
+                f"<strong>{escape(value)}</strong><span>{escape(label)} {PDL_NAMES[pdl]}</span></li>"
             )
     return f"<ul class='cards'>{''.join(cards)}</ul>"
 
@@ -134,7 +134,7 @@ def _heat(group: Group, index: int) -> str:
     )
     toggle = f"<label><input type='checkbox' data-pdl-toggle='{index}'> with PDL</label>"
     controls = (slider if len(ks) > 1 else f"<span>K = {ks[0]}</span>") + (
-        toggle if len(group.pdls) > 1 else f"<span>{NAMES[group.pdls[0]]}</span>"
+        toggle if len(group.pdls) > 1 else f"<span>{PDL_NAMES[group.pdls[0]]}</span>"
     )
     note = (
         "Blue is faster than the best baseline, orange slower; the scale is logarithmic and centred at 1. "

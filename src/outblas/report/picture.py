@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from outblas.report.figures import NAMES, ratio_ticks
+from outblas.publish.palette import ratio_ticks
+from outblas.publish.words import PDL_NAMES
 from outblas.results import Result, Row
 from outblas.stats import geomean
 
@@ -95,7 +96,7 @@ def _legend(pdls: list[bool]) -> list[str]:
     parts, x = [], WIDTH - RIGHT - 130 * len(pdls)
     for pdl in pdls:
         parts.append(f'<line class="{_css(pdl)}" x1="{x}" x2="{x + 28}" y1="50" y2="50"/>')
-        parts.append(f'<text x="{x + 36}" y="54">{NAMES[pdl]}</text>')
+        parts.append(f'<text x="{x + 36}" y="54">{PDL_NAMES[pdl]}</text>')
         x += 130
     return parts
 
@@ -104,7 +105,7 @@ def _describe(panels: list[tuple[str, list[Row]]], where: str) -> str:
     said = []
     for label, rows in panels:
         for pdl in sorted({r["pdl"] for r in rows}):
-            said.append(f"{label} {NAMES[pdl]}: {geomean(r['published'] for r in rows if r['pdl'] is pdl):.3f}")
+            said.append(f"{label} {PDL_NAMES[pdl]}: {geomean(r['published'] for r in rows if r['pdl'] is pdl):.3f}")
     return f"Measured on {where}. Geometric means: " + "; ".join(said) + "."
 
 

@@ -17,6 +17,7 @@ from outblas.averages import launch_of_row, launch_words, table_words
 from outblas.compare_result import Comparison, read_comparison
 from outblas.errors import RecordError
 from outblas.files import write_atomic
+from outblas.records.summary import stale, summary_text
 from outblas.report.compare_block import (
     COMPARE_BEGIN,
     COMPARE_END,
@@ -27,11 +28,9 @@ from outblas.report.compare_block import (
 from outblas.report.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.report.compare_picture import compare_svg
 from outblas.report.counters import counters_text
-from outblas.report.cutlass_row import notes_of_cutlass
 from outblas.report.picture import speedup_svg
-from outblas.report.replaced import notes_of_replaced
-from outblas.report.retuned import notes_of_retune
-from outblas.results import MODES, bench_files, read_result, stale, summary_text
+from outblas.report.replaced import notes_of_cutlass, notes_of_replaced, notes_of_retune
+from outblas.results import MODES, bench_files, read_result
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NCU_BEGIN, NCU_END = "<!-- ncu:begin -->", "<!-- ncu:end -->"

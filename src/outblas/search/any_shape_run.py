@@ -23,11 +23,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from outblas.agents import make_agent
 from outblas.any_shape import AnyShape
-from outblas.baselines import RIVALS
 from outblas.bench import BenchRequest, run_bench
 from outblas.config import config_name
+from outblas.core.rivals import RIVALS
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
 from outblas.files import write_json
@@ -38,6 +37,7 @@ from outblas.problem import Dtype, Layout, Problem
 from outblas.provenance import collect
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
+from outblas.search.agents.registry import make_agent
 from outblas.space import gpu_of_device, why_illegal
 from outblas.stats import geomean
 from outblas.store import Store

@@ -7,9 +7,9 @@ from typing import Any
 
 from outblas.config import Candidate, config_to_json
 from outblas.free.kernel import FreeKernel
+from outblas.llm.train.answer_language import Read, Text
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.train_llm.language import Read, Text
 from outblas.train_llm.rewards import Refused
 
 

@@ -11,9 +11,9 @@ from outblas.believed import below_floor
 from outblas.config import Candidate, config_from_json
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.llm.train.answer_language import Language, Text
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.train_llm.language import Language, Text
 from outblas.train_llm.rewards import Refused
 
 #: Kernels per problem that are learned from, the fastest.

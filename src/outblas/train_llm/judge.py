@@ -1,21 +1,27 @@
-"""Answers of a model -> evaluations and reward parts: each kernel judged once per run, a batch within a time limit."""
+"""Answers of a model -> evaluations and reward parts: each kernel judged once per run, a batch within a time limit.
+
+The evaluator of a training (:func:`evaluator_of`) is ``compile``, ``cuda:0`` or a file of recorded free kernels.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Union
+from typing import Any, Protocol, Union, get_args
 
 from outblas.believed import below_floor
 from outblas.config import Candidate, config_name
+from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.llm.places import COMPILE, open_place, parse_place
+from outblas.llm.train.answer_language import Language
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.store import Store
-from outblas.train_llm.language import Language
 from outblas.train_llm.rewards import Parts, Refused, parts
+from outblas.verify import Level
 
 #: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.
 _ASKED_AGAIN = (Status.LAUNCH_ERROR,)
@@ -140,3 +146,37 @@ def _generator(evaluations: Iterable[Evaluation]) -> Generator[Evaluation, None,
         close = getattr(source, "close", None)
         if close is not None:
             close()
+
+
+__all__ = ["COMPILE", "evaluator_of"]
+
+
+@contextmanager
+def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
+    """The evaluator that ``--device`` names, closed at the end; a GPU's worker is started: the first candidate must not
+    pay for imports and a CUDA context.
+
+    Args:
+        device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.
+        proof: on a GPU: ``full`` or ``cell``, see :class:`outblas.desk.Options`.
+
+    Raises:
+        UsageError: none of them. DeviceError: no such GPU. RecordError: the file is no recording.
+    """
+    if proof not in get_args(Level):
+        raise UsageError(f"--proof {proof!r}", " or ".join(get_args(Level)), "pass one of them")
+    place = parse_place(device)
+    if place.gpu_index is None:
+        with open_place(place) as evaluator:
+            yield evaluator
+        return
+    from outblas.core.rivals import RIVALS
+    from outblas.desk import Options
+    from outblas.evaluate import LiveEvaluator
+    from outblas.space import gpu_of_device
+
+    index = place.gpu_index
+    options = Options(index, gpu_of_device(index), level=proof, baselines=RIVALS)  # type: ignore[arg-type]
+    with LiveEvaluator(index, options) as live:
+        live.start()
+        yield live

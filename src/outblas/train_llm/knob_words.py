@@ -9,8 +9,8 @@ from typing import Any
 
 from outblas.config import Candidate, Sm90WgmmaConfig
 from outblas.errors import UsageError
+from outblas.llm.train.answer_language import Read
 from outblas.problem import Problem
-from outblas.train_llm.language import Read
 from outblas.train_llm.rewards import Refused
 
 

@@ -1,42 +1,11 @@
-"""Languages of answers: what a model is asked, and how its answer becomes a candidate."""
+"""The languages of answers, by name."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Union
-
-from outblas.config import Candidate
 from outblas.errors import UsageError
-from outblas.problem import Problem
-from outblas.train_llm.rewards import Refused
-
-Read = Union[Candidate, Refused]
-#: A prompt or an answer, as trl takes it: text, or the messages of a conversation.
-Text = Union[str, list[dict[str, str]]]
-
-
-class Language(Protocol):
-    """What a model reads and writes."""
-
-    @property
-    def name(self) -> str:
-        """As ``--language`` names it."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest answer, tokens, unless the run says otherwise."""
-
-    def prompt(self, problem: Problem) -> Text:
-        """What the model is asked: text, or messages."""
-
-    def read(self, problem: Problem, answer: str) -> Read:
-        """The candidate of an answer, or why there is none; never raises for what a model wrote."""
-
-    def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        """An answer that reads as the candidate, to learn from; None where the language cannot say it."""
-
-    def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
-        """Options of transformers' GenerationConfig that keep answers inside the language (none, mostly)."""
-
+from outblas.llm.train.answer_language import Language
+from outblas.train_llm.cuda_answers import CudaAnswers
+from outblas.train_llm.knob_words import KnobWords
 
 LANGUAGES = ("cuda", "knobs")
 
@@ -48,11 +17,7 @@ def language_of(name: str) -> Language:
         UsageError: no such language.
     """
     if name == "cuda":
-        from outblas.train_llm.cuda_answers import CudaAnswers
-
         return CudaAnswers()
     if name == "knobs":
-        from outblas.train_llm.knob_words import KnobWords
-
         return KnobWords()
     raise UsageError(f"unknown language {name!r}", " or ".join(LANGUAGES), "pass one of them as --language")

@@ -9,8 +9,8 @@ from typing import Any
 
 from outblas.errors import RecordError, UsageError
 from outblas.files import write_json
+from outblas.journal import check_same_settings
 from outblas.problem import Problem
-from outblas.settings_check import check_same_settings
 from outblas.train_llm.folders import STAGES
 from outblas.train_llm.tiny import RANDOM_TINY
 
@@ -32,7 +32,7 @@ class TrainSettings:
         group: answers per prompt (GRPO). prompts: prompts per step, over all processes.
         micro_batch: answers per forward and backward pass of a process; None: all of its part of a step.
         language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``.
-        device, proof: see :func:`outblas.train_llm.evaluators.evaluator_of`.
+        device, proof: see :func:`outblas.train_llm.judge.evaluator_of`.
         archive: supervised only: JSON lines or a store of evaluations.
         lr: None: by kind of model. lora: rank of LoRA's matrices; 0: all weights are trained.
         kl: weight of the KL divergence from the model that the stage began with.

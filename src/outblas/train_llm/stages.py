@@ -16,11 +16,10 @@ from typing import Any
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.files import sole_driver
 from outblas.llm.places import parse_place
+from outblas.llm.train.answer_language import Language
 from outblas.train_llm.dataset import prompt_rows, taught_rows
-from outblas.train_llm.evaluators import COMPILE, evaluator_of
 from outblas.train_llm.folders import FINAL, keep_lines, last_checkpoint, publish_folder, trained_steps
-from outblas.train_llm.judge import Judge
-from outblas.train_llm.language import Language
+from outblas.train_llm.judge import COMPILE, Judge, evaluator_of
 from outblas.train_llm.logs import set_callbacks
 from outblas.train_llm.models import Loaded, check_installed, load
 from outblas.train_llm.reward_functions import RewardFunctions

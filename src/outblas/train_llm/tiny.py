@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from outblas.errors import UsageError
+from outblas.llm.train.answer_language import Language
 from outblas.train_llm.folders import publish_folder
 from outblas.train_llm.knob_words import KnobWords
-from outblas.train_llm.language import Language
 
 RANDOM_TINY = "random:tiny"
 _SPECIAL = ("<pad>", "<eos>", "<unk>")

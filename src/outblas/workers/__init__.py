@@ -4,10 +4,3 @@
 ray_actors.py). In each worker lives a ``Host`` (host.py) with an evaluator of its own. ``plan.py`` makes a pool from
 what the command line says. Only the driver writes the store.
 """
-
-from __future__ import annotations
-
-from outblas.workers.plan import WorkerPlan, make_plan, open_pool
-from outblas.workers.pool import PoolEvaluator
-
-__all__ = ["PoolEvaluator", "WorkerPlan", "make_plan", "open_pool"]

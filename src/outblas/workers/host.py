@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from outblas import __version__
 from outblas.config import KernelConfig
+from outblas.core.version import __version__
 from outblas.errors import DeviceError, OutblasError
 from outblas.evaluator import Evaluator
 from outblas.ledger import Account, Ledger

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from outblas.device import Device, gpu_count, parse_device, require_gpus
 from outblas.errors import UsageError
 from outblas.roofline import Gpu
+from outblas.sandbox import name_of
+from outblas.workers import host
 from outblas.workers.compiling import Compile
 from outblas.workers.local import LocalTransport
 from outblas.workers.pool import PoolEvaluator
@@ -93,15 +95,15 @@ def open_pool(plan: WorkerPlan) -> Iterator[PoolEvaluator]:
 def _transport(plan: WorkerPlan) -> Transport:
     recording, replay = plan.device.recording, None
     if recording is not None:  # workers may have another working directory
-        replay = Spec(f"{_HOST}:replay", (os.path.abspath(recording) if os.path.exists(recording) else recording,))
+        replay = Spec(name_of(host.replay), (os.path.abspath(recording) if os.path.exists(recording) else recording,))
     if plan.kind == "local":
-        specs = [Spec(f"{_HOST}:live", (index, False)) for index in plan.gpus]
+        specs = [Spec(name_of(host.live), (index, False)) for index in plan.gpus]
         return LocalTransport(specs if replay is None else [replay] * (plan.count or REPLAYS))
     from outblas.workers.ray_actors import RayTransport
 
     if replay is not None:
         return RayTransport(replay, plan.count, 0, plan.ray_address)
-    return RayTransport(Spec(f"{_HOST}:live", (0, True)), plan.count, 1, plan.ray_address)
+    return RayTransport(Spec(name_of(host.live), (0, True)), plan.count, 1, plan.ray_address)
 
 
 def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
@@ -117,6 +119,3 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
         return lambda pairs: ahead.compile([*pairs, *rivals.of(problem for problem, _ in pairs)])
 
     return make
-
-
-_HOST = "outblas.workers.host"

@@ -211,7 +211,7 @@ def template_text(name: str) -> str:
     Raises:
         ConfigError: no such template.
     """
-    found = resources.files("outblas.free") / "templates" / name
+    found = resources.files(__package__) / name
     if not re.fullmatch(r"\w+\.cu", name) or not found.is_file():
         raise ConfigError(f"template {name!r}", "cutlass_sm90.cu or cute_sm80.cu", "name one of them")
     return found.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ import numpy as np
 
 from outblas.config import KernelConfig, Sm80GemvConfig, config_name
 from outblas.files import write_json
-from outblas.learn.rows import Row, of_recording
+from outblas.learn.formula import Row, of_recording
 from outblas.learn.train.measured_times import of_store
 from outblas.recording import Recording
 from outblas.roofline import H200

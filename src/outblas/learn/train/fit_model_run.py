@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 
 from outblas import model, model_residual
-from outblas.learn.formula import fit
-from outblas.learn.residual import fit_residual
-from outblas.learn.rows import Row, launch_masks, of_recording
+from outblas.learn.formula import Row, fit, fit_residual, launch_masks, of_recording
 from outblas.learn.train.measured_times import of_jsonl, of_store
 from outblas.provenance import commit, utc_now
 from outblas.recording import Recording

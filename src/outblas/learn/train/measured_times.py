@@ -15,7 +15,7 @@ import numpy as np
 
 from outblas.config import KernelConfig, config_from_name
 from outblas.evaluation import Evaluation
-from outblas.learn.rows import Row, row
+from outblas.learn.formula import Row, row
 from outblas.problem import Problem
 from outblas.store import Store
 

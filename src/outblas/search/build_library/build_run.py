@@ -18,8 +18,8 @@ from outblas.errors import OutblasError, UsageError
 from outblas.files import sole_driver, write_json
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.library import Library
-from outblas.records.retune_record import FILE as RETUNE
-from outblas.records.retune_record import retune_record, seconds_by_step
+from outblas.records.retuning import RETUNE_FILE as RETUNE
+from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.build_steps import MAKING, STEPS
 from outblas.search.build_library.build_work import TABLES, BuildFolder, begin_with, fill_from
 from outblas.suites import Table

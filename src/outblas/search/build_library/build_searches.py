@@ -9,10 +9,11 @@ from dataclasses import replace
 from outblas.agents.base import Agent
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
-from outblas.baselines import RIVALS
 from outblas.borrow import borrowed
 from outblas.config import LAUNCHES, KernelConfig
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.core.rivals import RIVALS
+from outblas.desk import Options
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.library import Choice, Library
 from outblas.problem import Problem

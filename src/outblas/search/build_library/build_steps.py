@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import RIVALS
 from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch
+from outblas.core.rivals import RIVALS
 from outblas.errors import UsageError
 from outblas.library import Choice, Library
 from outblas.problem import Problem

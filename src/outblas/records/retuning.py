@@ -1,4 +1,4 @@
-"""What is kept of a library that was made from nothing: how long each step took, and what the searches measured."""
+"""How long a library took to make from nothing: the record of it, which the published table's notes cite."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from outblas.config import LAUNCHES
 from outblas.library import Library
 from outblas.results import PROVENANCE
 
-FORMAT = "outblas-retune-1"
+RETUNE_FORMAT = "outblas-retune-1"
 #: Its name beside the result files.
-FILE = "retune.json"
+RETUNE_FILE = "retune.json"
 
 
 def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict
         speed-ups that the searches measured (with selection's bias: no bench) and rows that fall back.
     """
     return {
-        "format": FORMAT,
+        "format": RETUNE_FORMAT,
         "provenance": {key: library.provenance[key] for key in PROVENANCE if key in library.provenance},
         "kernels": library.provenance.get("kernels"),
         "seconds": seconds_of_making,

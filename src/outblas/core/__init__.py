@@ -1,0 +1,1 @@
+"""The nouns (problem, evaluation, GPU, rivals) and small tools; imports nothing else of ours."""

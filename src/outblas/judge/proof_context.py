@@ -1,0 +1,97 @@
+"""What the gates of a proof share: guarded operands, a stream, and the candidate's calls on them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from outblas.core.rivals import Bindable, Call
+from outblas.driver import check, driver
+from outblas.evaluation import Status
+from outblas.operands import Operands
+from outblas.problem import Problem
+from outblas.proof_inputs import normal
+from outblas.rejected import Rejected
+from outblas.trials import Trials
+
+#: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
+_GUARD_MIN, _GUARD_MAX = 64 * 1024, 8 * 1024 * 1024
+
+
+class ProofContext:
+    """Two guarded operand sets, a stream and the candidate's calls on them.
+
+    The same bound call serves every experiment, with inputs changed in place: an answer remembered by
+    address is a wrong answer here.
+
+    Args:
+        trials: what inputs are drawn from and answers compared with.
+    """
+
+    def __init__(self, entry: Bindable, problem: Problem, device: str, trials: Trials) -> None:
+        import torch
+
+        self.problem, self.entry, self.device, self.trials = problem, entry, device, trials
+        guard = min(_GUARD_MAX, max(_GUARD_MIN, 512 * problem.n))
+        self.data = Operands(problem, 2, device, guard)
+        self.cuda = device.startswith("cuda")
+        self._index = torch.device(device).index or 0
+        self.torch_stream: Any = None
+        self.stream = 0
+        if self.cuda:
+            torch.cuda.set_device(device)  # the raw driver calls go to the current context
+            self.torch_stream = torch.cuda.Stream(device)
+            self.stream = int(self.torch_stream.cuda_stream)
+        for index in range(2):
+            self.data.set_inputs(index, *self.normal(100 + index))
+        self.wait()
+        #: What gate ``rules`` compares with: the process before the candidate was bound.
+        self.before = process_state() if self.cuda else {}
+        self.calls: list[Call] = [entry.bind(problem, *self.data[i]) for i in range(2)]
+
+    def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
+        """N(0, scale^2) operands on the context's device, of its problem or of another. Not to be written to."""
+        p = problem or self.problem
+        drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal(p, seed, self.device, scale))
+        return drawn
+
+    def wait(self) -> None:
+        if self.cuda:
+            import torch
+
+            torch.cuda.synchronize(self._index)
+
+    def run(self, a: Any, b: Any, index: int = 0, pattern: int | None = None) -> Any:
+        """C (a copy) of new inputs, with gate ``memory`` on the way.
+
+        Raises:
+            Rejected: MEMORY_VIOLATION, or WRONG for elements left unwritten.
+        """
+        import torch
+
+        self.data.set_inputs(index, a, b)
+        if pattern is not None:
+            self.data.poison(index, pattern)
+        before = self.data.input_sum(index)
+        self.wait()
+        self.calls[index](self.stream)
+        self.wait()
+        changed = before != self.data.input_sum(index)
+        broken, other = torch.stack((self.data.any_guard_broken(index), changed)).tolist()  # one wait for both
+        if broken:
+            place = self.data.broken_guard(index)
+            where = "behind C" if place == "end" else f"in front of {place}"
+            raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
+        if other:
+            raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed")
+        return self.data[index][2].clone()
+
+
+def process_state() -> dict[str, int]:
+    """Return the number of Python's threads and L2's persisting bytes, under what a candidate may have done to them."""
+    cu = driver()
+    limit = cu.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    return {
+        "started a thread of Python": threading.active_count(),
+        "changed the persisting L2 size": int(check("cuCtxGetLimit", cu.cuCtxGetLimit(limit))),
+    }

@@ -1,0 +1,1 @@
+"""What leaves the house: HTML reports, published tables and pictures, exported kernels."""

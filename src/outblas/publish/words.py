@@ -1,0 +1,29 @@
+"""Words that the HTML pages, the published tables and the command line share."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+
+from outblas.compare_result import Comparison
+from outblas.config import KernelConfig
+from outblas.splits import SPLITS
+
+#: How a row was launched: with programmatic dependent launch or without.
+PDL_NAMES = {False: "without PDL", True: "with PDL"}
+
+
+def short_config(config: KernelConfig) -> str:
+    """Family, tile and the knobs that differ from their defaults."""
+    knobs = [
+        f"{f.name}={getattr(config, f.name)}"
+        for f in fields(config)
+        if f.default is not MISSING and getattr(config, f.name) != f.default
+    ]
+    return " ".join([config.family, f"{config.bm}x{config.bn}", *knobs])
+
+
+def split_words(comparison: Comparison, split: str) -> str:
+    """What a split holds out, in words."""
+    size = comparison.meta["splits"][split]
+    searched = "" if size["searched"] == size["held_out"] else f", of which {size['searched']} were searched"
+    return f"{size['held_out']} problems of held-out {SPLITS[split]}{searched}; {size['training']} to learn from"

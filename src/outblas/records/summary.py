@@ -1,0 +1,116 @@
+"""The summary that every published figure is a row of: computed from bench result files alone, deterministically."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.averages import Row, best_of_layouts, figures_of, more_figures
+from outblas.files import write_atomic
+from outblas.results import Result, bench_files, read_result
+
+#: What tells the tables of a suite apart: rows that agree in these may be averaged together.
+KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
+
+
+def summarise(path: str | os.PathLike[str]) -> list[Row]:
+    """Summary rows of one result file: one per :data:`KEY`, in that order.
+
+    Raises:
+        RecordError: as :func:`read_result`.
+    """
+    return summarise_result(read_result(path))
+
+
+def summarise_result(result: Result) -> list[Row]:
+    """:func:`summarise` of a file already read."""
+    groups = _groups(result)
+    return [_summary_row([result], key, groups[key]) for key in sorted(groups)]
+
+
+def best_rows(results: Iterable[Result]) -> list[Row]:
+    """Summary rows of layout ``best``: for every suite, types, mode and launch option measured in TN and in NN.
+
+    Not of server mode, where latencies are the host's. Of several files of one kind the one with most rows counts.
+    """
+    tables: dict[tuple[Any, ...], dict[str, tuple[Result, list[Row]]]] = {}
+    for result in results:
+        for (layout, *rest), rows in _groups(result).items():
+            known = tables.setdefault((result.suite, *rest), {})
+            if layout not in known or len(rows) > len(known[layout][1]):
+                known[layout] = (result, rows)
+    found = []
+    for (_, *kind), layouts in sorted(tables.items()):
+        if layouts.keys() >= {"TN", "NN"} and "server" not in kind:
+            (tn, tn_rows), (nn, nn_rows) = layouts["TN"], layouts["NN"]
+            rows = best_of_layouts(tn_rows, nn_rows)
+            if rows:
+                sources = [tn] if tn.path == nn.path else [tn, nn]
+                found.append(_summary_row(sources, ("best", *kind), rows))
+    return found
+
+
+def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
+    """:data:`KEY` -> rows: those that may be averaged together."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in result.rows:
+        groups.setdefault(tuple(row[c] for c in KEY), []).append(row)
+    return groups
+
+
+def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row]) -> Row:
+    """One row; where two files were joined, every value that differs, with ``; `` between."""
+
+    def joined(field: str) -> Any:
+        values = [source.provenance.get(field) for source in sources]
+        return values[0] if all(v == values[0] for v in values) else "; ".join(map(str, values))
+
+    return {
+        "suite": sources[0].suite,
+        **dict(zip(KEY, key, strict=True)),
+        **figures_of(rows),
+        "file": "; ".join(source.path.name for source in sources),
+        **{field: joined(field) for field in ("gpu", "driver", "toolchain", "date", "commit")},
+        **more_figures(rows, sources[0].suite),
+    }
+
+
+def summary_rows(directory: str | os.PathLike[str]) -> list[Row]:
+    """Summary rows of every result file of a directory, by file name; then those of :func:`best_rows`.
+
+    Raises:
+        RecordError: as :func:`bench_files` and :func:`read_result`.
+    """
+    results = [read_result(path) for path in bench_files(directory)]
+    return [row for result in results for row in summarise_result(result)] + best_rows(results)
+
+
+def summary_text(directory: str | os.PathLike[str]) -> str:
+    """What ``directory/summary.json`` must hold, from the result files alone; the same every time."""
+    return json.dumps(summary_rows(directory), indent=1, ensure_ascii=False) + "\n"
+
+
+def write_summary(directory: str | os.PathLike[str]) -> Path:
+    """Write ``directory/summary.json`` from the bench result files beside it.
+
+    Raises:
+        RecordError: when there is none, one cannot be read, or the disk refuses the file.
+    """
+    return write_atomic(Path(directory) / "summary.json", summary_text(directory).encode())
+
+
+def check_summary(directory: str | os.PathLike[str]) -> str | None:
+    """Why ``directory/summary.json`` is stale, in one line; None when it is what the files say."""
+    return stale(Path(directory) / "summary.json", summary_text(directory))
+
+
+def stale(path: Path, want: str) -> str | None:
+    """One line when ``path`` is missing or differs from ``want``."""
+    if not path.exists():
+        return f"{path} is missing; run `outblas results --write`"
+    if path.read_text(encoding="utf-8") != want:
+        return f"{path} is stale: it differs from the result files; run `outblas results --write`"
+    return None

@@ -1,0 +1,1 @@
+"""Search agents: one file and one line in ``AGENTS`` (registry.py) each."""

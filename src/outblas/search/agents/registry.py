@@ -1,0 +1,48 @@
+"""Search agents by name: one file and one line in :data:`AGENTS` each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from outblas.agents.base import Agent
+from outblas.errors import UsageError
+from outblas.roofline import H200, Gpu
+
+#: The package of the agents' modules.
+_PACKAGE = Agent.__module__.rpartition(".")[0]
+#: name -> "module:class"; imported when asked for, since some agents need heavy packages.
+AGENTS: dict[str, str] = {
+    "random": "random_search:RandomSearch",
+    "exhaustive": "random_search:Exhaustive",
+    "heuristic": "heuristic:Heuristic",
+    "evolution": "evolution:Evolution",
+    "ppo": "ppo:Ppo",
+    "ppo-oneshot": "ppo:PpoOneshot",
+    "greedy": "greedy:Greedy",
+    "tpe": "tpe:Tpe",
+    "surrogate": "surrogate:Surrogate",
+    "nvmmh": "nvmmh:NvMatmulHeuristics",
+    "recorded": "recorded:Recorded",
+    "transfer": "transfer:Transfer",
+    "llm": "llm:LanguageModel",
+    "kt-genetic": "kernel_tuner_strategy:Genetic",
+    "kt-annealing": "kernel_tuner_strategy:Annealing",
+    "kt-local": "kernel_tuner_strategy:LocalSearch",
+    "kt-vndx": "kernel_tuner_strategy:VariableNeighbourhood",
+    "kt-diffevo": "kernel_tuner_strategy:DifferentialEvolution",
+}
+
+
+def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
+    """An agent by name.
+
+    Raises:
+        UsageError: there is no agent of that name.
+    """
+    if name not in AGENTS:
+        raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass one of them as --agent")
+    module, _, cls = AGENTS[name].partition(":")
+    agent = getattr(import_module(f"{_PACKAGE}.{module}"), cls)(seed, gpu)
+    assert isinstance(agent, Agent)
+    agent.name = name
+    return agent

@@ -1,0 +1,38 @@
+"""Kernels that a pack has or lacks, and cubins made up for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outblas import doctor, shipped
+from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.cubin import Cubin, SassFacts
+from outblas.cubin_pack import pack_key, packed
+from outblas.device_state import ARCHITECTURE
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.problem import Problem
+from outblas.shipped import ShippedCubins
+from outblas.source import Source, make_source
+
+PROBLEM = Problem(64, 128, 256)
+PACKED, OTHER = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64)
+FACTS = SassFacts(4, 0, 0, 2, 1, 0, 0, 0, ("fp32",))
+ABOUT = {"nvrtc": "13.0 (wheel 13.0.88)", "kernels": kernels_sha(), "architectures": ["sm_90a"]}
+
+
+def cubin(source: Source, made: bytes) -> Cubin:
+    return Cubin(made + source.family.encode(), source.entry, ARCHITECTURE, 168, 0, 0, 0, FACTS, 0.2, False, "log")
+
+
+@pytest.fixture(name="path")
+def path_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package's pack, for the time of a test: of PACKED, and not of OTHER."""
+    path = tmp_path / "kernels.pack"
+    source = make_source(PROBLEM, PACKED)
+    path.write_bytes(packed({pack_key(source, ARCHITECTURE): cubin(source, b"shipped ")}, ABOUT))
+    monkeypatch.setattr(shipped, "SHIPPED", ShippedCubins(path))
+    monkeypatch.setattr(doctor, "PACK", path)
+    monkeypatch.delenv("OUTBLAS_CUBINS", raising=False)
+    return path
