@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from outblas import dispatch
+from outblas import device_registry
 from outblas.allowed import promise_free_option
 from outblas.aten_native import ASKED, asked_keys, call_of, open_products
 from outblas.below import our_bmm, our_mm, torch_bmm, torch_mm
@@ -71,8 +71,8 @@ class Override:
         """torch's own kernels are back; as for :meth:`install`, while nobody multiplies."""
         if self._products is not None:
             self._products.remove()
-        if self._forget in dispatch.forgetters:
-            dispatch.forgetters.remove(self._forget)
+        if self._forget in device_registry.forgetters:
+            device_registry.forgetters.remove(self._forget)
         self._library._destroy()
         self._library = None
 
@@ -106,7 +106,7 @@ class Override:
             self._library = self._registered(self._key)
             return
         self._products = products
-        dispatch.forgetters.append(self._forget)
+        device_registry.forgetters.append(self._forget)
 
     def _forget(self) -> None:
         self._products.forget()

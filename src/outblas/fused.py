@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
-from outblas import dispatch
+from outblas import device_registry
 from outblas.allowed import launch_of_option
 from outblas.behind import Behind
 from outblas.capture_workspace import CapturedWorkspace
@@ -167,7 +167,7 @@ def product(
     import torch
 
     problem, config, state = decision.problem, decision.config, _state(a.device.index)
-    device = dispatch.device_state(a.device.index)
+    device = device_registry.device_state(a.device.index)
     with device.current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
         if not state.ready(problem, config, epilogue, wait, capturing):
@@ -197,11 +197,11 @@ def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, 
 def _decide(a: Any, b: Any, extra: Extra, epilogue: Epilogue, out: Any, option: int | None) -> tuple[Decision, str]:
     """The library's decision on the product, and why it cannot be fused (empty: it can)."""
     nothing = Decision(None, None, "")
-    if a.device.type != dispatch.DEVICE_TYPE:
+    if a.device.type != device_registry.DEVICE_TYPE:
         return nothing, f"the tensors are on {a.device}"
     if not epilogue.on or not extra.fits(epilogue):
         return nothing, f"nothing to fuse, or not the operands of {epilogue.name}"
-    device = dispatch.device_state(a.device.index)
+    device = device_registry.device_state(a.device.index)
     launch = launch_of_option(option)
     plain_out = None if out is None or epilogue.gated else operand(out)
     decision = device.decide(operand(a), operand(b), plain_out, launch)

@@ -14,7 +14,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import affine, dispatch, fused
+from outblas import affine, device_registry, fused, native_table
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.device_state import DeviceState, load_kernel
@@ -290,9 +290,9 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         for dtype in ("fp16", "bf16")
     )
     state = DeviceState(gpu, Library(gpu.name, rows), load_kernel)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
-    for name, value in (("_table", None), ("_no_table", "left out by this test"), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", {0: state})
+    for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(fused, "_states", {})
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", affine.FUSED):
         monkeypatch.delenv(name, raising=False)

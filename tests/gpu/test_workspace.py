@@ -16,10 +16,10 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import capture_workspace, dispatch, native
+from outblas import capture_workspace, device_registry, native, native_table
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm90WgmmaConfig
-from outblas.dispatch import DeviceState, load_kernel
+from outblas.device_state import DeviceState, load_kernel
 from outblas.driver import capture_graph, check, driver
 from outblas.errors import DeviceError, TensorError
 from outblas.geometry import COUNTERS_BYTES, workspace_bytes
@@ -218,9 +218,9 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     pdl, plain = Choice(CONFIGS["64x64_4_2x1_pdl"], 1.2, 1.1, 1.3), Choice(BASE, 1.2, 1.1, 1.3)
     rows = (Row(WHOLE, "lt_auto", "", "test", pdl, pdl), Row(DEEP, "lt_auto", "", "test", plain, plain))
     state = DeviceState(gpu, Library(gpu.name, rows), load_kernel)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
-    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", {0: state})
+    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     launched = state.launch
     monkeypatch.setattr(state, "launch", lambda *call: (COUNTED.append(call[0]), launched(*call)))
     COUNTED.clear()
@@ -233,7 +233,7 @@ COUNTED: list[Problem] = []  # products that the dispatch has launched
 
 def ours() -> int:
     """Products so far that our kernels computed, by the dispatch or by the native table."""
-    return len(COUNTED) + (0 if dispatch._table is None else dispatch._table.counts()["launches"])
+    return len(COUNTED) + (0 if native_table.table is None else native_table.table.counts()["launches"])
 
 
 def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any]:

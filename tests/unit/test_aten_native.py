@@ -27,7 +27,7 @@ from native_fixture import (  # noqa: F401
     needs_compiler,
     prepared,
 )
-from outblas import aten_native, below, dispatch, native, native_build
+from outblas import aten_native, below, device_registry, native, native_build, native_table
 from outblas.aten import Override
 from outblas.fold import fold
 from outblas.problem import Problem
@@ -76,8 +76,8 @@ def device(
     state = Device()
     table, reason = native.open_table(cuda.path, current_stream=lambda index: 0, current_device=lambda: 0, empty=empty)
     assert table is not None, reason
-    monkeypatch.setattr(dispatch, "_devices", {None: state})
-    monkeypatch.setattr(dispatch, "_table", table)
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    monkeypatch.setattr(native_table, "table", table)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     yield state
 
@@ -433,12 +433,12 @@ def test_another_library_is_asked_anew(on: Override, device: Device, monkeypatch
     x, w = numbers(3, 8), numbers(8, 5)
     torch.mm(x, w)
     torch.mm(x, w)
-    for forget in dispatch.forgetters:
+    for forget in device_registry.forgetters:
         forget()
     torch.mm(x, w)
     assert len(device.ran) == 2
     on.remove()
-    assert not dispatch.forgetters
+    assert not device_registry.forgetters
     torch.mm(x, w)
     assert len(device.ran) == 2, "torch's"
     monkeypatch.setenv("OUTBLAS_PDL", "1")

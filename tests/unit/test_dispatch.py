@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from outblas import device_state, dispatch
+from outblas import device_registry, device_state, dispatch
 from outblas.allowed import launch_of_option, option_of
 from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, Operand, decide
-from outblas.dispatch import DeviceState, explain, matmul
+from outblas.device_state import DeviceState
+from outblas.dispatch import explain, matmul
 from outblas.errors import CompileError, DeviceError, TensorError, UsageError
 from outblas.library import Choice, Library, Row
 from outblas.overlap import overlap
@@ -286,13 +287,13 @@ def test_a_signals_handler_may_multiply_while_a_device_is_looked_up(monkeypatch:
         state = DeviceState(H200, LIBRARY, lambda problem, config: (None, 0.0))
         made.append(state)
         if len(made) == 1:
-            dispatch._device(index)  # the handler's, which is done first
+            device_registry.device_state(index)  # the handler's, which is done first
         return state
 
-    monkeypatch.setattr(dispatch, "_devices", {})
-    monkeypatch.setattr(dispatch, "_new_device", new_device)
-    assert finishes(lambda: dispatch._device(0)) and len(made) == 2
-    assert dispatch._device(0) is made[1], "what the handler used is not replaced"
+    monkeypatch.setattr(device_registry, "devices", {})
+    monkeypatch.setattr(device_registry, "_new_device", new_device)
+    assert finishes(lambda: device_registry.device_state(0)) and len(made) == 2
+    assert device_registry.device_state(0) is made[1], "what the handler used is not replaced"
 
 
 def test_what_a_handler_has_pushed_out_is_no_error() -> None:
@@ -436,21 +437,21 @@ def test_status_is_empty_before_the_first_gpu() -> None:
 
 def test_another_library_can_be_used(monkeypatch, tmp_path):
 
-    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(dispatch, "_devices", {})
+    monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(device_registry, "devices", {})
     problem, config = Problem(64, 64, 64), Sm80MmaConfig(16, 16, wm=1, wn=1)
     mine = Library("h200", (Row(problem, plain=Choice(config, 1.1, 1.05, 1.2)),))
     mine.save(tmp_path / "mine.json")
     dispatch.use_library(tmp_path / "mine.json")
-    assert dispatch._device(0).library.lookup(problem).choice("plain").config == config
+    assert device_registry.device_state(0).library.lookup(problem).choice("plain").config == config
     dispatch.use_library(None)
-    assert len(dispatch._device(0).library.rows) == len(Library.packaged("h200", missing_ok=True).rows)
+    assert len(device_registry.device_state(0).library.rows) == len(Library.packaged("h200", missing_ok=True).rows)
     with pytest.raises(UsageError, match="a library of other"):
         dispatch.use_library(Library("other", mine.rows))
 
     def none(index):
         raise DeviceError("no CUDA device 0", "a GPU", "run outblas doctor")
 
-    monkeypatch.setattr(dispatch, "gpu_of_device", none)
+    monkeypatch.setattr(device_registry, "gpu_of_device", none)
     with pytest.raises(DeviceError):
         dispatch.use_library(mine)

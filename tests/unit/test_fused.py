@@ -19,7 +19,7 @@ import torch
 
 import outblas
 from fused_fixture import KERNELS, OnTheHost, P, host_fixture
-from outblas import affine, dispatch, fused
+from outblas import affine, device_registry, fused
 from outblas.config import KernelConfig
 from outblas.epilogue import ACTIVATIONS, PLAIN, Activation, Epilogue, alignment, why_not_fused
 from outblas.errors import CompileError, TensorError, UsageError
@@ -424,7 +424,7 @@ def test_another_library_decides_anew(host: fused.FusedState, monkeypatch: pytes
     x, w, bias, _ = layer(5)
     assert outblas.warm(x, w, bias, activation="silu")
     nothing = Served()
-    nothing.library = outblas.dispatch.Library("h200", ())
-    monkeypatch.setattr(dispatch, "_devices", {None: nothing})
+    nothing.library = device_registry.Library("h200", ())
+    monkeypatch.setattr(device_registry, "devices", {None: nothing})
     assert "not in the library" in affine.why_not(x, w, bias, activation="silu")
     assert torch.equal(outblas.linear(x, w, bias, activation="silu"), by_torch(x, w, bias, "silu", None))

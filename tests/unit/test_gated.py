@@ -14,7 +14,7 @@ import torch
 
 import outblas
 from fused_fixture import KERNELS, OnTheHost, host_fixture
-from outblas import affine, dispatch, fused
+from outblas import affine, device_registry, fused
 from outblas.config import KernelConfig, Sm80GemvConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, without_promises
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
@@ -321,7 +321,7 @@ def test_a_product_of_cublaslts_is_gated_by_the_kernel_of_another_option(
 
     def library(**choices: Any) -> None:
         row = Row(Problem(5, 24, 16), "lt_auto", "index=0/8 id=1", **choices)
-        state = dispatch._devices[None]
+        state = device_registry.devices[None]
         monkeypatch.setattr(state, "library", Library("h200", (row,)))
         state._decisions.clear()
 

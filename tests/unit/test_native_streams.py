@@ -29,7 +29,7 @@ from native_fixture import (  # noqa: F401
     table_fixture,
     torch,
 )
-from outblas import dispatch, native
+from outblas import dispatch, native, product
 from outblas.cublas import WORKSPACE_BYTES, Algo, LtPlan, Shape
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
@@ -401,7 +401,7 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
         host.stream = stream
         if needs or stream == 7:
             assert dispatch.matmul(a, b, out=out) is not None and not [p for p in cuda.products if p.stream == stream]
-            dispatch._remember(state, decision, (a, b, out, False), state.run(decision, a, b, out))
+            product.remember(state, decision, (a, b, out, False), state.run(decision, a, b, out))
         before = len(cuda.products)
         assert dispatch.matmul(a, b, out=out) is out and len(cuda.products) == before + 1
         assert cuda.products[-1].stream == stream
@@ -409,6 +409,6 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     # An algorithm that is gone is torch's for good.
     table.forget()
     lt.fail(problem, name, "tested")
-    dispatch._remember(state, decision, (a, b, out, False), None)
+    product.remember(state, decision, (a, b, out, False), None)
     before = len(cuda.products)
     assert table.counts()["remembered"] == 1 and dispatch.matmul(a, b, out=out) is out and len(cuda.products) == before
