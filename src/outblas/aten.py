@@ -23,11 +23,14 @@ import torch
 
 from outblas import device_registry
 from outblas.allowed import promise_free_option
-from outblas.aten_native import ASKED, asked_keys, call_of, open_products
+from outblas.aten_native import ASKED, Call, asked_keys, call_of, open_products
 from outblas.below import our_bmm, our_mm, torch_bmm, torch_mm
 
+_Ours = Callable[[torch.Tensor, torch.Tensor, int, "Call | None"], "torch.Tensor | None"]
+_Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-def plain(tensor: Any) -> Any:
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a subclass that has had its say above, as a tensor. One that has its say below the dispatcher
     (``__torch_dispatch__``) stays what it is, and torch's."""
     kind = type(tensor)
@@ -120,8 +123,8 @@ class Override:
             library.impl("bmm", self._kernel(our_bmm, torch_bmm), key)
         return library
 
-    def _kernel(self, our: Callable[..., Any], their: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-        def kernel(a: Any, b: Any) -> Any:
+    def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
+        def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             call = None if self._products is None else call_of(self._products)
             a, b = plain(a), plain(b)
             result = our(a, b, self._option, call)

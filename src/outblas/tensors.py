@@ -48,7 +48,8 @@ def why_torchs(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None
     wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
     if any(t.layout != torch.strided or t.is_nested or t.is_neg() or t._is_zerotensor() or wrapped(t) for t in tensors):
         return "an operand is sparse, nested, lazily negated or transformed by torch.func"
-    if not all(has_memory(t) for t in tensors):
+    has_storage = getattr(torch._C, "_has_storage", None)
+    if has_storage is not None and not all(has_storage(t) for t in tensors):  # as has_memory
         return "an operand has no memory of its own"
     if any(getattr(t, "has_names", bool)() for t in tensors):  # up to torch 2.12
         return "an operand has named dimensions"
@@ -111,7 +112,8 @@ def _device_name(device: torch.device) -> str:
 
 def operand(t: torch.Tensor) -> Operand:
     """What a decision needs to know of a torch tensor."""
-    return operand_like(t)._replace(offset=t.data_ptr() % ROW_ALIGN_BYTES)
+    offset = t.data_ptr() % ROW_ALIGN_BYTES
+    return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
 
 
 def operand_like(t: torch.Tensor) -> Operand:

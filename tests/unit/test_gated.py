@@ -197,7 +197,7 @@ def layer(*batch: int, h: int = 12, k: int = 16) -> tuple[Any, Any, Any]:
 
 def by_torch(x: Any, w: Any, bias: Any, activation: str = "silu") -> Any:
     y = torch.nn.functional.linear(x, w, bias)
-    gate = affine.activated(torch, y[..., 0::2], activation)  # type: ignore[arg-type]
+    gate = affine.activated(y[..., 0::2], activation)  # type: ignore[arg-type]
     return gate * y[..., 1::2]
 
 

@@ -29,7 +29,7 @@ from native_fixture import (  # noqa: F401
     table_fixture,
     torch,
 )
-from outblas import dispatch, native, product
+from outblas import device_registry, dispatch, native, native_table, product
 from outblas.cublas import WORKSPACE_BYTES, Algo, LtPlan, Shape
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
@@ -389,8 +389,9 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     lt._found[problem, name] = LtAlgorithm(problem, fake_plan(cuda, problem), Algo(), needs, 77)
     state = DeviceState(H200, Library("h200", ()), lambda *_: None, lt)  # type: ignore[arg-type, return-value]
     state._workspaces = StreamWorkspaces(Buffer)
-    for where, value in {"_devices": {None: state}, "_table": table, "_known": table.matmul}.items():
-        monkeypatch.setattr(dispatch, where, value)
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    monkeypatch.setattr(native_table, "table", table)
+    monkeypatch.setattr(native_table, "known", table.matmul)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: host.stream, raising=False)
