@@ -75,7 +75,7 @@ def plan(gpu: Gpu) -> list[dict[str, Any]]:
 
 def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, str]:
     """Prove ours; choose cuBLASLt's algorithm."""
-    from outblas.dispatch import load_kernel
+    from outblas.device_state import load_kernel
     from outblas.evaluation import Status
     from outblas.timing import Bench
     from outblas.verify import CellProver

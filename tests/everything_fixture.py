@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outblas import dispatch, native, switch
+from outblas import device_registry, native, native_table, switch
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.device_state import DeviceState, load_kernel
 from outblas.library import Choice, Library, Row
@@ -72,12 +72,12 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
         Counted(gpu, Everything(gpu.name, (Row(Problem(8, 8, 8)),)), load_kernel)
         for _ in range(torch.cuda.device_count())
     ]
-    monkeypatch.setattr(dispatch, "_devices", dict(enumerate(states)))
+    monkeypatch.setattr(device_registry, "devices", dict(enumerate(states)))
     reason = "" if request.param == "native" else "left out by this test"
     monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
     monkeypatch.setattr(switch, "_switch", switch.Switch("CUDA", switch.why_not))  # counts from the start
-    for name, value in (("_table", None), ("_no_table", reason), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    for name, value in (("table", None), ("why_none", reason), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     with sums_in_fp32():
         yield states
         torch.cuda.synchronize()
@@ -85,7 +85,7 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 
 def computed(states: list[Counted]) -> int:
     """Products so far that were ours."""
-    table = 0 if dispatch._table is None else dispatch._table.counts()["launches"]
+    table = 0 if native_table.table is None else native_table.table.counts()["launches"]
     override = switch._switch._override
     products = 0 if override is None or override._products is None else override._products.counts()["ours"]
     return int(table) + int(products) + sum(state.ran for state in states)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outblas import affine, dispatch, fused
+from outblas import affine, device_registry, fused
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.epilogue import Epilogue
 from outblas.fused_launch import Extra
@@ -73,7 +73,7 @@ def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fu
     """A device of the CPU whose fused kernels are :class:`OnTheHost`'s."""
     state = fused.FusedState(lambda problem, config, epilogue: None, lambda cubin, c, e: OnTheHost(e))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(fused, "_states", {None: state})
-    monkeypatch.setattr(dispatch._devices[None], "current", lambda index: contextlib.nullcontext(), raising=False)
+    monkeypatch.setattr(device_registry.devices[None], "current", lambda index: contextlib.nullcontext(), raising=False)
     monkeypatch.setattr(fused, "_stream", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv(affine.FUSED, raising=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outblas import dispatch
+from outblas import device_registry, native_table
 from outblas.config import Sm80MmaConfig
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
@@ -55,15 +55,10 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     state = Served()
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    replaced = {
-        "_devices": {None: state},
-        "_table": None,
-        "_no_table": "left out",
-        "_known": None,
-        "DEVICE_TYPE": "cpu",
-    }
-    for name, value in replaced.items():
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    for name, value in (("table", None), ("why_none", "left out"), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     yield state
 
 

@@ -7,15 +7,17 @@ our kernels gain: a bias that is not fused is torch's, and its gradients are our
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from outblas import dispatch, fused
+from outblas import device_registry, fused, native_table
+from outblas.dispatch import served
 from outblas.environment import is_on
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.errors import TensorError, UsageError
 from outblas.fold import fold, rows_lie_below, unfold
 from outblas.fused_launch import Extra
-from outblas.tensors import GRADIENT, why_torchs
+from outblas.product import may_be_ours
+from outblas.tensors import GRADIENT, check_places, import_torch, why_torchs
 
 if TYPE_CHECKING:
     import torch
@@ -57,20 +59,20 @@ def linear(
         UsageError: no such activation.
         DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
     """
-    torch = dispatch.import_torch()
+    torch = import_torch()
     if activation is not None or residual is not None:
-        return _followed(torch, x, w, bias, activation, residual, out)
+        return _followed(x, w, bias, activation, residual, out)
     result = None
     if isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor) and x.dim() and w.dim() == 2:
         if bias is None:
             result = _product(x, w.t(), out)
         else:
             if out is not None:
-                check_out(torch, x, w, bias, out)
+                check_out(x, w, bias, out)
             if is_on(FUSED):
-                result = one_kernel(torch, x, w, Extra(bias), Epilogue(bias=True), out)
+                result = one_kernel(x, w, Extra(bias), Epilogue(bias=True), out)
             if result is None and out is None:
-                result = _with_bias(torch, x, w, bias)
+                result = _with_bias(x, w, bias)
     if result is not None:
         return result
     if out is None:
@@ -96,9 +98,9 @@ def warm(
     Raises:
         UsageError, TensorError, DeviceError: as :func:`linear` and :func:`outblas.gated_linear`.
     """
-    torch = dispatch.import_torch()
-    extra, epilogue = follows(torch, x, w, bias, activation, residual, gated)
-    return one_kernel(torch, x, w, extra, epilogue, None, wait=True) is not None
+    import_torch()
+    extra, epilogue = follows(x, w, bias, activation, residual, gated)
+    return one_kernel(x, w, extra, epilogue, None, wait=True) is not None
 
 
 def why_not(
@@ -114,31 +116,47 @@ def why_not(
     """In one line why ``linear`` of such operands, or (``gated``) ``gated_linear``, is not one kernel, even when it is
     compiled; empty: it is one (a bias alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as
     these."""
-    torch = dispatch.import_torch()
-    extra, epilogue = follows(torch, x, w, bias, activation, residual, gated)
-    found = _matrices(torch, x, w, extra, epilogue, out)
-    return found if isinstance(found, str) else fused.why_not(found[0], found[1], found[2], epilogue, found[3])
+    import_torch()
+    extra, epilogue = follows(x, w, bias, activation, residual, gated)
+    found = _matrices(x, w, extra, epilogue, out)
+    return found if isinstance(found, str) else fused.why_not(found.a, found.b, found.extra, epilogue, found.c)
 
 
-def _followed(torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any, out: Any) -> Any:
+def _followed(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Named | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
     """With an activation or a residual: in one kernel, or as torch's operations one after the other."""
-    extra, epilogue = follows(torch, x, w, bias, activation, residual)
+    import torch
+
+    extra, epilogue = follows(x, w, bias, activation, residual)
     if out is not None:
-        check_like(torch, "out", out, x, w)
-        check_out(torch, x, w, bias, out)
-    result = one_kernel(torch, x, w, extra, epilogue, out)
+        check_like("out", out, x, w)
+        check_out(x, w, bias, out)
+    result = one_kernel(x, w, extra, epilogue, out)
     if result is not None:
         return result
-    y = activated(torch, linear(x, w, bias), epilogue.activation)
+    y = activated(linear(x, w, bias), epilogue.activation)
     if residual is not None:
         return torch.add(y, residual) if out is None else torch.add(y, residual, out=out)
     return y if out is None else torch.mul(y, 1, out=out)
 
 
 def follows(
-    torch: Any, x: Any, w: Any, bias: Any, activation: Any, residual: Any, gated: bool = False
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Named | None,
+    residual: torch.Tensor | None,
+    gated: bool = False,
 ) -> tuple[Extra, Epilogue]:
     """What follows the product; of a gated one SiLU where no activation is named. Raises UsageError and TensorError."""
+    import torch
+
     if gated:
         if residual is not None:
             raise UsageError("a residual with gated=True", "none", "add it to the result")
@@ -149,19 +167,21 @@ def follows(
     if activation is not None and activation not in ACTIVATIONS[1:]:
         raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
     if residual is not None:
-        check_like(torch, "residual", residual, x, w)
+        check_like("residual", residual, x, w)
     return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, gated)
 
 
-def check_like(torch: Any, name: str, t: Any, x: Any, w: Any, gated: bool = False) -> None:
+def check_like(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
     """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say, and so
     are dtypes under autocast, where the result is of another than x."""
+    import torch
+
     if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
         return
     if not isinstance(t, torch.Tensor):
         raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
     shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
-    same = t.dtype == x.dtype or _autocasts(torch, x.device.type)
+    same = t.dtype == x.dtype or _autocasts(x.device.type)
     if tuple(t.shape) != shape or not same or t.device != x.device:
         raise TensorError(
             f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
@@ -170,12 +190,16 @@ def check_like(torch: Any, name: str, t: Any, x: Any, w: Any, gated: bool = Fals
         )
 
 
-def _autocasts(torch: Any, device_type: str) -> bool:
+def _autocasts(device_type: str) -> bool:
+    import torch
+
     return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
 
 
-def activated(torch: Any, y: Any, activation: Activation) -> Any:
+def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     """torch's own activation."""
+    import torch
+
     if activation == "silu":
         return torch.nn.functional.silu(y)
     if activation == "none":
@@ -183,20 +207,46 @@ def activated(torch: Any, y: Any, activation: Activation) -> Any:
     return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
-def one_kernel(torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: Any, wait: bool = False) -> Any:
+def one_kernel(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None,
+    wait: bool = False,
+) -> torch.Tensor | None:
     """All in one kernel, None where torch is to compute it."""
-    found = _matrices(torch, x, w, extra, epilogue, out)
+    found = _matrices(x, w, extra, epilogue, out)
     if isinstance(found, str):
         return None
-    a, b, matrices, c, shape = found
-    result = fused.product(a, b, matrices, epilogue, c, wait=wait)
-    return None if result is None else unfold(result, shape) if out is None else out
+    result = fused.product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
+    return None if result is None else unfold(result, found.shape) if out is None else out
+
+
+class _Matrices(NamedTuple):
+    """Operands of a fused kernel, by views alone.
+
+    Attributes:
+        a: (M, K).
+        b: (K, N).
+        extra: bias (N) and residual (M, N).
+        c: what is written; None: allocated.
+        shape: of the result.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    extra: Extra
+    c: torch.Tensor | None
+    shape: tuple[int, ...]
 
 
 def _matrices(
-    torch: Any, x: Any, w: Any, extra: Extra, epilogue: Epilogue, out: Any
-) -> tuple[Any, Any, Extra, Any, tuple[int, ...]] | str:
-    """(A, B, bias and residual, C or None, shape of the result) by views alone; or why torch must see the call."""
+    x: torch.Tensor, w: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None
+) -> _Matrices | str:
+    """The operands as matrices, or why torch must see the call."""
+    import torch
+
     given = [x, w, *(t for t in extra if t is not None)]
     if torch.compiler.is_compiling():
         return "the call is traced"
@@ -205,7 +255,7 @@ def _matrices(
     if extra.bias is not None and extra.bias.shape != w.shape[:1]:
         return f"the bias has shape {tuple(extra.bias.shape)}"
     for others in ((w, out), extra):
-        reason = why_torchs(torch, x, *others)
+        reason = why_torchs(x, *others)
         if reason:
             return reason
     if any(t.device != x.device for t in given):
@@ -215,17 +265,17 @@ def _matrices(
     if folded is None or (extra.residual is not None and residual is None):
         return "rows that do not lie below each other"
     if not epilogue.gated:
-        return folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape
+        return _Matrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
     if out is not None and not out.is_contiguous():
         return f"out has strides {tuple(out.stride())}"
     if 0 in w.shape:
         return "an extent is zero"
     columns = epilogue.columns(w.shape[0])
     c = None if out is None else out.view(-1, columns)
-    return folded.a, folded.b, extra, c, (*folded.shape[:-1], columns)
+    return _Matrices(folded.a, folded.b, extra, c, (*folded.shape[:-1], columns))
 
 
-def _rows(residual: Any) -> Any:
+def _rows(residual: torch.Tensor) -> torch.Tensor | None:
     """(..., N) as a matrix, by a view; None where there is none."""
     if residual.dim() == 2:
         return residual
@@ -234,30 +284,34 @@ def _rows(residual: Any) -> Any:
     return residual.unsqueeze(0) if residual.dim() == 1 else residual.view(-1, residual.shape[-1])
 
 
-def _product(x: Any, w: Any, out: Any) -> Any:
-    result = dispatch.known(x, w, out)
-    return dispatch.served(x, w, out, None) if result is None else result
+def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
+    result = native_table.known_product(x, w, out)
+    return served(x, w, out, None) if result is None else result
 
 
-def check_out(torch: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
+def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """Raises TensorError as a product of ours would; not where torch is to see the call itself."""
+    import torch
+
     if torch.compiler.is_compiling():
         return
     others = [t for t in (w, bias) if t is not None]
-    if all(why_torchs(torch, x, other, out) in ("", GRADIENT) for other in others):
+    if all(why_torchs(x, other, out) in ("", GRADIENT) for other in others):
         for other in others:
-            dispatch.check_places(x, other, out)
+            check_places(x, other, out)
 
 
-def _with_bias(torch: Any, x: Any, w: Any, bias: Any) -> Any:
+def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
     """torch.addmm with gradients that are ours; None where torch is to do it all."""
+    import torch
+
     if torch.compiler.is_compiling() or not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:1]:
         return None
-    if why_torchs(torch, x, w, bias) != GRADIENT or x.device.type != dispatch.DEVICE_TYPE:
+    if why_torchs(x, w, bias) != GRADIENT or x.device.type != device_registry.DEVICE_TYPE:
         return None
-    dispatch.check_places(x, w, bias)
+    check_places(x, w, bias)
     folded = fold(x, w.t())
-    if folded is None or bias.dtype != x.dtype or not dispatch.may_be_ours(x, w):
+    if folded is None or bias.dtype != x.dtype or not may_be_ours(x, w):
         return None
     from outblas.autograd import BiasedProduct
 

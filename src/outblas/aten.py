@@ -21,13 +21,16 @@ from typing import Any
 
 import torch
 
-from outblas import dispatch
+from outblas import device_registry
 from outblas.allowed import promise_free_option
-from outblas.aten_native import ASKED, asked_keys, call_of, open_products
+from outblas.aten_native import ASKED, Call, asked_keys, call_of, open_products
 from outblas.below import our_bmm, our_mm, torch_bmm, torch_mm
 
+_Ours = Callable[[torch.Tensor, torch.Tensor, int, "Call | None"], "torch.Tensor | None"]
+_Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-def plain(tensor: Any) -> Any:
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a subclass that has had its say above, as a tensor. One that has its say below the dispatcher
     (``__torch_dispatch__``) stays what it is, and torch's."""
     kind = type(tensor)
@@ -71,8 +74,8 @@ class Override:
         """torch's own kernels are back; as for :meth:`install`, while nobody multiplies."""
         if self._products is not None:
             self._products.remove()
-        if self._forget in dispatch.forgetters:
-            dispatch.forgetters.remove(self._forget)
+        if self._forget in device_registry.forgetters:
+            device_registry.forgetters.remove(self._forget)
         self._library._destroy()
         self._library = None
 
@@ -106,7 +109,7 @@ class Override:
             self._library = self._registered(self._key)
             return
         self._products = products
-        dispatch.forgetters.append(self._forget)
+        device_registry.forgetters.append(self._forget)
 
     def _forget(self) -> None:
         self._products.forget()
@@ -120,8 +123,8 @@ class Override:
             library.impl("bmm", self._kernel(our_bmm, torch_bmm), key)
         return library
 
-    def _kernel(self, our: Callable[..., Any], their: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-        def kernel(a: Any, b: Any) -> Any:
+    def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
+        def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             call = None if self._products is None else call_of(self._products)
             a, b = plain(a), plain(b)
             result = our(a, b, self._option, call)

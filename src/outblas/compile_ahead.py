@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.problem import Problem
 from outblas.roofline import Gpu, architecture
-from outblas.source import Source, kernel_kind, make_source
+from outblas.source import KernelKind, Source, kernel_kind, make_source
 
 #: Kernels not compiled yet from which on starting a process per core pays.
 LEAST = 4
@@ -32,7 +31,7 @@ class CompileAhead:
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
         self._gpu, self._jobs, self._least = gpu, jobs, least
-        self._seen: set[tuple[Any, ...]] = set()
+        self._seen: set[KernelKind] = set()
 
     def compile(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[object]:
         """Compile the kernels that no call named before; yields after each.
@@ -60,9 +59,9 @@ class BackgroundCompiler:
 
     def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
         self._gpu, self._jobs, self._least = gpu, jobs, least
-        self._seen: set[tuple[Any, ...]] = set()
-        self._few: dict[tuple[Any, ...], Source] = {}
-        self._begun: dict[tuple[Any, ...], Future[None]] = {}
+        self._seen: set[KernelKind] = set()
+        self._few: dict[KernelKind, Source] = {}
+        self._begun: dict[KernelKind, Future[None]] = {}
         self._pool: ProcessPoolExecutor | None = None
 
     def begin(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
@@ -116,8 +115,8 @@ class BackgroundCompiler:
 
 
 def _unseen(
-    pairs: Iterable[tuple[Problem, KernelConfig]], seen: set[tuple[Any, ...]], gpu: Gpu
-) -> dict[tuple[Any, ...], tuple[Problem, KernelConfig]]:
+    pairs: Iterable[tuple[Problem, KernelConfig]], seen: set[KernelKind], gpu: Gpu
+) -> dict[KernelKind, tuple[Problem, KernelConfig]]:
     """Legal kernels that are not among those ``seen``, which they join; one problem of each."""
     from outblas.space import why_illegal
 

@@ -1,4 +1,4 @@
-"""What :mod:`outblas.dispatch` keeps of a GPU and does there: kernels, algorithms of cuBLASLt, bound calls."""
+"""What :mod:`outblas.device_registry` keeps of a GPU and does there: kernels, algorithms of cuBLASLt, bound calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outblas.library import Library
 from outblas.lt_call import LtCalls
 from outblas.problem import Problem
 from outblas.roofline import Gpu
-from outblas.source import kernel_kind
+from outblas.source import KernelKind, kernel_kind
 from outblas.workspace import StreamWorkspaces
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ ARCHITECTURE = "sm_90a"
 #: Decisions and bound calls kept per device; the least recently used go first.
 KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
 _LOG = logging.getLogger(__name__)
+#: What a decision is remembered by: A, B, C and the launch option.
+_Asked = tuple[Operand, Operand, Operand | None, Launch]
 
 
 class DeviceState:
@@ -55,9 +57,9 @@ class DeviceState:
     ) -> None:
         self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
         self.any_shape = any_shape
-        self.failed: dict[tuple[Any, ...], str] = {}
-        self._kernels: dict[tuple[Any, ...], Any] = {}
-        self._decisions: OrderedDict[Any, Decision] = OrderedDict()
+        self.failed: dict[KernelKind, str] = {}
+        self._kernels: dict[KernelKind, Any] = {}
+        self._decisions: OrderedDict[_Asked, Decision] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._compile_seconds = 0.0
         self._workspaces, self._captured = StreamWorkspaces(), CaptureWorkspaces()
@@ -129,8 +131,8 @@ class DeviceState:
         return self.lt.find(problem, algorithm) is not None
 
     def take_workspace(
-        self, stream: int, nbytes: int, device: Any, capturing: Callable[[], bool] = lambda: False
-    ) -> Any:
+        self, stream: int, nbytes: int, device: torch.device, capturing: Callable[[], bool] = lambda: False
+    ) -> torch.Tensor | CapturedWorkspace | None:
         """The workspace for calls on a raw stream, which is current: of the capture that is going on there, else the
         stream's; None: that capture has none."""
         capture = capture_id(stream) if capturing() else 0
@@ -140,7 +142,14 @@ class DeviceState:
             return None if capture is None else self._captured.take(stream, capture, nbytes, device)
 
     def call_algorithm(
-        self, problem: Problem, algorithm: str, a: Any, b: Any, c: Any, stream: int, space: Any = None
+        self,
+        problem: Problem,
+        algorithm: str,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        stream: int,
+        space: torch.Tensor | CapturedWorkspace | None = None,
     ) -> bool:
         """Enqueue ``c = a @ b`` by an algorithm that was found, on a raw stream, with the workspace that it may need;
         false where its first call is refused, which then is its last."""
@@ -157,7 +166,14 @@ class DeviceState:
         return True
 
     def launch(
-        self, problem: Problem, config: KernelConfig, a: Any, b: Any, c: Any, stream: int, space: Any = None
+        self,
+        problem: Problem,
+        config: KernelConfig,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        stream: int,
+        space: torch.Tensor | CapturedWorkspace | None = None,
     ) -> None:
         """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream, with the workspace that it may need."""
         # All that a bound call depends on; a workspace is its stream's.
@@ -177,7 +193,7 @@ class DeviceState:
                 _touch(self._calls, key)
             call(stream)
 
-    def prepared(self, decision: Decision, c: Any) -> tuple[Any, Any]:
+    def prepared(self, decision: Decision, c: torch.Tensor) -> tuple[Any, Any]:
         """What a decision that was run is to the native table, for outputs like ``c``: (launch, None) or (None, call of
         cuBLASLt), see :class:`outblas.launch.Prepared` and :class:`outblas.lt_call.PreparedAlgorithm`."""
         assert decision.problem is not None
@@ -234,7 +250,7 @@ class DeviceState:
             "failures": sorted({*self.failed.values(), *self.lt.failed.values()}),
         }
 
-    def _load(self, kind: tuple[Any, ...], problem: Problem, config: KernelConfig) -> None:
+    def _load(self, kind: KernelKind, problem: Problem, config: KernelConfig) -> None:
         try:
             kernel, seconds = self._loader(problem, config)
             self._kernels.setdefault(kind, kernel)

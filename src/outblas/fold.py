@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Folded(NamedTuple):
     """Two matrices, the matrix to write to (None: allocated), and the shape that torch.matmul gives their product."""
 
-    a: Any
-    b: Any
-    out: Any
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None
     shape: tuple[int, ...]
 
 
-def fold(a: Any, b: Any, out: Any = None) -> Folded | None:
+def fold(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> Folded | None:
     """``torch.matmul(a, b)`` as one product of matrices, None where it is none, or only after a copy.
 
     Vectors are matrices of one row (``a``) or column (``b``), and the rows of a batched ``a`` lie below each other,
@@ -43,7 +46,7 @@ def fold(a: Any, b: Any, out: Any = None) -> Folded | None:
     return Folded(a.unsqueeze(0) if a.dim() == 1 else a.view(-1, inner) if a.dim() > 2 else a, b, out, shape)
 
 
-def unfold(c: Any, shape: tuple[int, ...]) -> Any:
+def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The product of two matrices in the shape of the product that was folded; no view, as torch's is none."""
     import torch
 
@@ -56,7 +59,7 @@ def rows_lie_below(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows[:-1], rows[1:], strict=True))
 
 
-def _batch(a: Any, b: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _batch(a: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(what the product has before its columns, its columns), None where it is no single product of matrices."""
     rows = tuple(a.shape[:-1])
     if a.dim() == 0 or b.dim() == 0 or a.dim() == 1 == b.dim():

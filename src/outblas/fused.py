@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
-from outblas import dispatch
+from outblas import device_registry
 from outblas.allowed import launch_of_option
 from outblas.behind import Behind
 from outblas.capture_workspace import CapturedWorkspace
@@ -34,13 +34,14 @@ from outblas.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
 from outblas.geometry import workspace_bytes
 from outblas.problem import Problem
-from outblas.source import kernel_kind, make_source
+from outblas.source import KernelKind, kernel_kind, make_source
 from outblas.tensors import operand
 
 if TYPE_CHECKING:
     import torch
 
-_Key = tuple[Any, ...]
+#: A fused kernel: its kind without an epilogue, and the epilogue.
+_Key = tuple[KernelKind, Epilogue]
 
 
 class FusedState:
@@ -69,7 +70,7 @@ class FusedState:
     ) -> bool:
         """Whether the kernel is loaded. One that is not is compiled: behind this call, which is told that it is not
         there yet, or (``wait``) in it; nothing is begun or loaded while a graph is captured."""
-        key = (*kernel_kind(problem, config), epilogue)
+        key = (kernel_kind(problem, config), epilogue)
         if key in self._kernels:
             return True
         with self._lock:
@@ -102,10 +103,10 @@ class FusedState:
         problem: Problem,
         config: KernelConfig,
         epilogue: Epilogue,
-        tensors: tuple[Any, Any, Any],
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         extra: Extra,
         stream: int,
-        space: Any = None,
+        space: torch.Tensor | CapturedWorkspace | None = None,
     ) -> None:
         """Enqueue it on a raw stream, which is current: ``tensors`` are A, B (K, N) and C; the kernel is ready, and
         ``space`` the workspace that it may need."""
@@ -118,8 +119,8 @@ class FusedState:
             call = None if once else self._calls.pop(key, None)
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
-                kind = (*kernel_kind(problem, config), epilogue)
-                call = self._kernels[kind].bind(problem, (a, stored, c), extra, space)
+                kernel = self._kernels[kernel_kind(problem, config), epilogue]
+                call = kernel.bind(problem, (a, stored, c), extra, space)
                 call.release()  # kept by address, it must not keep the memory
             if not once:
                 self._calls[key] = call  # the most recently used comes last
@@ -156,7 +157,7 @@ def product(
 
     Args:
         extra: what ``epilogue`` takes. out: of the result's shape, contiguous; None: allocated. option: see
-            :func:`outblas.dispatch.served`. wait: for the compiler, where need be.
+            :func:`outblas.product.computed`. wait: for the compiler, where need be.
 
     Raises:
         DeviceError: the driver refused the launch.
@@ -167,7 +168,7 @@ def product(
     import torch
 
     problem, config, state = decision.problem, decision.config, _state(a.device.index)
-    device = dispatch.device_state(a.device.index)
+    device = device_registry.device_state(a.device.index)
     with device.current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
         if not state.ready(problem, config, epilogue, wait, capturing):
@@ -191,17 +192,24 @@ def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, 
     decision, reason = _decide(a, b, extra, epilogue, out, None)
     if reason or decision.problem is None or decision.config is None:
         return reason or decision.reason
-    return _state(a.device.index).failed.get((*kernel_kind(decision.problem, decision.config), epilogue), "")
+    return _state(a.device.index).failed.get((kernel_kind(decision.problem, decision.config), epilogue), "")
 
 
-def _decide(a: Any, b: Any, extra: Extra, epilogue: Epilogue, out: Any, option: int | None) -> tuple[Decision, str]:
+def _decide(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None,
+    option: int | None,
+) -> tuple[Decision, str]:
     """The library's decision on the product, and why it cannot be fused (empty: it can)."""
     nothing = Decision(None, None, "")
-    if a.device.type != dispatch.DEVICE_TYPE:
+    if a.device.type != device_registry.DEVICE_TYPE:
         return nothing, f"the tensors are on {a.device}"
     if not epilogue.on or not extra.fits(epilogue):
         return nothing, f"nothing to fuse, or not the operands of {epilogue.name}"
-    device = dispatch.device_state(a.device.index)
+    device = device_registry.device_state(a.device.index)
     launch = launch_of_option(option)
     plain_out = None if out is None or epilogue.gated else operand(out)
     decision = device.decide(operand(a), operand(b), plain_out, launch)
@@ -231,7 +239,7 @@ def status() -> dict[str, dict[str, Any]]:
     return {f"cuda:{index}": state.status() for index, state in list(_states.items())}
 
 
-_states: dict[Any, FusedState] = {}
+_states: dict[int, FusedState] = {}
 _lock = threading.RLock()
 #: One thread: a compiler takes a core, and programs want theirs.
 _compiler = Behind("outblas-fused")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outblas import dispatch
 from outblas.affine import Named, activated, check_like, check_out, follows, linear, one_kernel
 from outblas.errors import TensorError
+from outblas.tensors import import_torch
 
 if TYPE_CHECKING:
     import torch
@@ -49,16 +49,16 @@ def gated_linear(
         UsageError: no such activation.
         DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
     """
-    torch = dispatch.import_torch()
-    extra, epilogue = follows(torch, x, w, bias, activation, None, gated=True)
+    torch = import_torch()
+    extra, epilogue = follows(x, w, bias, activation, None, gated=True)
     if out is not None:
-        check_like(torch, "out", out, x, w, gated=True)
-        check_out(torch, x, w, bias, out)
-    result = one_kernel(torch, x, w, extra, epilogue, out)
+        check_like("out", out, x, w, gated=True)
+        check_out(x, w, bias, out)
+    result = one_kernel(x, w, extra, epilogue, out)
     if result is not None:
         return result
     y: Any = linear(x, w, bias)
-    gate = activated(torch, y[..., 0::2], epilogue.activation)
+    gate = activated(y[..., 0::2], epilogue.activation)
     return gate * y[..., 1::2] if out is None else torch.mul(gate, y[..., 1::2], out=out)
 
 
@@ -69,7 +69,7 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     Raises:
         TensorError: two of different shapes, dtypes or devices, or no tensors.
     """
-    torch = dispatch.import_torch()
+    torch = import_torch()
     for name, given in (("gate", gate), ("up", up)):
         if not isinstance(given, torch.Tensor):
             raise TensorError(

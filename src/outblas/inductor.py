@@ -19,7 +19,8 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
-from outblas import dispatch
+from outblas import device_registry
+from outblas.product import chosen
 from outblas.torch_op import mm
 
 
@@ -28,7 +29,7 @@ def is_chosen(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     if (
-        a.device.type != dispatch.DEVICE_TYPE
+        a.device.type != device_registry.DEVICE_TYPE
         or a.device != b.device
         or a.layout != torch.strided
         or b.layout != torch.strided
@@ -36,7 +37,7 @@ def is_chosen(a: Any, b: Any) -> bool:
         return False
     if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
         return False
-    return dispatch.chosen(a, b)
+    return chosen(a, b)
 
 
 class Pass(CustomGraphPass):  # type: ignore[misc]
@@ -77,7 +78,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         if any(each is None for each in before):
             return None
         text = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        return "outblas", text, dispatch.libraries_id(), self._acts(), tuple(before)
+        return "outblas", text, device_registry.libraries_id(), self._acts(), tuple(before)
 
     def _acts(self) -> bool:
         """Not in a package that is compiled ahead of time, which would then need ours wherever it is loaded."""

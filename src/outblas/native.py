@@ -48,18 +48,22 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
         return None, f"outblas._native cannot be used here: {error}"
 
 
-def traced(torch: Any) -> Callable[[], bool]:
+def traced() -> Callable[[], bool]:
     """What to ask torch before a table is asked: whether it traces, which must not see the table.
 
     A table sees all ways of torch to trace but dynamo's, which runs nothing; to ask only for that one costs less.
     """
+    import torch
+
     everything: Callable[[], bool] = torch.compiler.is_compiling
     dynamo: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", everything)
-    return everything if _compiling(torch) is None else dynamo
+    return everything if _compiling() is None else dynamo
 
 
-def _compiling(torch: Any) -> dict[str, Any] | None:
+def _compiling() -> dict[str, Any] | None:
     """Where a table finds what ``torch.compiler.is_compiling`` looks at outside dynamo; None: it looks elsewhere."""
+    import torch
+
     asked, found = torch.compiler.is_compiling, vars(torch.compiler)
     code = getattr(asked, "__code__", None)
     reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False wherever Python runs
@@ -85,7 +89,7 @@ def _hooks() -> dict[str, Any]:
         "has_names": getattr(base, "has_names", None),  # up to torch 2.12
         "is_inference": base.is_inference,
         "inference_mode": torch.is_inference_mode_enabled,
-        "spares_inference": _spares_inference(torch),
+        "spares_inference": _spares_inference(),
         "stride": base.stride,
         "watchers": (
             core._len_torch_function_stack,
@@ -93,22 +97,24 @@ def _hooks() -> dict[str, Any]:
             core._is_any_autocast_enabled,
             core._is_tracing,
         ),
-        "compiling": _compiling(torch),
+        "compiling": _compiling(),
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": base.requires_grad,
         "forward_ad": vars(torch.autograd.forward_ad),
         # What a CPU build lacks is never called there: a table of it remembers no kernel.
         "current_device": getattr(core, "_cuda_getDevice", None),
         "current_stream": getattr(core, "_cuda_getCurrentRawStream", None),
-        "empty": _empty(torch),
-        "increment_version": _increment_version(torch),
+        "empty": _empty(),
+        "increment_version": _increment_version(),
         "product": torch.matmul,
         "refused": _refused,
     }
 
 
-def _empty(torch: Any) -> Any:
+def _empty() -> Any:
     """(shape, strides, dtype) -> a CUDA tensor on the current device; inductor's allocator where torch has it."""
+    import torch
+
     fast = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
     if fast is not None:
         return fast
@@ -119,8 +125,10 @@ def _empty(torch: Any) -> Any:
     return empty
 
 
-def _increment_version(torch: Any) -> Any:
+def _increment_version() -> Any:
     """(tensors) -> None: torch's own, which takes one tensor where torch is older."""
+    import torch
+
     core = torch._C._increment_version
 
     def one_by_one(tensors: tuple[Any, ...]) -> None:
@@ -134,8 +142,10 @@ def _increment_version(torch: Any) -> Any:
     return core
 
 
-def _spares_inference(torch: Any) -> bool:
+def _spares_inference() -> bool:
     """Whether torch's own increment of versions leaves out tensors of inference mode, which have none."""
+    import torch
+
     with torch.inference_mode():
         tensor = torch.empty(0, device="cpu")
     try:

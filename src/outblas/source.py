@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from outblas.config import KernelConfig, Sm90WgmmaConfig
 from outblas.epilogue import PLAIN, Epilogue, prelude
@@ -91,11 +91,26 @@ __device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)
 """
 
 
-def kernel_kind(problem: Problem, config: KernelConfig) -> tuple[Any, ...]:
+class KernelKind(NamedTuple):
     """All that :func:`make_source` looks at, and how the kernel is launched: equal kinds, equal sources, one loaded
-    kernel. (Kinds that differ in ``even`` only have one source, hence one cubin, but two launches.) A key that costs
-    nothing to make."""
-    return config, problem.layout, problem.dtype, problem.acc
+    kernel. Kinds that differ in ``even`` only have one source, hence one cubin, but two launches.
+
+    Attributes:
+        config: the kernel's knobs.
+        layout: of B, ``TN`` or ``NN``.
+        dtype: of A and B.
+        acc: of the accumulator.
+    """
+
+    config: KernelConfig
+    layout: str
+    dtype: str
+    acc: str
+
+
+def kernel_kind(problem: Problem, config: KernelConfig) -> KernelKind:
+    """The kind of a problem's kernel: a key that costs nothing to make."""
+    return KernelKind(config, problem.layout, problem.dtype, problem.acc)
 
 
 def own_sha(source: Source) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from outblas import dispatch
+from outblas import device_registry
 from outblas.environment import is_on
 
 
@@ -158,7 +158,7 @@ def status() -> dict[str, dict[str, Any]]:
     """:func:`outblas.dispatch.status` per device, and what :func:`enable` did, as ``torch``: ``enabled``; products of
     torch so far that were ``ours`` and ``torchs`` while it was; products ``compiled`` into graphs as ours; the
     ``kernels`` that take the place of torch's: ``C++``, or ``Python`` and why."""
-    return {"torch": _switch.status(), **dispatch.status()}
+    return {"torch": _switch.status(), **device_registry.status()}
 
 
 def why_not() -> str:
@@ -174,7 +174,7 @@ def why_not() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU; run outblas doctor"
     gpus = range(torch.cuda.device_count())
-    if any(dispatch.serves(index) for index in gpus):
+    if any(device_registry.serves(index) for index in gpus):
         return ""
     names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in gpus}))
     return f"no library serves {names}; tune one (outblas tune) and give it to outblas.use_library"

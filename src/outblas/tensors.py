@@ -6,31 +6,50 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.decide import Operand
+from outblas.errors import TensorError, ToolchainMissing
+from outblas.overlap import overlap
 from outblas.problem import ROW_ALIGN_BYTES
+
+if TYPE_CHECKING:
+    import torch
 
 #: The one reason of :func:`why_torchs` for which our own product can be had: by an operator that autograd knows.
 GRADIENT = "a gradient is wanted"
 
 
-def why_torchs(torch: Any, a: Any, b: Any, out: Any) -> str:
+def import_torch() -> Any:
+    """torch, which every product needs. Raises ToolchainMissing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolchainMissing(
+            "torch is not installed", "torch built for CUDA", "pip install 'outblas[gpu]'"
+        ) from error
+    return torch
+
+
+def why_torchs(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
     """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty.
 
     :data:`GRADIENT` is said last: only where there is no other reason.
     """
+    import torch
+
     tensors = [t for t in (a, b, out) if t is not None]
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return "an operand is not a plain torch.Tensor"
-    if torch._C._len_torch_function_stack() and _watched(torch):
+    if torch._C._len_torch_function_stack() and _watched():
         return "a function mode watches"
     if torch.jit.is_tracing():
         return "the call is traced"
     wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
     if any(t.layout != torch.strided or t.is_nested or t.is_neg() or t._is_zerotensor() or wrapped(t) for t in tensors):
         return "an operand is sparse, nested, lazily negated or transformed by torch.func"
-    if not all(has_memory(torch, t) for t in tensors):
+    has_storage = getattr(torch._C, "_has_storage", None)
+    if has_storage is not None and not all(has_storage(t) for t in tensors):  # as has_memory
         return "an operand has no memory of its own"
     if any(getattr(t, "has_names", bool)() for t in tensors):  # up to torch 2.12
         return "an operand has named dimensions"
@@ -47,32 +66,56 @@ def why_torchs(torch: Any, a: Any, b: Any, out: Any) -> str:
     return ""
 
 
-def has_memory(torch: Any, t: Any) -> bool:
+def has_memory(t: torch.Tensor) -> bool:
     """Whether a tensor is its numbers; that of a batch of gradients (``is_grads_batched``) only stands for others."""
+    import torch
+
     return bool(getattr(torch._C, "_has_storage", lambda t: True)(t))
 
 
-def _watched(torch: Any) -> bool:
+def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both are of one type that our kernels take."""
+    import torch
+
+    return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
+
+
+def check_places(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Raise :class:`TensorError` for tensors on different devices or an output that overlaps an input."""
+    for name, tensor in (("b", b), ("out", out)):
+        if tensor is not None and tensor.device != a.device:
+            raise TensorError(f"{name} is on {tensor.device}, a on {a.device}", "one device for all", "move it there")
+    if out is None or out.device.type == "meta":
+        return
+    for name, tensor in (("a", a), ("b", b)):
+        if overlap(tensor, out):
+            raise TensorError(f"out shares memory with {name}", "an output of its own", "allocate out separately")
+
+
+def _watched() -> bool:
     """Whether a function mode is on that wants to see products; that of a default device does not."""
+    import torch
+
     modes = torch.overrides._get_current_function_mode_stack()
     return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
 
 
 @functools.lru_cache(maxsize=64)
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return {"torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(str(dtype), str(dtype))
 
 
 @functools.lru_cache(maxsize=64)
-def _device_name(device: Any) -> str:
+def _device_name(device: torch.device) -> str:
     return str(device)
 
 
-def operand(t: Any) -> Operand:
+def operand(t: torch.Tensor) -> Operand:
     """What a decision needs to know of a torch tensor."""
-    return operand_like(t)._replace(offset=t.data_ptr() % ROW_ALIGN_BYTES)
+    offset = t.data_ptr() % ROW_ALIGN_BYTES
+    return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
 
 
-def operand_like(t: Any) -> Operand:
+def operand_like(t: torch.Tensor) -> Operand:
     """As :func:`operand`, of a tensor with no address yet, which will be aligned."""
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device))

@@ -18,19 +18,19 @@ _NAME = "outblas::mm"
 _LIBRARY = torch.library.Library("outblas", "FRAGMENT")
 
 
-def _fake(a: Any, b: Any) -> Any:
+def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, b)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
     keep(ctx, inputs[0], inputs[1], ctx.needs_input_grad)
 
 
-def _backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     return gradients(ctx, grad, ctx.needs_input_grad, mm)
 
 
-def _batched(info: Any, in_dims: tuple[Any, ...], a: Any, b: Any) -> tuple[Any, int]:
+def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A batch of products is torch's."""
     batches = [t if d is None else t.movedim(d, 0) for t, d in zip((a, b), in_dims, strict=True)]
     return torch.matmul(*batches), 0

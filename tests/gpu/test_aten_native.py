@@ -16,7 +16,7 @@ import torch
 
 import outblas
 from everything_fixture import numbers, sums_in_fp32
-from outblas import dispatch, native, switch
+from outblas import device_registry, native, native_table, switch
 from outblas.config import Sm90WgmmaConfig
 from outblas.device_state import DeviceState, load_kernel
 from outblas.library import Choice, Library, Row
@@ -54,9 +54,9 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[State]]:
     torch.cuda.init()
     rows = tuple(Row(p, "torch", "", "test", Choice(config, 1.2, 1.1, 1.3)) for p, config in TUNED.items())
     made = [State(gpu, Library(gpu.name, rows), load_kernel) for _ in range(torch.cuda.device_count())]
-    monkeypatch.setattr(dispatch, "_devices", dict(enumerate(made)))
-    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", dict(enumerate(made)))
+    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(switch, "_switch", switch.Switch("CUDA", switch.why_not))
     assert outblas.enable()
     kernels = outblas.status()["torch"]["kernels"]
@@ -215,7 +215,7 @@ def test_threads_share_it_while_libraries_change(states: list[State]) -> None:
 
     def forget() -> None:
         while not done.wait(0.001):
-            for each in list(dispatch.forgetters):
+            for each in list(device_registry.forgetters):
                 each()
 
     other = threading.Thread(target=forget)

@@ -15,9 +15,10 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import dispatch
+from outblas import device_registry, native_table
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.dispatch import DeviceState, explain, load_kernel
+from outblas.device_state import DeviceState, load_kernel
+from outblas.dispatch import explain
 from outblas.errors import TensorError
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
@@ -52,10 +53,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     torch.cuda.init()
     state = DeviceState(gpu, Library(gpu.name, tuple(row(*entry) for entry in TUNED)), load_kernel)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
+    monkeypatch.setattr(device_registry, "devices", {0: state})
     # The whole decision at every call: test_native.py has the table that answers for it.
-    for name, value in (("_table", None), ("_no_table", "left out by this test"), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     yield state
     torch.cuda.synchronize()
 

@@ -14,7 +14,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import dispatch
+from outblas import device_registry, native_table
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.device_state import DeviceState, load_kernel
@@ -204,9 +204,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     choices = [Choice(c, 1.2, 1.1, 1.3) for c in (PLAIN, replace(PLAIN, pdl=True), early(PLAIN))]
     row = Row(SQUARE, "lt_auto", "", "test", choices[0], choices[1], weights=choices[2])
     state = DeviceState(gpu, Library(gpu.name, (row,)), load_kernel)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
-    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", {0: state})
+    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     for variable in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS"):
         monkeypatch.delenv(variable, raising=False)
     yield state

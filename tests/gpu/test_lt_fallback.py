@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import dispatch, native
+from outblas import device_registry, native, native_table
 from outblas.config import KernelConfig, Sm90WgmmaConfig
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import CublasLt, describe
@@ -82,9 +82,9 @@ def device(rows: dict[Problem, Row], monkeypatch: pytest.MonkeyPatch) -> Iterato
     gpu = gpu_of_device(0)
     state = DeviceState(gpu, Library(gpu.name, tuple(rows.values())), load_kernel)
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
-    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", {0: state})
+    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     yield state
     torch.cuda.synchronize()
 
@@ -94,8 +94,8 @@ def table() -> Any:
     if native.why_not():
         pytest.skip(native.why_not())
     outblas.matmul(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # opens it
-    assert dispatch._table is not None, dispatch._no_table
-    return dispatch._table
+    assert native_table.table is not None, native_table.why_none
+    return native_table.table
 
 
 def launches(table: Any) -> int:
@@ -199,7 +199,7 @@ def test_two_streams_at_once(by_table: bool, rows: Any, request: pytest.FixtureR
     if by_table:
         request.getfixturevalue("table")
     else:
-        monkeypatch.setattr(dispatch, "_no_table", "left out by this test")
+        monkeypatch.setattr(native_table, "why_none", "left out by this test")
     problems = both(rows)
     sets = {p: operands(p) for p in problems}
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -213,7 +213,7 @@ def test_two_streams_at_once(by_table: bool, rows: Any, request: pytest.FixtureR
     for stream in streams:
         with torch.cuda.stream(stream):
             torch.cuda._sleep(5_000_000)
-    before = launches(dispatch._table) if by_table else 0
+    before = launches(native_table.table) if by_table else 0
     for _ in range(20):
         for stream in streams:
             with torch.cuda.stream(stream):
@@ -223,7 +223,7 @@ def test_two_streams_at_once(by_table: bool, rows: Any, request: pytest.FixtureR
     for p in problems:
         assert error(p, sets[p][0], sets[p][2], expected[p]) <= 1.0
     if by_table:
-        assert launches(dispatch._table) == before + 40 * len(problems)
+        assert launches(native_table.table) == before + 40 * len(problems)
 
 
 def test_threads_with_streams_of_their_own(table: Any, rows: Any) -> None:

@@ -15,9 +15,9 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import dispatch, native
+from outblas import device_registry, native, native_table
 from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.dispatch import DeviceState, load_kernel
+from outblas.device_state import DeviceState, load_kernel
 from outblas.errors import TensorError
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
@@ -55,12 +55,12 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for problem, *configs in TUNED:
         choices = [None if c is None else Choice(c, 1.2, 1.1, 1.3) for c in configs]
         rows.append(Row(problem, "lt_auto", "", "test", *choices))
-    monkeypatch.setattr(dispatch, "_devices", {0: DeviceState(gpu, Library(gpu.name, tuple(rows)), load_kernel)})
-    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    monkeypatch.setattr(device_registry, "devices", {0: DeviceState(gpu, Library(gpu.name, tuple(rows)), load_kernel)})
+    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
     outblas.matmul(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # opens the table
-    assert dispatch._table is not None, dispatch._no_table
-    yield dispatch._table
+    assert native_table.table is not None, native_table.why_none
+    yield native_table.table
     torch.cuda.synchronize()
 
 
@@ -79,7 +79,7 @@ def blank(problem: Problem, a: Any) -> Any:
 
 def decided(a: Any, b: Any, pdl: bool) -> Any:
     """The product by the Python path, which the table does not hear of."""
-    device = dispatch._devices[0]
+    device = device_registry.devices[0]
     decision = device.decide(operand(a), operand(b), None, "pdl" if pdl else "plain")
     found = device.run(decision, a, b, None) if decision.problem else None
     return torch.matmul(a, b) if found is None else found
@@ -94,7 +94,7 @@ def launches(table: Any) -> int:
 @pytest.mark.parametrize("problem", [p for p, _, _ in TUNED], ids=KEYS)
 def test_the_result_is_that_of_the_python_path(problem: Problem, pdl: bool, with_out: bool, table: Any) -> None:
     a, b, stored = operands(problem)
-    served = dispatch._devices[0].library.lookup(problem).choice("pdl" if pdl else "plain") is not None  # type: ignore[union-attr]
+    served = device_registry.devices[0].library.lookup(problem).choice("pdl" if pdl else "plain") is not None  # type: ignore[union-attr]
     for seed in (0, 0, 1):  # other addresses, and other data at them
         x, y, w = operands(problem, seed)
         expected = decided(x, y, pdl)

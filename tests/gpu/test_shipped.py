@@ -16,7 +16,7 @@ import torch
 
 import outblas
 from helpers import ROOT
-from outblas import dispatch, shipped
+from outblas import device_registry, native_table, shipped
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cubin_pack import pack_key, packed
@@ -72,8 +72,8 @@ def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_CUBINS"):
         monkeypatch.delenv(name, raising=False)
     torch.cuda.init()
-    for name, value in (("_table", None), ("_no_table", "left out by this test"), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
+    for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
 
 
 @pytest.fixture(scope="module", name="pack")
@@ -89,7 +89,7 @@ def device(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
     """What a process has that finds its pack at ``path``."""
     monkeypatch.setattr(shipped, "SHIPPED", ShippedCubins(path))
     state = DeviceState(gpu_of_device(0), library(), load_kernel)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
+    monkeypatch.setattr(device_registry, "devices", {0: state})
     return state
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas import any_shape, unlisted
+from outblas import any_shape, device_registry, unlisted
 from outblas.any_shape import AnyShape, inputs, is_regular, is_vector, shape_features
 from outblas.belief import Regressor
 from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
@@ -228,15 +228,14 @@ def test_threads_do_not_wait_for_the_choice_of_another() -> None:
 def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which Inductor's cached graphs are."""
     pytest.importorskip("torch")
-    from outblas import dispatch
     from outblas.device_state import DeviceState, load_kernel
 
     def digest() -> str:
         unlisted.identity.cache_clear()
-        return dispatch.libraries_id()
+        return device_registry.libraries_id()
 
     state = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=lambda problem, gpu: None)
-    monkeypatch.setattr(dispatch, "_devices", {0: state})
+    monkeypatch.setattr(device_registry, "devices", {0: state})
     packaged, data = digest(), tmp_path / "h200.npz"
     data.write_bytes(b"others")
     monkeypatch.setattr(unlisted, "_data", lambda name: data)
@@ -247,19 +246,17 @@ def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_damaged_library_leaves_all_to_torch_as_its_warning_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas import dispatch
-
     def damaged(name: str, missing_ok: bool = False) -> Library:
         raise RecordError("the library is damaged", "a whole one", "install it again")
 
     monkeypatch.delenv(unlisted.VARIABLE, raising=False)
-    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(dispatch, "preferred", lambda library, index: (library, ()))
-    monkeypatch.setattr(dispatch, "_libraries", {})
-    assert dispatch._new_device(0).any_shape is not None
+    monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(device_registry, "preferred", lambda library, index: (library, ()))
+    monkeypatch.setattr(device_registry, "libraries", {})
+    assert device_registry._new_device(0).any_shape is not None
     monkeypatch.setattr(Library, "packaged", staticmethod(damaged))
     with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: the library is damaged"):
-        assert dispatch._new_device(0).any_shape is None
+        assert device_registry._new_device(0).any_shape is None
 
 
 def test_every_kernel_on_offer_ships_wherever_it_is_legal() -> None:

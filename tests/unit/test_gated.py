@@ -14,7 +14,7 @@ import torch
 
 import outblas
 from fused_fixture import KERNELS, OnTheHost, host_fixture
-from outblas import affine, dispatch, fused
+from outblas import affine, device_registry, fused
 from outblas.config import KernelConfig, Sm80GemvConfig, Sm90WgmmaConfig
 from outblas.decide import Decision, without_promises
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
@@ -197,7 +197,7 @@ def layer(*batch: int, h: int = 12, k: int = 16) -> tuple[Any, Any, Any]:
 
 def by_torch(x: Any, w: Any, bias: Any, activation: str = "silu") -> Any:
     y = torch.nn.functional.linear(x, w, bias)
-    gate = affine.activated(torch, y[..., 0::2], activation)  # type: ignore[arg-type]
+    gate = affine.activated(y[..., 0::2], activation)  # type: ignore[arg-type]
     return gate * y[..., 1::2]
 
 
@@ -321,7 +321,7 @@ def test_a_product_of_cublaslts_is_gated_by_the_kernel_of_another_option(
 
     def library(**choices: Any) -> None:
         row = Row(Problem(5, 24, 16), "lt_auto", "index=0/8 id=1", **choices)
-        state = dispatch._devices[None]
+        state = device_registry.devices[None]
         monkeypatch.setattr(state, "library", Library("h200", (row,)))
         state._decisions.clear()
 

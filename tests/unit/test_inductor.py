@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from outblas import dispatch, inductor
+from outblas import device_registry, inductor
 from outblas.inductor import Pass, is_chosen, replace
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
@@ -85,7 +85,7 @@ def test_nothing_is_chosen_off_the_gpu_nor_of_symbolic_shapes(served: Served, mo
     with mode:
         a = torch.empty(3, 8, dtype=torch.float16)
         assert is_chosen(a, a.t()) and not is_chosen(a, 3) and not is_chosen(None, a)
-        monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cuda")
+        monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cuda")
         assert not is_chosen(a, a.t())
     module = traced(lambda x, w, v: torch.addmm(v, x, w), numbers(3, 8), numbers(8, 5), numbers(5))
     assert replace(module.graph, lambda a, b: True) == 0 and "addmm" in str(module.graph)
@@ -199,7 +199,7 @@ def test_the_cache_tells_passes_apart(served: Served, monkeypatch: pytest.Monkey
     identities.append(Pass().uuid())
     assert len(set(identities)) == len(identities) and None not in identities
     assert Pass(lambda graph: None).uuid() is None, "an unknown pass is not cached"
-    monkeypatch.setattr(dispatch, "_devices", {})
+    monkeypatch.setattr(device_registry, "devices", {})
     assert Pass().uuid() == Pass().uuid()
 
 

@@ -21,7 +21,7 @@ from native_fixture import (  # noqa: F401
     table_fixture,
     torch,
 )
-from outblas import dispatch, launch, native, native_build
+from outblas import device_registry, device_state, dispatch, launch, native, native_build, native_table, product
 from outblas.config import Sm90WgmmaConfig
 from outblas.decide import Decision
 from outblas.errors import ToolchainMissing
@@ -92,7 +92,7 @@ def test_a_torch_without_a_hook_is_refused(table: Any, monkeypatch: pytest.Monke
 def test_an_older_torch_counts_versions_one_by_one(monkeypatch: pytest.MonkeyPatch, inference: bool) -> None:
     tensor, real = torch.zeros(2), torch._C._increment_version
     with torch.inference_mode(inference):
-        native._increment_version(torch)((tensor,))
+        native._increment_version()((tensor,))
 
         def old(one: Any) -> None:
             if not isinstance(one, torch.Tensor):
@@ -101,7 +101,7 @@ def test_an_older_torch_counts_versions_one_by_one(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(torch._C, "_increment_version", old)
         monkeypatch.setattr(torch.autograd.graph, "increment_version", old)
-        native._increment_version(torch)((tensor,))
+        native._increment_version()((tensor,))
     assert tensor._version == 2
 
 
@@ -122,11 +122,11 @@ class Kernel:
 @pytest.fixture
 def device(table: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The state of the device that CPU tensors are on, which has no index."""
-    state = dispatch.DeviceState(H200, LIBRARY, lambda problem, config: (Kernel(), 0.0))
-    monkeypatch.setattr(dispatch, "_devices", {None: state})
-    monkeypatch.setattr(dispatch, "_table", table)
-    monkeypatch.setattr(dispatch, "_known", table.matmul)
-    monkeypatch.setattr(dispatch, "_is_compiling", torch.compiler.is_compiling)
+    state = device_state.DeviceState(H200, LIBRARY, lambda problem, config: (Kernel(), 0.0))
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    monkeypatch.setattr(native_table, "table", table)
+    monkeypatch.setattr(native_table, "known", table.matmul)
+    monkeypatch.setattr(native_table, "is_compiling", torch.compiler.is_compiling)
     return state
 
 
@@ -136,7 +136,7 @@ FOUND, NOT_FOUND = Decision(CONFIG, TUNED, "won"), Decision(None, None, "lost")
 def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, device: Any) -> None:
     a, b, out = operands(m=64, n=128, k=256)
     assert device.ready(TUNED, CONFIG)
-    dispatch._remember(device, FOUND, (a, b, out, False), out)
+    product.remember(device, FOUND, (a, b, out, False), out)
     assert dispatch.matmul(a, b, out=out) is out and list(cuda[-1].extents) == [64, 128, 256]
     assert dispatch.matmul(a, b, out=out, pdl=False) is out and len(cuda) == 2
     torch.equal(dispatch.matmul(a, b, out=out, pdl=True), a @ b)  # not the call that was learned
@@ -145,11 +145,11 @@ def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, 
 
 def test_what_is_torchs_for_good_is_remembered_so(table: Any, cuda: FakeCuda, device: Any) -> None:
     a, b, _ = operands(m=64, n=128, k=256)
-    dispatch._remember(device, FOUND, (a, b, None, False), None)  # not loaded yet, under capture
+    product.remember(device, FOUND, (a, b, None, False), None)  # not loaded yet, under capture
     assert table.counts()["remembered"] == 0
     device.failed[kernel_kind(TUNED, CONFIG)] = "does not compile"
-    dispatch._remember(device, FOUND, (a, b, None, False), None)
-    dispatch._remember(device, NOT_FOUND, (a.float(), b.float(), None, False), None)
+    product.remember(device, FOUND, (a, b, None, False), None)
+    product.remember(device, NOT_FOUND, (a.float(), b.float(), None, False), None)
     assert table.counts()["remembered"] == 2
     assert torch.equal(dispatch.matmul(a, b), a @ b) and len(cuda) == 0
 
@@ -159,33 +159,35 @@ def test_another_library_empties_the_table(
 ) -> None:
     a, b, out = operands(m=64, n=128, k=256)
     assert device.ready(TUNED, CONFIG)
-    dispatch._remember(device, FOUND, (a, b, out, False), out)
-    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
+    product.remember(device, FOUND, (a, b, out, False), out)
+    monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
     dispatch.use_library(LIBRARY)
     assert table.matmul(a, b, out, None) is None
     # A call that was under way with the library of before is not remembered.
-    monkeypatch.setitem(dispatch._devices, None, dispatch.DeviceState(H200, LIBRARY, lambda p, c: (Kernel(), 0.0)))
-    dispatch._remember(device, FOUND, (a, b, out, False), out)
+    monkeypatch.setitem(
+        device_registry.devices, None, device_state.DeviceState(H200, LIBRARY, lambda p, c: (Kernel(), 0.0))
+    )
+    product.remember(device, FOUND, (a, b, out, False), out)
     assert table.counts()["remembered"] == 0
 
 
 def test_status_says_what_serves(table: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_devices", {0: device})
+    monkeypatch.setattr(device_registry, "devices", {0: device})
     way = table.counts()["reads_by"]
     assert dispatch.status()["cuda:0"]["host_path"] == f"native: 0 calls remembered, read by {way}, 0 launched"
-    monkeypatch.setattr(dispatch, "_table", None)
+    monkeypatch.setattr(native_table, "table", None)
     assert "no product was asked for" in dispatch.status()["cuda:0"]["host_path"]
-    monkeypatch.setattr(dispatch, "_no_table", "not built")
+    monkeypatch.setattr(native_table, "why_none", "not built")
     assert dispatch.status()["cuda:0"]["host_path"] == "python: not built"
 
 
 def test_the_table_is_opened_once_and_never_asked_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
-    monkeypatch.setattr(dispatch, "open_table", lambda: tries.append(1) or (None, "not built"))
-    for name, value in (("_table", None), ("_no_table", ""), ("_known", None)):
-        monkeypatch.setattr(dispatch, name, value)
-    dispatch._open_table(), dispatch._open_table()
-    assert len(tries) == 1 and dispatch._known is None and dispatch._no_table == "not built"
+    monkeypatch.setattr(native_table, "open_table", lambda: tries.append(1) or (None, "not built"))
+    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+        monkeypatch.setattr(native_table, name, value)
+    native_table.open_once(), native_table.open_once()
+    assert len(tries) == 1 and native_table.known is None and native_table.why_none == "not built"
 
 
 def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +235,7 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatc
 
 @pytest.mark.parametrize("asked", ["traced", "is_compiling"])
 def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    question = native.traced(torch) if asked == "traced" else torch.compiler.is_compiling
+    question = native.traced() if asked == "traced" else torch.compiler.is_compiling
     calls: list[Any] = []
 
     class Counted:
@@ -242,8 +244,8 @@ def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch,
             calls.append(call)
             return table.matmul(*call)
 
-    monkeypatch.setattr(dispatch, "_known", Counted.matmul)
-    monkeypatch.setattr(dispatch, "_is_compiling", question)
+    monkeypatch.setattr(native_table, "known", Counted.matmul)
+    monkeypatch.setattr(native_table, "is_compiling", question)
     a, b = torch.randn(3, 4), torch.randn(4, 2)
     learn(table, a, b, None)
     compiled = torch.compile(lambda x, y: dispatch.matmul(x, y), backend="eager", fullgraph=True)
@@ -259,8 +261,8 @@ def test_exported_programs_are_torchs(
         def forward(self, x: Any, y: Any) -> Any:
             return dispatch.matmul(x, y)
 
-    monkeypatch.setattr(dispatch, "_known", table.matmul)
-    monkeypatch.setattr(dispatch, "_is_compiling", native.traced(torch))
+    monkeypatch.setattr(native_table, "known", table.matmul)
+    monkeypatch.setattr(native_table, "is_compiling", native.traced())
     a, b, _ = operands()
     learn(table, a, b, None, prepared())
     program = torch.export.export(Product(), (a, b), strict=strict)
@@ -269,7 +271,7 @@ def test_exported_programs_are_torchs(
 
 
 def test_another_torchs_way_to_say_that_it_compiles_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.traced(torch) is torch.compiler.is_dynamo_compiling
+    assert native.traced() is torch.compiler.is_dynamo_compiling
     assert native._hooks()["compiling"] is vars(torch.compiler)
 
     def is_compiling() -> bool:
@@ -277,7 +279,7 @@ def test_another_torchs_way_to_say_that_it_compiles_is_asked_in_python(monkeypat
 
     for another in (is_compiling, len):
         monkeypatch.setattr(torch.compiler, "is_compiling", another)
-        assert native.traced(torch) is another and native._hooks()["compiling"] is None
+        assert native.traced() is another and native._hooks()["compiling"] is None
 
 
 # -- below autograd ------------------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def test_products_of_torchs_kernels_are_answered_by_the_table(
     table: Any, cuda: FakeCuda, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learned from a call that wants a gradient, too."""
-    monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     a, b, out = operands(m=64, n=128, k=256)
     a.requires_grad_()
     assert device.ready(TUNED, CONFIG)
@@ -318,11 +320,11 @@ def test_products_of_torchs_kernels_are_answered_by_the_table(
     monkeypatch.setattr(device, "prepared", lambda decision, c: (made, None))
     monkeypatch.setattr(device, "run", lambda *call: out)
     monkeypatch.setattr(device, "decide", lambda *call: FOUND)
-    assert dispatch.product(a, b) is out and len(cuda) == 0 and table.counts()["remembered"] == 1
-    assert dispatch.product(a, b).shape == out.shape and len(cuda) == 1
+    assert product.unasked(a, b) is out and len(cuda) == 0 and table.counts()["remembered"] == 1
+    assert product.unasked(a, b).shape == out.shape and len(cuda) == 1
     assert dispatch.served(a.detach().view(8, 8, 256), b, None, 0).shape == (8, 8, 128) and len(cuda) == 2
     table.forget()
     monkeypatch.setattr(device, "decide", lambda *call: NOT_FOUND)
-    assert dispatch.product(a, b) is None and table.counts()["remembered"] == 1
-    assert dispatch.product(a, b) is None and dispatch.served(a.detach().view(8, 8, 256), b, None, 0) is None
+    assert product.unasked(a, b) is None and table.counts()["remembered"] == 1
+    assert product.unasked(a, b) is None and dispatch.served(a.detach().view(8, 8, 256), b, None, 0) is None
     assert len(cuda) == 2

@@ -1,4 +1,4 @@
-"""What the native table does for entries that are cuBLASLt's, and for those that need the workspace of their stream."""
+"""What the native table does for entries that need the workspace of their stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,11 +28,15 @@ from native_fixture import (  # noqa: F401
     table_fixture,
     torch,
 )
-from outblas import dispatch, native
-from outblas.cublas import WORKSPACE_BYTES, Algo, LtPlan, Shape
+from native_streams_fixture import (
+    ADDRESS,
+    NEED,
+    fake_plan,
+)
+from outblas import device_registry, dispatch, native, native_table, product
+from outblas.cublas import Algo
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
-from outblas.errors import DeviceError
 from outblas.geometry import COUNTERS_BYTES
 from outblas.library import Library
 from outblas.lt_call import LtAlgorithm, LtCalls
@@ -43,105 +46,8 @@ from outblas.workspace import StreamWorkspaces
 
 pytestmark = needs_compiler
 
+
 WITH_WORKSPACE = 5001  # takes maps, and a workspace at the end (see fake_libcuda.c)
-NEED = COUNTERS_BYTES + WORKSPACE_BYTES
-ADDRESS = 1 << 30
-
-
-# -- cuBLASLt ----------------------------------------------------------------------------------------------
-
-
-def test_a_product_of_cublaslt_is_the_one_that_was_prepared(table: Any, cuda: FakeCuda, host: Host) -> None:
-    a, b, out = operands()
-    assert learn(table, a, b, out, product=algorithm(cuda))
-    host.stream = (1 << 63) + 9
-    assert table.matmul(a, b, out, False) is out and out._version == 1
-    assert (table.counts()["remembered"], table.counts()["launches"]) == (1, 1) and len(cuda) == 0
-    (made,) = cuda.products
-    assert (made.handle, made.descriptor, made.Adesc, made.Bdesc, made.Cdesc, made.Ddesc) == (11, 12, 13, 14, 15, 15)
-    # Column by column the first operand is our B, and the second our A.
-    assert (b.data_ptr(), a.data_ptr(), out.data_ptr(), out.data_ptr()) == (made.A, made.B, made.C, made.D)
-    assert (made.alpha, made.beta, made.workspace, made.bytes, made.stream) == (1.0, 0.0, 0, 0, (1 << 63) + 9)
-    assert bytes(made.algo) == bytes(range(64))
-
-
-def test_an_output_is_allocated_where_none_is_given(table: Any, cuda: FakeCuda, host: Host) -> None:
-    a, b, _ = operands()
-    learn(table, a, b, None, product=algorithm(cuda))
-    made = [table.matmul(a, b, None, False) for _ in range(2)]
-    assert [p.D for p in cuda.products] == [t.data_ptr() for t in made] and made[0].shape == (M, N)
-    host.device = 1
-    assert table.matmul(a, b, None, False) is None and len(cuda.products) == 2
-
-
-def test_a_refusal_of_cublaslt_is_an_error(table: Any, cuda: FakeCuda) -> None:
-    a, b, out = operands()
-    learn(table, a, b, out, product=algorithm(cuda))
-    cuda.set("fake_blas_status", 15)
-    for _ in range(2):
-        with pytest.raises(DeviceError, match="cublasLtMatmul failed with CUBLAS_STATUS_NOT_SUPPORTED"):
-            table.matmul(a, b, out, False)
-    assert out._version == 0 and table.counts()["launches"] == 0
-    cuda.library.fake_reset()
-    assert table.matmul(a, b, out, False) is out
-
-
-def test_another_context_is_left_to_the_dispatch(table: Any, cuda: FakeCuda) -> None:
-    a, b, out = operands()
-    learn(table, a, b, out, product=algorithm(cuda))
-    cuda.set("fake_context", 78, ctypes.c_uint64)
-    assert table.matmul(a, b, out, False) is None and not cuda.products
-
-
-def test_what_cannot_be_called_is_refused(table: Any, cuda: FakeCuda) -> None:
-    a, b, out = operands()
-    good = algorithm(cuda)
-    for bad in (
-        good._replace(algo=b"short"),
-        good._replace(numbers=(0, *good.numbers[1:])),
-        good._replace(numbers=good.numbers[:-1]),
-        good._replace(workspace_bytes=COUNTERS_BYTES),
-        good._replace(output=None),  # type: ignore[arg-type]
-        7,
-    ):
-        with pytest.raises((TypeError, ValueError)):
-            learn(table, a, b, out, product=bad)
-    assert table.counts()["remembered"] == 0
-
-
-def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
-    """A plan of the recording cuBLASLt, whose handles are 1, 2, 3, ..."""
-    handles = iter(range(1, 99))
-
-    def create(into: Any, *_: Any) -> int:
-        into._obj.value = next(handles)
-        return 0
-
-    product = cuda.library.cublasLtMatmul
-    product.argtypes, product.restype = [ctypes.c_void_p] * 14 + [ctypes.c_size_t, ctypes.c_void_p], ctypes.c_int
-    library = SimpleNamespace(
-        cublasLtMatmulDescCreate=create,
-        cublasLtMatrixLayoutCreate=create,
-        cublasLtMatmulDescSetAttribute=lambda *_: 0,
-        cublasLtMatmul=product,
-    )
-    owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0)
-    return LtPlan(owner, Shape.of(problem))
-
-
-@pytest.mark.parametrize("needs", [False, True])
-def test_the_call_is_that_of_the_python_path_byte_for_byte(table: Any, cuda: FakeCuda, host: Host, needs: bool) -> None:
-    problem = Problem(M, N, K)
-    a, b, out = operands()
-    made = LtAlgorithm(problem, fake_plan(cuda, problem), Algo((ctypes.c_uint64 * 8)(*range(8))), needs, 77)
-    space: Any = SimpleNamespace(data_ptr=lambda: ADDRESS)
-    made(a, b, out, host.stream, space)
-    learn(table, a, b, out, product=made.prepared(out))
-    table.lend(a, host.stream, ADDRESS, 2 * NEED, space)
-    assert table.matmul(a, b, out, False) is out
-    theirs, mine = cuda.products
-    assert bytes(theirs) == bytes(mine) and mine.alpha == 1.0
-    assert (mine.workspace, mine.bytes) == ((ADDRESS + COUNTERS_BYTES, WORKSPACE_BYTES) if needs else (0, 0))
 
 
 # -- workspaces --------------------------------------------------------------------------------------------
@@ -389,8 +295,9 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     lt._found[problem, name] = LtAlgorithm(problem, fake_plan(cuda, problem), Algo(), needs, 77)
     state = DeviceState(H200, Library("h200", ()), lambda *_: None, lt)  # type: ignore[arg-type, return-value]
     state._workspaces = StreamWorkspaces(Buffer)
-    for where, value in {"_devices": {None: state}, "_table": table, "_known": table.matmul}.items():
-        monkeypatch.setattr(dispatch, where, value)
+    monkeypatch.setattr(device_registry, "devices", {None: state})
+    monkeypatch.setattr(native_table, "table", table)
+    monkeypatch.setattr(native_table, "known", table.matmul)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: host.stream, raising=False)
@@ -401,7 +308,7 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
         host.stream = stream
         if needs or stream == 7:
             assert dispatch.matmul(a, b, out=out) is not None and not [p for p in cuda.products if p.stream == stream]
-            dispatch._remember(state, decision, (a, b, out, False), state.run(decision, a, b, out))
+            product.remember(state, decision, (a, b, out, False), state.run(decision, a, b, out))
         before = len(cuda.products)
         assert dispatch.matmul(a, b, out=out) is out and len(cuda.products) == before + 1
         assert cuda.products[-1].stream == stream
@@ -409,6 +316,6 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     # An algorithm that is gone is torch's for good.
     table.forget()
     lt.fail(problem, name, "tested")
-    dispatch._remember(state, decision, (a, b, out, False), None)
+    product.remember(state, decision, (a, b, out, False), None)
     before = len(cuda.products)
     assert table.counts()["remembered"] == 1 and dispatch.matmul(a, b, out=out) is out and len(cuda.products) == before

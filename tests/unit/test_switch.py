@@ -19,7 +19,7 @@ from torch._inductor import config
 
 import outblas
 from native_fixture import built_fixture  # noqa: F401
-from outblas import dispatch, native, switch
+from outblas import device_registry, native, native_table, product, switch
 from outblas.switch import Switch
 from served_fixture import Served, numbers, served_fixture  # noqa: F401
 
@@ -149,7 +149,7 @@ def test_operands_of_two_devices_never_reach_a_kernel(on: Switch, served: Served
     with outblas.use():
         assert [torch.mm(a, b).device for a, b in pairs] == expected
         assert [torch.ops.outblas.mm(a, b).device for a, b in pairs] == expected
-    assert all(dispatch.product(a, b) is None for a, b in pairs) and not served.ran
+    assert all(product.unasked(a, b) is None for a, b in pairs) and not served.ran
 
 
 def test_a_models_gradients_are_ours_too(on: Switch, served: Served) -> None:
@@ -307,8 +307,8 @@ def test_what_the_table_knows_to_be_torchs_does_not_come_back(
 
     if os.environ["OUTBLAS_NATIVE"] == "1":
         pytest.skip("kernels in C++ have a table of their own")
-    monkeypatch.setattr(dispatch, "_table", Table())
-    monkeypatch.setattr(dispatch, "_known", lambda a, b, out, option: torch.matmul(a, b))
+    monkeypatch.setattr(native_table, "table", Table())
+    monkeypatch.setattr(native_table, "known", lambda a, b, out, option: torch.matmul(a, b))
     x, w = numbers(3, 8), numbers(8, 5)
     expected = x.double() @ w.double()
     with outblas.use():
@@ -349,10 +349,10 @@ def test_the_reason_is_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "L4")
-    monkeypatch.setattr(dispatch, "_device", lambda index: served)
+    monkeypatch.setattr(device_registry, "device_state", lambda index: served)
     assert switch.why_not().startswith("no library serves L4; ")
     other = SimpleNamespace(gpu="h200", library=SimpleNamespace(rows=[1]))
-    monkeypatch.setattr(dispatch, "_device", lambda index: other if index else served)
+    monkeypatch.setattr(device_registry, "device_state", lambda index: other if index else served)
     assert switch.why_not() == "" and "\n" not in switch.why_not()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outblas import dispatch, user_library
+from outblas import device_registry, dispatch, user_library
 from outblas.captured import Captured, Product
 from outblas.cli.main import app
 from outblas.cli.tune import parse_budget
@@ -219,11 +219,11 @@ def test_the_users_row_goes_first_and_the_packaged_kernel_stands_in_where_it_has
 
 def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tuned(Row(FIRST, "torch", "", "cuda:0", plain=FAST)), PROVENANCE)
-    monkeypatch.setattr(dispatch, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(dispatch, "_devices", {})
-    monkeypatch.setattr(dispatch, "_libraries", {})
+    monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(device_registry, "devices", {})
+    monkeypatch.setattr(device_registry, "libraries", {})
     packaged = Library.packaged("h200")
-    device = dispatch._device(0)
+    device = device_registry.device_state(0)
     assert device.library.lookup(FIRST).plain == FAST  # type: ignore[union-attr]
     assert len(device.library.rows) == len(packaged.rows) + (packaged.lookup(FIRST) is None)
     said = dispatch.status()["cuda:0"]["libraries"]
@@ -238,9 +238,9 @@ def test_a_gpu_that_is_not_served_asks_for_no_library(monkeypatch: pytest.Monkey
     def old(index: int) -> None:
         raise DeviceError("sm_70", "sm_80", "torch")
 
-    monkeypatch.setattr(dispatch, "gpu_of_device", old)
-    monkeypatch.setattr(dispatch, "preferred", lambda *a: pytest.fail("asked"))
-    assert dispatch._new_device(0).gpu is None
+    monkeypatch.setattr(device_registry, "gpu_of_device", old)
+    monkeypatch.setattr(device_registry, "preferred", lambda *a: pytest.fail("asked"))
+    assert device_registry._new_device(0).gpu is None
 
 
 # -- shares and budgets ----------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@
 //
 // Only the limited API of Python 3.10 is used; neither torch nor CUDA is linked.
 #include "object.h"
-
-#include <string.h>
+#include "read.h"
 
 #ifndef OUTBLAS_SOURCE_ID
 #define OUTBLAS_SOURCE_ID ""
@@ -19,10 +18,6 @@
 #define HOLD(name) Py_INCREF(hooks.name);
 #define DROP(name) Py_CLEAR(self->hooks.name);
 
-Names names;
-
-void let_go(void *object) { Py_DECREF((PyObject *)object); }
-
 // -- doing -----------------------------------------------------------------------------------------------------------
 
 static PyObject *torch_product(TableObject *self, PyObject *const *args) {
@@ -32,18 +27,6 @@ static PyObject *torch_product(TableObject *self, PyObject *const *args) {
     Py_XDECREF(operands);
     Py_XDECREF(named);
     return result;
-}
-
-int stream_of(const TableObject *self, const Exchange *exchange, const Device *device, void **stream) {
-    if (exchange && device->type == DLPACK_CUDA) return exchange->current_stream(device->type, device->id, stream);
-    PyObject *index = PyLong_FromLong(device->index);
-    if (!index) return -1;
-    PyObject *number = PyObject_CallFunctionObjArgs(self->hooks.current_stream, index, NULL);
-    Py_DECREF(index);
-    if (!number) return -1;
-    *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(number);
-    Py_DECREF(number);
-    return PyErr_Occurred() ? -1 : 0;
 }
 
 // A new output, where torch's current device is that of the operands; NULL without an error where it is not.
@@ -182,73 +165,6 @@ static PyObject *table_ours(PyObject *object, PyObject *const *args, Py_ssize_t 
 }
 
 // -- learning --------------------------------------------------------------------------------------------------------
-
-static int parse_launch(PyObject *tuple, Entry *entry) {
-    Launch *launch = &entry->launch;
-    unsigned long long function, context;
-    PyObject *maps, *allocation;
-    if (!PyArg_ParseTuple(tuple, "KK(III)IIIp(iii)O!KO!", &function, &context, &launch->grid[0], &launch->grid[1],
-                          &launch->grid[2], &launch->threads, &launch->shared_bytes, &launch->cluster,
-                          &launch->dependent, &launch->extents[0], &launch->extents[1], &launch->extents[2],
-                          &PyTuple_Type, &maps, &entry->workspace_bytes, &PyTuple_Type, &allocation))
-        return -1;
-    entry->maker = BY_KERNEL;
-    entry->context = (void *)(uintptr_t)context;
-    entry->allocation = allocation;
-    launch->function = (void *)(uintptr_t)function;
-    launch->maps = PyTuple_Size(maps) > 0;
-    if (launch->maps && PyTuple_Size(maps) != 3) {
-        PyErr_SetString(PyExc_ValueError, "a launch has the TMA maps of three operands, or none");
-        return -1;
-    }
-    for (int i = 0; launch->maps && i < 3; i++) {
-        MapSpec *spec = &launch->map[i];
-        if (!PyArg_ParseTuple(PyTuple_GetItem(maps, i), "IIIIiii", &spec->rows, &spec->cols, &spec->box_rows,
-                              &spec->box_cols, &spec->type, &spec->swizzle, &spec->promotion))
-            return -1;
-    }
-    return 0;
-}
-
-static int parse_product(PyObject *tuple, Entry *entry) {
-    Product *product = &entry->product;
-    unsigned long long context, number[6];
-    const char *algo;
-    Py_ssize_t algo_bytes;
-    PyObject *keep, *allocation;
-    if (!PyArg_ParseTuple(tuple, "K(KKKKKKII)y#KOO!", &context, &number[0], &number[1], &number[2], &number[3],
-                          &number[4], &number[5], &product->alpha, &product->beta, &algo, &algo_bytes,
-                          &entry->workspace_bytes, &keep, &PyTuple_Type, &allocation))
-        return -1;
-    if (algo_bytes != sizeof product->algo || !number[0]) {
-        PyErr_SetString(PyExc_ValueError, "a product has a function and an algorithm of 64 bytes");
-        return -1;
-    }
-    if (entry->workspace_bytes && entry->workspace_bytes <= COUNTERS_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "a workspace begins with the counters of kernels");
-        return -1;
-    }
-    void **into[6] = {&product->matmul, &product->handle, &product->descriptor,
-                      &product->first,  &product->second, &product->out};
-    for (int i = 0; i < 6; i++) *into[i] = (void *)(uintptr_t)number[i];
-    memcpy(product->algo, algo, sizeof product->algo);
-    entry->maker = BY_CUBLASLT;
-    entry->context = (void *)(uintptr_t)context;
-    entry->allocation = allocation;
-    entry->keep = keep;
-    return 0;
-}
-
-int parse_answer(PyObject *launch, PyObject *product, Entry *entry) {
-    memset(entry, 0, sizeof *entry);
-    PyObject *tuple = launch != Py_None ? launch : product;
-    if (tuple == Py_None) return 0;
-    if (!PyTuple_Check(tuple)) {
-        PyErr_SetString(PyExc_TypeError, "a launch, or a product of cuBLASLt, is a tuple");
-        return -1;
-    }
-    return launch != Py_None ? parse_launch(tuple, entry) : parse_product(tuple, entry);
-}
 
 static PyObject *table_learn(PyObject *object, PyObject *args) {
     TableObject *self = (TableObject *)object;

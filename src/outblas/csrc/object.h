@@ -1,4 +1,4 @@
-// What the extension's files share: the Table as Python has it, and the reading of a call.
+// What the extension's files share: the Table as Python has it, and the answers that it is given.
 #ifndef OUTBLAS_OBJECT_H
 #define OUTBLAS_OBJECT_H
 
@@ -70,15 +70,6 @@ typedef struct {
 // The truth of a new reference, -1 for an error; gives the reference back.
 int truth(PyObject *object);
 
-// Takes from the hooks what is used by every call; -1 with an error.
-int prepare_reading(TableObject *self);
-
-// Whether an object is exactly a tensor or a parameter.
-int is_plain(const TableObject *self, PyObject *object);
-
-// Where the table has a tensor's device, which it adds if asked to; -1: nowhere, perhaps with an error.
-int device_of(TableObject *self, PyObject *tensor, int add);
-
 // The raw current stream of a device, by the exchange if there is one; 0 for success.
 int stream_of(const TableObject *self, const Exchange *exchange, const Device *device, void **stream);
 
@@ -87,16 +78,5 @@ void let_go(void *object);
 
 // An answer without its key, from the launch and the product that `learn` is given; -1 for an error.
 int parse_answer(PyObject *launch, PyObject *product, Entry *entry);
-
-// The address of a tensor; -1: it has none, perhaps with an error.
-int address_of(const TableObject *self, PyObject *tensor, uint64_t *address);
-
-// Fills the key and the addresses from (a, b, out, option); below autograd, gradients are not asked for. 0: this is not a
-// call for the table; no error is left.
-int read_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3], int below);
-
-// The same for a call that is to be learned, whose device is added. The exchange is given up, and all that was learned
-// by it, where it does not say of the call what torch's methods say.
-int read_new_call(TableObject *self, PyObject *const *args, Key *key, uint64_t addresses[3]);
 
 #endif

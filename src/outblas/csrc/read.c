@@ -2,7 +2,7 @@
 //
 // An operand is read by torch's DLPack exchange where this torch has one, else by methods of tensors, which cost several
 // times as much. The methods have the last word: nothing is learned of operands of which the exchange says otherwise.
-#include "object.h"
+#include "read.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,13 +25,6 @@ static int pair_of(PyObject *tuple, int64_t into[2]) {
     }
     Py_DECREF(tuple);
     return status;
-}
-
-int truth(PyObject *object) {
-    if (!object) return -1;
-    const int found = PyObject_IsTrue(object);
-    Py_DECREF(object);
-    return found;
 }
 
 int device_of(TableObject *self, PyObject *tensor, int add) {
