@@ -33,11 +33,12 @@ from outblas.agents import make_agent
 from outblas.any_shape import LIKELY, AnyShape
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
-from outblas.config import config_from_name, config_name
+from outblas.config import config_name
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
 from outblas.files import sole_driver, write_json
+from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
 from outblas.library import Library, Row
 from outblas.policy import Policy

@@ -14,8 +14,9 @@ from typing import Any
 
 from outblas.baselines import CublasGemm
 from outblas.compile import compile_source
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.files import write_json
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import load
 from outblas.oracle import needed_c
 from outblas.problem import Problem

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 from measured import of_store
 
-from outblas.config import KernelConfig, Sm80GemvConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.files import write_json
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.learn.rows import Row, of_recording
 from outblas.recording import Recording
 from outblas.roofline import H200

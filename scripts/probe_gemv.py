@@ -30,9 +30,10 @@ from typing import Any
 
 from outblas.baselines import TorchMm
 from outblas.compile import compile_many
-from outblas.config import KernelConfig, Sm80GemvConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
 from outblas.errors import OutblasError
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.launch import LoadedKernel, load
 from outblas.model import rank
 from outblas.problem import Problem

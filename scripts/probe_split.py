@@ -17,8 +17,9 @@ import torch
 
 from outblas.baselines import LtAuto, TorchMm
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.evaluation import Status
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import load
 from outblas.model import rank
 from outblas.pool import split_kernels, workspace_kernels

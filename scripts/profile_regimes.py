@@ -21,9 +21,10 @@ from typing import Any
 
 from outblas import ncu
 from outblas.baselines import LT_AUTO, LtAuto
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError, OutblasError
 from outblas.files import write_atomic
+from outblas.kernels.config_text import config_from_name
 from outblas.library import Library
 from outblas.model import rank
 from outblas.ncu_target import Algorithm, Profiler, Work, cache_of

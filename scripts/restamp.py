@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from outblas.compile import compile_many, nvrtc_version
-from outblas.config import config_from_name, config_name
+from outblas.config import config_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, OutblasError, UsageError
+from outblas.kernels.config_text import config_from_name
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.provenance import utc_now
@@ -50,7 +51,10 @@ HASH, RECORDS = "kernels", "restamped"
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
 _ASK = """
 import json, sys
-from outblas.config import config_from_name
+try:
+    from outblas.kernels.config_text import config_from_name
+except ImportError:  # before families had a home
+    from outblas.config import config_from_name
 from outblas.problem import Problem
 from outblas.source import _kernel_headers, kernels_sha, make_source
 shared, found = _kernel_headers(), []

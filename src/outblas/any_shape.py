@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from outblas.belief import Features, Regressor
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import RecordError, UsageError
 from outblas.features import candidate_features, problem_features
 from outblas.files import write_atomic
+from outblas.kernels.config_text import config_from_name
 from outblas.library import Choice
 from outblas.model import predict_many
 from outblas.policy import Policy

@@ -11,7 +11,9 @@ from dataclasses import replace
 from math import log2
 
 from outblas.agents.base import in_turns
-from outblas.config import Cache, KernelConfig, Launch, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Launch, config_name
+from outblas.kernels.families.family import Cache
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 from outblas.second_search import launch_options

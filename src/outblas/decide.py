@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from outblas.config import KernelConfig, Launch, Sm80GemvConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Launch, config_name
 from outblas.errors import ProblemError
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
 from outblas.roofline import Gpu
@@ -96,7 +98,7 @@ def without_promises(fallback: Decision, row: Row | None, launch: Launch, gpu: G
     problem = fallback.problem
     if choice is None or problem is None or gpu is None:
         return fallback
-    config = replace(choice.config, pdl=choice.config.pdl and launch != "plain", early=False)
+    config = choice.config.with_knobs(pdl=choice.config.pdl and launch != "plain", early=False)
     if isinstance(config, Sm80GemvConfig):
         config = replace(config, warm_k=0)  # which is of early loads
     if why_illegal(problem, config, gpu) is not None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import ELEMENT_BYTES, Problem
 
 Activation = Literal["none", "silu", "gelu", "gelu_tanh"]

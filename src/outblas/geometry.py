@@ -9,7 +9,11 @@ import functools
 import math
 from dataclasses import dataclass
 
-from outblas.config import STREAMING_C, KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import STREAMING_C, Sm90WgmmaConfig
 from outblas.problem import ELEMENT_BYTES, Acc, Dtype, Layout, Problem
 
 SMEM_LIMIT = 232448  # dynamic shared memory a block may ask for on sm_90, bytes

@@ -11,11 +11,12 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
 from outblas.driver import check, driver
 from outblas.errors import ConfigError, TensorError
 from outblas.geometry import Geometry, geometry, grid, launch_smem, workspace_bytes
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.overlap import overlap
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import Gpu

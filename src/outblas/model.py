@@ -22,8 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas import model_direct, model_gemv
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import DeviceError, RecordError
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.model_columns import columns_by_family, problem_columns
 from outblas.model_residual import NAMES as RESIDUAL
 from outblas.model_residual import factor

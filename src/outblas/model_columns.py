@@ -7,15 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from outblas.config import (
-    STREAMING_C,
-    KernelConfig,
-    Sm80DirectConfig,
-    Sm80GemvConfig,
-    Sm80MmaConfig,
-    Sm90WgmmaConfig,
-)
+from outblas.config import KernelConfig
 from outblas.geometry import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS, gemv_blocks, gemv_loads, geometry
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import STREAMING_C, Sm90WgmmaConfig
 from outblas.model_terms import Floats
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, operand_sets

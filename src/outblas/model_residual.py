@@ -12,7 +12,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outblas.config import Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.model_terms import Columns, Floats
 
 #: Most that the logarithm of the factor may be.

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from outblas import ncu
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import OutblasError, RecordError
+from outblas.kernels.config_text import config_from_name
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, operand_sets
 

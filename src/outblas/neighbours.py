@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 from outblas.space import WGMMA_ROWS, even_twin, rows_to_load, shifted, why_illegal
@@ -45,7 +49,7 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[
 
 def _early(c: KernelConfig) -> Iterator[KernelConfig]:
     if c.pdl and not c.early:
-        yield replace(c, early=True)
+        yield c.with_knobs(early=True)
 
 
 def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]:

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.baselines import fastest
-from outblas.config import LAUNCHES, KernelConfig, Launch, config_from_name, config_name, launch_of
+from outblas.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Status
+from outblas.kernels.config_text import config_from_name
 from outblas.problem import Problem
 from outblas.recording_files import (
     BASELINES,

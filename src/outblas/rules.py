@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outblas.driver import capture_graph, check, driver
-from outblas.evaluation import Status
+from outblas.evaluation import Rejected, Status
 from outblas.operands import torch_dtype
 from outblas.problem import Problem
-from outblas.rejected import Rejected
 from outblas.space import why_illegal
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.epilogue import PLAIN, Epilogue, prelude
 from outblas.geometry import geometry
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 
 

@@ -11,15 +11,7 @@ import math
 from dataclasses import replace
 from importlib import resources
 
-from outblas.config import (
-    STREAMING_C,
-    KernelConfig,
-    Sm80DirectConfig,
-    Sm80GemvConfig,
-    Sm80MmaConfig,
-    Sm90WgmmaConfig,
-    config_from_name,
-)
+from outblas.config import KernelConfig
 from outblas.errors import DeviceError, UsageError
 from outblas.geometry import (
     EXTRA_REGISTERS,
@@ -37,6 +29,11 @@ from outblas.geometry import (
     register_budget,
     workspace_bytes,
 )
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import STREAMING_C, Sm90WgmmaConfig
 from outblas.pool import few_rows_kernels, gemv_kernels, pool, tiny_kernels, workspace_kernels
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
@@ -244,7 +241,7 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
         UsageError: no catalogue of that name is shipped.
     """
     if name == "pool":
-        return tuple(replace(kernel, pdl=pdl) for kernel in pool() for pdl in (False, True))
+        return tuple(kernel.with_knobs(pdl=pdl) for kernel in pool() for pdl in (False, True))
     path = resources.files("outblas") / "data" / "catalogues" / f"{name}.json"
     try:
         data = json.loads(path.read_text())
@@ -266,7 +263,7 @@ def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: boo
     """
     found = _candidates(problem, gpu)
     if early:
-        more = (replace(c, early=True) for c in found if c.pdl)
+        more = (c.with_knobs(early=True) for c in found if c.pdl)
         found += [c for c in more if why_illegal(problem, c, gpu) is None]
     if even:
         twins = (even_twin(problem, c, gpu) for c in found)
@@ -313,7 +310,7 @@ def _gemv_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     if problem.m > GEMV_TOKENS:
         return []
     room = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and 0 <= c.bm - problem.m < 8]
-    return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
+    return [c.with_knobs(pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
 
 
 def rows_to_load(problem: Problem) -> int:
@@ -326,7 +323,7 @@ def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     rows = rows_to_load(problem)
     if not 8 < rows < WGMMA_ROWS or gpu.arch != 90:
         return []
-    return [replace(c, pdl=pdl) for c in few_rows_kernels(rows) for pdl in (False, True)]
+    return [c.with_knobs(pdl=pdl) for c in few_rows_kernels(rows) for pdl in (False, True)]
 
 
 def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
@@ -334,7 +331,7 @@ def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     if problem.k < WORKSPACE_K or gpu.arch != 90:
         return []
     few = [c for c in workspace_kernels() if math.prod(grid(problem, c, gpu.sms)) <= 2 * gpu.sms]
-    return [replace(c, pdl=pdl) for c in few for pdl in (False, True)]
+    return [c.with_knobs(pdl=pdl) for c in few for pdl in (False, True)]
 
 
 def gpu_of_device(index: int) -> Gpu:

@@ -26,12 +26,11 @@ from outblas import integrity
 from outblas.baselines import Bindable, Call, CublasGemm
 from outblas.driver import check, driver
 from outblas.errors import UsageError
-from outblas.evaluation import Status, Verdict
+from outblas.evaluation import Rejected, Status, Verdict
 from outblas.operands import Operands, torch_dtype
 from outblas.oracle import Oracle, product, right
 from outblas.problem import Problem
 from outblas.proof_inputs import cancelling, integer_draws, normal, positive, scaled, special_inputs
-from outblas.rejected import Rejected
 from outblas.rules import check_rules, process_state
 from outblas.trials import Shelf, Trials
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outblas.config import Sm80GemvConfig
 from outblas.geometry import gemv_blocks
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 

@@ -16,9 +16,10 @@ import torch
 
 import outblas
 from outblas import dispatch
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.dispatch import DeviceState, explain, load_kernel
 from outblas.errors import TensorError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import Problem

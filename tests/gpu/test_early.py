@@ -16,10 +16,14 @@ import torch
 import outblas
 from outblas import dispatch
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.device_state import DeviceState, load_kernel
 from outblas.driver import capture_graph, check, driver
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
 from outblas.problem import Layout, Problem

@@ -16,12 +16,16 @@ import torch
 import outblas
 from outblas import affine, dispatch, fused
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.device_state import DeviceState, load_kernel
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.errors import TensorError
 from outblas.evaluation import Status
 from outblas.fused_launch import Extra, FusedKernel
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.source import make_source

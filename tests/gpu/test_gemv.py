@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.compile import compile_source
-from outblas.config import Sm80GemvConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.launch import load
 from outblas.operands import torch_dtype
 from outblas.problem import Problem

@@ -17,10 +17,11 @@ import torch
 import outblas
 from outblas import dispatch, native
 from outblas.baselines import AUTO_REQUEST
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.cublas import CublasLt, describe
 from outblas.device_state import DeviceState, load_kernel
 from outblas.geometry import workspace_bytes
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import ROW_ALIGN_BYTES, Problem

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("torch")
 
 from outblas.baselines import RIVALS  # noqa: E402
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig  # noqa: E402
 from outblas.evaluate import LiveEvaluator, Options  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
 
 pytestmark = pytest.mark.gpu

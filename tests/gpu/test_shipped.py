@@ -18,9 +18,11 @@ import outblas
 from helpers import ROOT
 from outblas import dispatch, shipped
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.cubin_pack import pack_key, packed
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle

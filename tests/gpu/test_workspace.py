@@ -18,11 +18,12 @@ import torch
 import outblas
 from outblas import capture_workspace, dispatch, native
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.dispatch import DeviceState, load_kernel
 from outblas.driver import capture_graph, check, driver
 from outblas.errors import DeviceError, TensorError
 from outblas.geometry import COUNTERS_BYTES, workspace_bytes
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
 from outblas.operands import Operands

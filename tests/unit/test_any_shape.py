@@ -13,9 +13,11 @@ import pytest
 from outblas import any_shape, unlisted
 from outblas.any_shape import AnyShape, inputs, is_regular, is_vector, shape_features
 from outblas.belief import Regressor
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.decide import Operand, decide
 from outblas.errors import RecordError, UsageError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.policy import Policy
 from outblas.problem import Problem

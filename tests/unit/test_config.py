@@ -8,41 +8,27 @@ from typing import Any
 
 import pytest
 
-from outblas.config import (
-    FAMILIES,
-    KernelConfig,
-    Sm80DirectConfig,
-    Sm80GemvConfig,
-    Sm80MmaConfig,
-    Sm90WgmmaConfig,
-    config_from_json,
-    config_from_name,
-    config_name,
-    config_to_json,
-)
+from outblas.config import KernelConfig, config_name, config_to_json, knob_schema
 from outblas.errors import ConfigError
+from outblas.kernels.config_text import config_from_json, config_from_name
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-WORDS = {
-    "Schedule": ["coop", "pingpong"],
-    "Store": ["tma", "direct"],
-    "Raster": ["m", "n"],
-    "Ring": ["registers", "shared"],
-    "Cache": ("plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"),
-    "SplitKind": ["cluster", "workspace"],
-}
-VALUES = {"int": st.integers(-(10**17), 10**17), "bool": st.booleans()} | {
-    kind: st.sampled_from(words) for kind, words in WORDS.items()
-}
+VALUES = {"int": st.integers(-(10**17), 10**17), "bool": st.booleans()}
 
 
 @st.composite
 def configs(draw: Any) -> KernelConfig:
-    cls = draw(st.sampled_from(list(FAMILIES.values())))
-    return cls(**{f.name: draw(VALUES[str(f.type)]) for f in fields(cls)})  # type: ignore[no-any-return]
+    cls = draw(st.sampled_from([family.config for family in FAMILIES.values()]))
+    values = {k.name: draw(st.sampled_from(k.words) if k.words else VALUES[k.kind]) for k in knob_schema(cls)}
+    return cls(**values)  # type: ignore[no-any-return]
 
 
 @given(configs())
@@ -80,10 +66,10 @@ def test_a_name_has_every_knob_and_is_one_word(config: KernelConfig) -> None:
 
 def test_every_family_is_registered_under_its_own_name() -> None:
     assert {Sm90WgmmaConfig.family, Sm80MmaConfig.family, Sm80GemvConfig.family} <= set(FAMILIES)
-    assert all(cls.family == name for name, cls in FAMILIES.items())
+    assert all(family.config.family == name for name, family in FAMILIES.items())
 
 
-@pytest.mark.parametrize("cls", FAMILIES.values())
+@pytest.mark.parametrize("cls", [family.config for family in FAMILIES.values()])
 def test_a_missing_an_unknown_and_a_mistyped_knob_are_refused(cls: type[KernelConfig]) -> None:
     good = config_to_json(cls(bm=64, bn=64))
     for f in fields(cls):

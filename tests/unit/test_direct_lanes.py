@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lanes import mma, movmatrix_trans
-from outblas.config import Sm80DirectConfig
 from outblas.geometry import SM80_GROUP, geometry, grid
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.problem import Problem
 from outblas.space import why_illegal
 

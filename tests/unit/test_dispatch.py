@@ -12,10 +12,12 @@ import pytest
 
 from outblas import device_state, dispatch
 from outblas.allowed import launch_of_option, option_of
-from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import Launch
 from outblas.decide import Decision, Operand, decide
 from outblas.dispatch import DeviceState, explain, matmul
 from outblas.errors import CompileError, DeviceError, TensorError, UsageError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.overlap import overlap
 from outblas.problem import Problem

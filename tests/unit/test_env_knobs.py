@@ -17,10 +17,11 @@ from gymnasium.utils.env_checker import check_env
 
 from fake_gpu import FakeGpu, time_us
 from helpers import ROOT
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.env_knobs import COUNTER_NAMES, MAX_LOG, KnobEnv
 from outblas.errors import UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.knobs import wide
 from outblas.problem import Problem
 from outblas.reward import reward

@@ -11,9 +11,10 @@ import pytest
 from fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from outblas import eval_one
 from outblas.baselines import NAMES
-from outblas.config import KernelConfig, Sm80MmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Speedup, Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.model import rank
 from outblas.problem import Problem

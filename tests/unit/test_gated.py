@@ -15,12 +15,14 @@ import torch
 import outblas
 from fused_fixture import KERNELS, OnTheHost, host_fixture
 from outblas import affine, dispatch, fused
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.decide import Decision, without_promises
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.errors import TensorError, UsageError
 from outblas.evaluation import Status
 from outblas.fused_launch import Extra, FusedKernel
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200

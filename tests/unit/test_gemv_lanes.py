@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lanes import mma
-from outblas.config import Sm80GemvConfig
 from outblas.geometry import geometry, grid, k_tiles
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.problem import Problem
 from outblas.space import why_illegal
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.geometry import (
     CTA_SMEM,
     MAX_GRID_YZ,
@@ -24,6 +24,10 @@ from outblas.geometry import (
     may_stack,
     workspace_bytes,
 )
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.source import make_source
 from outblas.space import pool, why_illegal

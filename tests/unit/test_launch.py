@@ -14,9 +14,11 @@ pytest.importorskip("torch")
 import torch
 
 from outblas import launch
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80MmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import DeviceError, TensorError
 from outblas.geometry import geometry, grid, launch_smem
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.launch import check_operands, encode_map
 from outblas.problem import Problem
 from outblas.roofline import H200

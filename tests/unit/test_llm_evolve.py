@@ -20,9 +20,10 @@ import pytest
 
 from llm_kernels import PROBLEM, answer, config_answer, failed, kernel, passed, record
 from llm_server import Say, ScriptedServer, serving
-from outblas.config import Candidate, Sm80MmaConfig, config_name
+from outblas.config import Candidate, config_name
 from outblas.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm import evolve_run
 from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget, Price

@@ -15,8 +15,12 @@ import pytest
 
 from helpers import synthetic_recording
 from outblas import model
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError, RecordError
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.model_columns import config_columns
 from outblas.model_terms import let_in, on_the_busiest_sm, resident_ctas, workspace_us
 from outblas.problem import Problem

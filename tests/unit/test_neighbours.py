@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.config import LAUNCHES, KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import LAUNCHES, KernelConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.neighbours import neighbours
 from outblas.problem import Problem
 from outblas.roofline import H200

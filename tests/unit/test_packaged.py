@@ -17,8 +17,11 @@ import pytest
 
 from helpers import ROOT
 from outblas.averages import launch_of_row, table_words
-from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
+from outblas.config import LAUNCHES, KernelConfig, allows, config_name
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.evaluate import qualities, searches
 from outblas.library import LEVEL, Library
 from outblas.policy import Policy

@@ -14,8 +14,10 @@ import pytest
 from fake_gpu import PROVENANCE
 from helpers import ROOT
 from outblas import ncu
-from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig, config_name
+from outblas.config import config_name
 from outblas.errors import DeviceError, RecordError
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.report.counters import counters_table, counters_text, read_counters, short_name

@@ -18,10 +18,11 @@ from fake_gpu import FakeGpu, install
 from outblas import bench, record
 from outblas.agents import Agent
 from outblas.averages import launch_of_row
-from outblas.config import Sm90WgmmaConfig, config_name, launch_of
+from outblas.config import config_name, launch_of
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.journal import Journal
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording

@@ -21,9 +21,11 @@ import pyarrow.parquet as pq
 
 from helpers import ROOT
 from outblas.compile import compile_source
-from outblas.config import Sm80DirectConfig, Sm80MmaConfig, config_from_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, RecordError, UsageError
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.results import read_result, write_result

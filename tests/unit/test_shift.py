@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from outblas.compile import compile_source
-from outblas.config import Sm90WgmmaConfig, config_from_name, config_name
+from outblas.config import config_name
 from outblas.cubin import Cubin
 from outblas.geometry import geometry
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.model import predict_us
 from outblas.neighbours import neighbours
 from outblas.problem import Problem

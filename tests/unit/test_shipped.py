@@ -20,11 +20,13 @@ from outblas import compile as compiling
 from outblas import doctor, launch, native_build, shipped, shipped_build
 from outblas.any_shape import AnyShape
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack, pack_key, packed
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.errors import CompileError, RecordError, ToolchainMissing
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200

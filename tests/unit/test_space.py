@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 
 from helpers import ROOT
-from outblas.config import (
-    FAMILIES,
-    KernelConfig,
-    Sm80DirectConfig,
-    Sm80GemvConfig,
-    Sm80MmaConfig,
-    Sm90WgmmaConfig,
-    config_name,
-)
+from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError, UsageError
 from outblas.geometry import geometry
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.source import make_source

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outblas.config import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.recording import Recording
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from outblas import worker as ev
-from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Timing, Verdict
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.pool import direct_kernels
 from outblas.problem import Problem
 from outblas.sandbox import Faulted

@@ -18,12 +18,14 @@ import pool_workers
 from helpers import ROOT, running, synthetic_problems, synthetic_recording
 from outblas import tune as tuning
 from outblas.agents import make_agent
-from outblas.config import LAUNCHES, Sm90WgmmaConfig, config_name, launch_of
+from outblas.config import LAUNCHES, config_name, launch_of
 from outblas.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.evaluator import Evaluator
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Library
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_to_json
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import work_us
 from outblas.source import kernel_kind
@@ -53,7 +55,9 @@ def run(evaluator: Evaluator, store: Path, agent: str = "evolution") -> Library:
 def stored(path: Path) -> list[tuple[str, str, str]]:
     """All that a store holds, in an order of its own: workers finish in any."""
     with Store(path) as opened:
-        return sorted((e.problem.key, config_name(e.config), str(e.to_json())) for e in opened.evaluations("r"))
+        return sorted(
+            (e.problem.key, config_name(e.config), str(evaluation_to_json(e))) for e in opened.evaluations("r")
+        )
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.geometry import COUNTERS_BYTES, geometry, grid, workspace_bytes
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import LoadedKernel
 from outblas.pool import workspace_kernels
 from outblas.problem import Problem

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.agents.base import Agent, by_launch, in_turns, unexplored
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.nvmmh import Choice, ranked_choices
 from outblas.problem import Problem
 from outblas.roofline import Gpu

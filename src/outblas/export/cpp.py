@@ -9,9 +9,9 @@ import math
 import re
 from importlib import resources
 
-from outblas.config import Sm90WgmmaConfig
 from outblas.export.target import Target
 from outblas.geometry import COUNTERS_BYTES, geometry, grid, launch_smem, workspace_bytes
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import KINDS, SWIZZLES, tensor_boxes
 from outblas.oracle import ERROR_C, FLOOR, FP16_C, UNIT
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from outblas.any_shape import inputs, is_vector
 from outblas.belief import Regressor
-from outblas.config import KernelConfig, Sm80GemvConfig, launch_of
+from outblas.config import KernelConfig, launch_of
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.library import Library
 from outblas.model import rank
 from outblas.problem import Problem

@@ -101,7 +101,7 @@ class WithTemplates:
             ToolchainMissing: one was not recorded, and a compiler is not installed.
         """
         for problem, candidate in pairs:
-            if isinstance(candidate, FreeKernel):
+            if not isinstance(candidate, KernelConfig):
                 yield from self._inner.evaluate([(problem, candidate)])
             else:
                 known = self._recorded.get((problem, candidate))

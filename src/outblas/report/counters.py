@@ -9,8 +9,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from outblas.config import KernelConfig, config_from_name
+from outblas.config import KernelConfig
 from outblas.errors import RecordError
+from outblas.kernels.config_text import config_from_name
 from outblas.ncu import FIGURES
 from outblas.problem import Problem
 

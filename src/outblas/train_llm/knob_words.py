@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from outblas.config import Candidate, Sm90WgmmaConfig
+from outblas.config import Candidate
 from outblas.errors import UsageError
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.train_llm.language import Read
 from outblas.train_llm.rewards import Refused

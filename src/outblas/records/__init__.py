@@ -1,0 +1,1 @@
+"""What is kept of measurements: evaluations, stores, recordings and libraries."""
