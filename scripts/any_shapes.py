@@ -34,11 +34,13 @@ from outblas.any_shape import LIKELY, AnyShape
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import config_name
+from outblas.device import gpu_of_device
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator, Options
 from outblas.evaluation import Status
 from outblas.files import sole_driver, write_json
 from outblas.kernels.config_text import config_from_name
+from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
 from outblas.library import Library, Row
 from outblas.policy import Policy
@@ -47,7 +49,6 @@ from outblas.provenance import collect
 from outblas.recording import Recording
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
-from outblas.space import gpu_of_device, why_illegal
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.suites import GRID, LLM_LAYERS, SUITES, suite

@@ -10,7 +10,7 @@ choice.
 
 A store is sparse: a search times a few kernels of a problem, and what was not timed is unknown, not bad. Guesses of the
 ranking model in its place (corrected by each kernel's mean residual) made the catalogue worse on shapes that it was
-not chosen on. Kernels that ``outblas.space.beside_the_catalogue`` offers anyway are not chosen, but count.
+not chosen on. Kernels that ``outblas.kernels.catalogue.beside_the_catalogue`` offers anyway are not chosen, but count.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from measured import of_store
 
 from outblas.config import KernelConfig, config_name
 from outblas.files import write_json
+from outblas.kernels.catalogue import beside_the_catalogue, catalogue
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.learn.rows import Row, of_recording
 from outblas.recording import Recording
 from outblas.roofline import H200
-from outblas.space import beside_the_catalogue, catalogue
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.
 LEAST_GAIN = 1e-3

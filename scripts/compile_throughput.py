@@ -16,10 +16,11 @@ import numpy as np
 
 from outblas.compile import compile_source
 from outblas.files import write_json
+from outblas.kernels.catalogue import catalogue
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.source import make_source
-from outblas.space import catalogue, why_illegal
 
 PROBLEM = Problem(16384, 16384, 16384)
 

@@ -64,7 +64,7 @@ def compile_all(kernels: Mapping[str, FreeKernel], carried: Carried, problem: Pr
 def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], arguments: argparse.Namespace) -> None:
     """Evaluate what ``--out`` does not have yet. A kernel that has passed in full once is proved on the timed operands
     of further problems only."""
-    from outblas.space import gpu_of_device
+    from outblas.device import gpu_of_device
     from outblas.worker import Options
 
     gpu, names = gpu_of_device(0), {kernel: name for name, kernel in kernels.items()}
@@ -139,8 +139,8 @@ def contradictions(
 
 def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -> dict[str, Timing]:
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
+    from outblas.device import gpu_of_device
     from outblas.free.launch import load as load_kernel
-    from outblas.space import gpu_of_device
     from outblas.timing import offline
 
     gpu = gpu_of_device(0)

@@ -29,13 +29,13 @@ import outblas
 from outblas import native
 from outblas.baselines import AUTO_REQUEST
 from outblas.cublas import CublasLt, describe
+from outblas.device import gpu_of_device
 from outblas.dispatch import matmul, status, use_library
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import ROW_ALIGN_BYTES, Problem
 from outblas.provenance import collect
-from outblas.space import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
 BLOCK = 200

@@ -21,15 +21,15 @@ from outblas.averages import launch_of_row, published_us
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
+from outblas.device import gpu_of_device
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator
 from outblas.files import sole_driver
+from outblas.kernels.catalogue import worth_trying
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import read_result, write_result
 from outblas.samplers import sampler
-from outblas.second_search import worth_trying
-from outblas.space import gpu_of_device
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.tables import behind, fall_back

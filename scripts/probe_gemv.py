@@ -33,13 +33,14 @@ from outblas.compile import compile_many
 from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
 from outblas.errors import OutblasError
+from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.legality import why_illegal
 from outblas.launch import LoadedKernel, load
 from outblas.model import rank
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.source import Source, kernel_kind, make_source
-from outblas.space import candidates, why_illegal
 from outblas.suites import LLM_LAYERS
 from outblas.timing import Bench
 

@@ -19,13 +19,12 @@ from outblas.baselines import LtAuto, TorchMm
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, config_name
 from outblas.evaluation import Status
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig, split_kernels, workspace_kernels
+from outblas.kernels.legality import why_illegal
 from outblas.launch import load
 from outblas.model import rank
-from outblas.pool import split_kernels, workspace_kernels
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import why_illegal
 from outblas.timing import Bench, prepare
 from outblas.verify import CellProver
 

@@ -22,8 +22,10 @@ from typing import Any
 from outblas import ncu
 from outblas.baselines import LT_AUTO, LtAuto
 from outblas.config import KernelConfig, config_name
+from outblas.device import gpu_of_device
 from outblas.errors import DeviceError, OutblasError
 from outblas.files import write_atomic
+from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
 from outblas.library import Library
 from outblas.model import rank
@@ -32,7 +34,6 @@ from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.report.counters import FORMAT
 from outblas.roofline import Gpu, regime
-from outblas.space import candidates, gpu_of_device
 
 #: Regime -> two problems of it (TN, fp16).
 REGIMES: dict[str, tuple[tuple[int, int, int], ...]] = {

@@ -51,8 +51,10 @@ from regenerate_work import SEEDS, TABLES, Work, begin_with, fill_from, printer,
 from outblas.baselines import RIVALS
 from outblas.bench import run_bench
 from outblas.config import LAUNCHES, Launch
+from outblas.device import gpu_of_device
 from outblas.errors import OutblasError, UsageError
 from outblas.files import sole_driver, write_json
+from outblas.kernels.catalogue import catalogue
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.record import run_record
@@ -60,7 +62,6 @@ from outblas.report.retuned import FILE as RETUNE
 from outblas.report.retuned import retune_record, seconds_by_step
 from outblas.results import MODES
 from outblas.source import kernels_sha
-from outblas.space import catalogue, gpu_of_device
 from outblas.suites import Table, sample
 from outblas.tables import behind, fall_back, is_of, named_by, of_table, with_rows
 

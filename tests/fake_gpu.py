@@ -10,10 +10,10 @@ from outblas.baselines import NAMES, RIVALS
 from outblas.config import KernelConfig, config_name
 from outblas.evaluate import Baselines, Options
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.kernels.catalogue import candidates
 from outblas.ledger import Account
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates
 
 PROVENANCE = {
     "gpu": "NVIDIA H200 (a fake)",

@@ -17,6 +17,7 @@ from typing import Any
 from outblas.averages import launch_columns
 from outblas.baselines import LT_AUTO, NAMES, RIVALS, fastest
 from outblas.config import Launch, config_name
+from outblas.device import gpu_of_device
 from outblas.errors import UsageError
 from outblas.evaluate import Baselines, LiveEvaluator, Options
 from outblas.evaluation import Evaluation, Status
@@ -27,7 +28,6 @@ from outblas.provenance import collect, gpu_state
 from outblas.results import COLUMNS, Row, write_result
 from outblas.roofline import Gpu, floor_us, regime
 from outblas.source import kernels_sha
-from outblas.space import gpu_of_device
 from outblas.stats import geomean
 
 Progress = Callable[..., None]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.allowed import launch_of_option, option_of, promise_free_option
 from outblas.config import LAUNCHES, Launch, config_name
 from outblas.decide import Decision
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
 from outblas.environment import is_on
 from outblas.errors import DeviceError, OutblasError, TensorError, ToolchainMissing, UsageError
@@ -30,7 +31,6 @@ from outblas.fold import Folded, fold, unfold
 from outblas.library import Library
 from outblas.native import open_table, traced
 from outblas.overlap import overlap
-from outblas.space import gpu_of_device
 from outblas.tensors import GRADIENT, operand, operand_like, why_torchs
 from outblas.traced import in_graph, is_half
 from outblas.unlisted import chooser, identity

@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 from outblas.config import KernelConfig, config_name, knob_schema
 from outblas.config import Knob as KnobField
 from outblas.errors import UsageError
+from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES
-from outblas.neighbours import GROUPS, KEPT
-from outblas.pool import few_rows_kernels
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import Gpu
-from outblas.space import WGMMA_ROWS, candidates, catalogue, why_illegal
 
 #: The knob that the others depend on.
 FAMILY = "family"
 #: Values beside those that catalogue and pool have: of later searches, and of rows that are not aligned.
-_MORE: Mapping[str, tuple[int, ...]] = {"group": GROUPS, "kept_k": KEPT, "vec": (1, 2, 4, 8), "prefetch": (128, 256)}
+_MORE: Mapping[str, tuple[int, ...]] = {
+    name: values for family in FAMILIES.values() for name, values in family.more_values.items()
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Knobs:
 @functools.cache
 def all_knobs() -> Knobs:
     """The knobs with every value that the pool, the catalogue, what is offered beside it and later searches have."""
-    few = ((Problem(rows, 4096, 8192), c) for rows in range(16, WGMMA_ROWS, 8) for c in few_rows_kernels(rows))
+    few = (each for family in FAMILIES.values() for each in family.special_kernels())
     return knobs_of((*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _MORE)
 
 

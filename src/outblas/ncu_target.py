@@ -116,8 +116,8 @@ def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
     import torch
 
     from outblas.baselines import LtAuto
+    from outblas.device import gpu_of_device
     from outblas.device_state import load_kernel
-    from outblas.space import gpu_of_device
     from outblas.timing import Bench
 
     torch.cuda.set_device(gpu_index)

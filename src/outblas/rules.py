@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.driver import capture_graph, check, driver
 from outblas.evaluation import Rejected, Status
+from outblas.kernels.legality import why_illegal
 from outblas.operands import torch_dtype
 from outblas.problem import Problem
-from outblas.space import why_illegal
 
 if TYPE_CHECKING:
     from outblas.verify import Lab

@@ -38,8 +38,8 @@ def shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -
 
 def predicted_us(problem: Problem, gpu: Gpu) -> float:
     """The ranking model's time of the best candidate, microseconds; the roofline where there is none."""
+    from outblas.kernels.catalogue import candidates
     from outblas.model import predict_many
-    from outblas.space import candidates
 
     offered = candidates(problem, gpu)
     return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)

@@ -19,13 +19,14 @@ from outblas import dispatch, native
 from outblas.baselines import AUTO_REQUEST
 from outblas.config import KernelConfig
 from outblas.cublas import CublasLt, describe
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
 from outblas.geometry import workspace_bytes
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import ROW_ALIGN_BYTES, Problem
-from outblas.space import gpu_of_device, why_illegal
 
 pytestmark = pytest.mark.gpu
 

@@ -16,6 +16,7 @@ import torch
 
 import outblas
 from outblas import dispatch, native
+from outblas.device import gpu_of_device
 from outblas.dispatch import DeviceState, load_kernel
 from outblas.errors import TensorError
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -23,7 +24,6 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import Problem
-from outblas.space import gpu_of_device
 from outblas.tensors import operand
 
 pytestmark = pytest.mark.gpu

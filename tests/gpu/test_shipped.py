@@ -20,6 +20,7 @@ from outblas import dispatch, shipped
 from outblas.compile import compile_source
 from outblas.config import KernelConfig
 from outblas.cubin_pack import pack_key, packed
+from outblas.device import gpu_of_device
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -30,7 +31,6 @@ from outblas.problem import Problem
 from outblas.shipped import PACK, ShippedCubins
 from outblas.shipped_build import build, current, packaged_libraries, sources_of
 from outblas.source import kernels_sha, make_source
-from outblas.space import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 

@@ -19,18 +19,20 @@ import outblas
 from outblas import capture_workspace, dispatch, native
 from outblas.compile import compile_source
 from outblas.config import KernelConfig
+from outblas.device import gpu_of_device
 from outblas.dispatch import DeviceState, load_kernel
 from outblas.driver import capture_graph, check, driver
 from outblas.errors import DeviceError, TensorError
-from outblas.geometry import COUNTERS_BYTES, workspace_bytes
+from outblas.geometry import workspace_bytes
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.kernels.legality import why_illegal
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
 from outblas.operands import Operands
 from outblas.oracle import Oracle
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import gpu_of_device, why_illegal
 from outblas.workspace import allocate
 
 pytestmark = pytest.mark.gpu

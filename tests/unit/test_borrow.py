@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outblas.borrow import borrowed, transposed
+from outblas.borrow import borrowed
 from outblas.config import Launch
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_neighbours import transposed
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
 from outblas.problem import Problem

@@ -22,7 +22,7 @@ from outblas.export.target import Target, find_target
 from outblas.geometry import grid, launch_smem, workspace_bytes
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.launch import tensor_boxes
+from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200

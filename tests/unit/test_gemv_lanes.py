@@ -15,8 +15,8 @@ import pytest
 from lanes import mma
 from outblas.geometry import geometry, grid, k_tiles
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
-from outblas.space import why_illegal
 
 CONFIGS = {
     "narrow": Sm80GemvConfig(8, 16, 1, 4, 2),

@@ -9,28 +9,16 @@ from dataclasses import replace
 import pytest
 
 from outblas.config import KernelConfig
-from outblas.geometry import (
-    CTA_SMEM,
-    MAX_GRID_YZ,
-    SM_SMEM,
-    SMEM_LIMIT,
-    direct_registers,
-    divisor_up_to,
-    gemv_blocks,
-    geometry,
-    grid,
-    k_tiles,
-    launch_smem,
-    may_stack,
-    workspace_bytes,
-)
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.geometry import geometry, grid, k_tiles, launch_smem, may_stack, workspace_bytes
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig, direct_registers
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.geometry_terms import CTA_SMEM, MAX_GRID_YZ, SM_SMEM, SMEM_LIMIT, divisor_up_to
+from outblas.kernels.legality import why_illegal
+from outblas.pool import pool
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import pool, why_illegal
 
 KINDS = [
     ("TN", "fp16", "fp32"),

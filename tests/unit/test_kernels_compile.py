@@ -14,16 +14,15 @@ pytest.importorskip("cuda.bindings")
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, config_name
 from outblas.errors import CompileError
-from outblas.geometry import gemv_blocks, gemv_loads, geometry
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.geometry import geometry
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig, direct_kernels
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks, gemv_kernels, gemv_loads
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.pool import direct_kernels, gemv_kernels
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.sass import _code_sections, _disassemble, check_static, disassembled_facts, listing
 from outblas.source import make_source
-from outblas.space import why_illegal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outblas.errors import UsageError
+from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.knobs import FAMILY, all_knobs, knobs_of, wide
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates, catalogue, why_illegal
 
 KNOBS = all_knobs()
 #: Few tokens, few rows, odd rows, no tiling that fits, large, long K; layouts and types.

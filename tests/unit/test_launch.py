@@ -19,9 +19,10 @@ from outblas.errors import DeviceError, TensorError
 from outblas.geometry import geometry, grid, launch_smem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.launch import check_operands, encode_map
+from outblas.launch import check_operands
 from outblas.problem import Problem
 from outblas.roofline import H200
+from outblas.runtime.tensor_map import encode_map
 
 P = Problem(16, 24, 32)
 

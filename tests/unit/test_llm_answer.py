@@ -8,13 +8,13 @@ import pytest
 
 from llm_kernels import answer, config_answer, kernel
 from outblas.errors import ConfigError
+from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.answer import read_answer
 from outblas.llm.compact import describe, describe_offered, read_config, write_config
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates
 
 PROBLEM = Problem(512, 512, 512)
 

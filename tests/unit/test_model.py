@@ -21,11 +21,12 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.model_columns import config_columns
 from outblas.model_terms import let_in, on_the_busiest_sm, resident_ctas, workspace_us
+from outblas.pool import pool
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
-from outblas.space import pool, why_illegal
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fit_model.py"
 TINY, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)

@@ -34,7 +34,7 @@ from outblas.cublas import WORKSPACE_BYTES, Algo, LtPlan, Shape
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
 from outblas.errors import DeviceError
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.library import Library
 from outblas.lt_call import LtAlgorithm, LtCalls
 from outblas.problem import Problem

@@ -8,15 +8,16 @@ import pytest
 
 from outblas.config import LAUNCHES, KernelConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.kernels.catalogue import candidates, catalogue, launch_options, worth_trying
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.neighbours import neighbours
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.second_search import launch_options, near_the_best, worth_trying
-from outblas.space import candidates, catalogue, why_illegal
+from outblas.second_search import near_the_best
 
 TILE = Sm90WgmmaConfig(128, 128, stages=5, consumers=2, cluster_m=2)
 SPLIT = Sm90WgmmaConfig(64, 64, 128, 4, split_k=3, store="direct")

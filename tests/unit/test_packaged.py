@@ -19,9 +19,11 @@ from helpers import ROOT
 from outblas.averages import launch_of_row, table_words
 from outblas.config import LAUNCHES, KernelConfig, allows, config_name
 from outblas.evaluation import Status
+from outblas.kernels.catalogue import catalogue
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.learn.evaluate import qualities, searches
 from outblas.library import LEVEL, Library
 from outblas.policy import Policy
@@ -31,7 +33,6 @@ from outblas.report import check_published
 from outblas.report.replaced import notes_of_replaced, replaced
 from outblas.results import PROVENANCE, bench_files, read_result, write_result
 from outblas.source import kernels_sha
-from outblas.space import catalogue, why_illegal
 from outblas.suites import SUITES, suite
 
 DATA = ROOT / "src" / "outblas" / "data"

@@ -15,11 +15,11 @@ from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200
-from outblas.space import why_illegal
 
 CATALOGUE: tuple[KernelConfig, ...] = (
     Sm90WgmmaConfig(64, 64),

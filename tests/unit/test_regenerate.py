@@ -22,6 +22,7 @@ from outblas.config import config_name, launch_of
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
 from outblas.journal import Journal
+from outblas.kernels.catalogue import candidates, worth_trying
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Library
 from outblas.problem import Problem
@@ -29,9 +30,8 @@ from outblas.recording import Recording
 from outblas.report.retuned import notes_of_retune
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
-from outblas.second_search import near_the_best, worth_trying
+from outblas.second_search import near_the_best
 from outblas.source import kernels_sha
-from outblas.space import candidates
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]

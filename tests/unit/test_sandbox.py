@@ -216,16 +216,15 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
 
 
 def test_representatives_are_ragged_legal_and_of_the_same_kind():
-    pytest.importorskip("outblas.space")
+    pytest.importorskip("outblas.kernels.legality")
     from outblas.evaluate import representatives
-    from outblas.geometry import gemv_blocks
     from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-    from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+    from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks
     from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+    from outblas.kernels.legality import why_illegal
     from outblas.problem import Problem
     from outblas.roofline import H200
-    from outblas.space import why_illegal
 
     problem = Problem(64, 64, 64, "NN", "bf16")
     gemv = Sm80GemvConfig(16, 64, 1, 8, 2), Sm80GemvConfig(8, 64, 1, 8, 2, split_k=8)

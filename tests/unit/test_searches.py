@@ -16,9 +16,9 @@ from outblas.agents.evolution import knob_distance
 from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
+from outblas.kernels.families.family import TileChoice as Choice
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.nvmmh import Choice
 from outblas.problem import Problem
 
 PROBLEM = Problem(256, 256, 256)

@@ -12,17 +12,21 @@ import pytest
 
 from helpers import ROOT
 from outblas.config import KernelConfig, config_name
+from outblas.device import gpu_of_device
 from outblas.errors import DeviceError, UsageError
 from outblas.geometry import geometry
+from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.geometry_terms import MAX_CLUSTER
+from outblas.kernels.legality import why_illegal
+from outblas.pool import pool
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.source import make_source
-from outblas.space import MAX_CLUSTER, candidates, catalogue, gpu_of_device, pool, why_illegal
 from outblas.suites import GRID, suite
 
 P = Problem(4096, 4096, 4096)

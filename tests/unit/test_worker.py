@@ -10,9 +10,8 @@ import pytest
 from outblas import worker as ev
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Timing, Verdict
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig, direct_kernels
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.pool import direct_kernels
 from outblas.problem import Problem
 from outblas.sandbox import Faulted
 from outblas.trials import Shelf
@@ -71,7 +70,7 @@ class Desk(ev.Desk):
 @pytest.fixture
 def handler(monkeypatch):
     monkeypatch.setattr(ev, "Desk", Desk)
-    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
+    monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: None)
     monkeypatch.setattr("outblas.faults.or_fault", lambda error: error)
     made = ev.Handler(ev.Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
@@ -133,7 +132,7 @@ def test_a_failure_is_a_status_and_the_others_are_timed(handler, found, status):
 
 
 def test_an_illegal_config_is_not_compiled(handler, monkeypatch):
-    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: "too large" if c == BAD else None)
+    monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: "too large" if c == BAD else None)
     handler.kernels[BAD] = AssertionError("compiled")
     ((bad, _),), _ = run(handler, BAD)
     assert (bad.status, bad.detail) == (Status.ILLEGAL, "too large")

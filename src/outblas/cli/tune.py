@@ -149,10 +149,10 @@ def parse_budget(text: str) -> tuple[int, float | None]:
 def _ranked(file: Path, where: Device) -> list[Share]:
     """The problems of a captured file, those that take most of its time first; says what is left out."""
     from outblas.captured import Captured
+    from outblas.device import gpu_of_device
     from outblas.recording import Recording
     from outblas.roofline import H200
     from outblas.shares import predicted_us, shares
-    from outblas.space import gpu_of_device
 
     captured = Captured.load(file)
     counts, left_out = captured.problems(), captured.not_served()

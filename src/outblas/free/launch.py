@@ -18,9 +18,10 @@ from outblas.free.contract import MAX_WORKSPACE, Launch, TensorMap
 from outblas.free.elf import dynamic_symbols
 from outblas.free.kernel import FreeKernel
 from outblas.free.workspace import GuardedWorkspace
-from outblas.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, encode_boxes, ensure_context
+from outblas.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, ensure_context
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
+from outblas.runtime.tensor_map import encode_boxes
 
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 

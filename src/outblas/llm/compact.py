@@ -86,8 +86,8 @@ def _json(value: Any) -> str:
 @cache
 def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
     """(family, knob) -> its values in the pool, in the catalogue and beside it."""
+    from outblas.kernels.catalogue import catalogue
     from outblas.knobs import all_knobs
-    from outblas.space import catalogue
 
     configs = (*catalogue("pool"), *catalogue())
     found = {}

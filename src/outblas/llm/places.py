@@ -118,9 +118,9 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
         ToolchainMissing: NVRTC is not installed.
     """
     from outblas.compile import compile_source
+    from outblas.kernels.legality import why_illegal
     from outblas.sass import check_static
     from outblas.source import make_source
-    from outblas.space import why_illegal
 
     def failed(status: Status, why: str) -> Evaluation:
         return Evaluation(problem, config, status, why, Verdict(status, (), why))

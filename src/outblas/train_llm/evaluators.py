@@ -34,8 +34,8 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
             yield evaluator
         return
     from outblas.baselines import RIVALS
+    from outblas.device import gpu_of_device
     from outblas.evaluate import LiveEvaluator, Options
-    from outblas.space import gpu_of_device
 
     index = place.gpu_index
     options = Options(index, gpu_of_device(index), level=proof, baselines=RIVALS)  # type: ignore[arg-type]
