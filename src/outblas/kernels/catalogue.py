@@ -39,7 +39,7 @@ def catalogue(name: str = "h200") -> tuple[KernelConfig, ...]:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"no catalogue named {name!r}", "h200 or pool", "use one of them") from None
-    return tuple(config_from_name(text) for text in data["candidates"])
+    return tuple(config_from_name(text) for text in data["candidates"] if text.partition(":")[0] in FAMILIES)
 
 
 def candidates(problem: Problem, gpu: Gpu = H200, early: bool = False, even: bool = False) -> list[KernelConfig]:

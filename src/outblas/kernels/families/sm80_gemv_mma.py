@@ -272,12 +272,9 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         """Never more rows than bm: every raggedness again, within them."""
         bm, bn, bk = config.bm, config.bn, config.bk
         return [
-            (bm, 2 * bn, 4 * bk * config.wk * config.split_k),
-            (bm - 1, bn + 8, 3 * bk + 8),
-            (3, 2 * bn - 8, 4096 + 8),
-            (bm // 2 + 1, 19 * bn + 8, bk * config.wk * config.unroll + 24),
-            (bm, 256, 256),
-            (1, 333, 2 * bk),
+            *((bm, 2 * bn, 4 * bk * config.wk * config.split_k), (bm - 1, bn + 8, 3 * bk + 8)),
+            *((3, 2 * bn - 8, 4096 + 8), (bm // 2 + 1, 19 * bn + 8, bk * config.wk * config.unroll + 24)),
+            *((bm, 256, 256), (1, 333, 2 * bk)),
             *_walks(problem, config, gpu),
         ]
 
