@@ -10,9 +10,11 @@ import pytest
 
 from family_tools import device_constants
 from outblas import model
-from outblas.config import KernelConfig
+from outblas.config import KernelConfig, config_name, config_to_json
+from outblas.errors import ConfigError
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.geometry import geometry, grid, workspace_bytes
+from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.model_columns import config_columns
@@ -278,3 +280,31 @@ def test_narrow_boxes_of_b_cost_nn_only() -> None:
     }
     assert times["NN"][0] > 1.05 * times["TN"][0]
     assert times["NN"][1] == pytest.approx(times["TN"][1])
+
+
+def test_a_word_that_a_knob_does_not_have_is_refused() -> None:
+    good = config_to_json(Sm90WgmmaConfig(64, 64))
+    for knob, word in (("schedule", "stream"), ("store", "cp"), ("raster", "k")):
+        with pytest.raises(ConfigError, match=knob):
+            config_from_json({**good, knob: word})
+
+
+#: A name and a JSON of version 0.1, whose kernels had no knob split_kind.
+EARLIER = (
+    "sm90_wgmma_gemm:bm=64,bn=64,bk=64,stages=4,consumers=1,schedule=coop,cluster_m=1,cluster_n=1,split_k=4,"
+    "persistent=false,raster=m,group=8,store=direct,min_blocks=1,pdl=false"
+)
+
+
+def test_names_of_before_a_later_knob_stay_canonical() -> None:
+    config = Sm90WgmmaConfig(64, 64, split_k=4, store="direct")
+    assert config_name(config) == EARLIER and config_from_name(EARLIER) == config
+    other = replace(config, split_kind="workspace")
+    assert config_name(other) == EARLIER + ",split_kind=workspace" and config_from_name(config_name(other)) == other
+    with pytest.raises(ConfigError, match="canonical"):
+        config_from_name(EARLIER + ",split_kind=cluster")
+    assert "split_kind" not in config_to_json(config) and config_from_json(config_to_json(config)) == config
+    with pytest.raises(ConfigError, match="split_kind"):
+        config_from_json({**config_to_json(config), "split_kind": 1.5})
+    with pytest.raises(ConfigError, match="split_kind"):
+        config_from_name(EARLIER + ",split_kind=streams")
