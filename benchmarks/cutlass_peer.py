@@ -92,8 +92,8 @@ class Peer:
     """Everything that is loaded once: instances, our kernels, baselines."""
 
     def __init__(self, carried: Carried, scratch: str, problems: Sequence[Problem]) -> None:
+        from outblas.device import gpu_of_device
         from outblas.free.launch import load
-        from outblas.space import gpu_of_device
 
         self.gpu = gpu_of_device(0)
         self.cutlass = {i.name: load(carried.build(i.kernel(), RAGGED), scratch, None, self.gpu) for i in INSTANCES}

@@ -70,7 +70,7 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
     """Evaluate what ``--out`` does not have yet. A kernel that has passed in full once is proved on the timed operands
     of further problems only."""
     from outblas.desk import Options
-    from outblas.space import gpu_of_device
+    from outblas.device import gpu_of_device
 
     gpu, names = gpu_of_device(0), {kernel: name for name, kernel in kernels.items()}
     known = load(arguments.out).evaluations if arguments.out.exists() else ()
@@ -144,8 +144,8 @@ def contradictions(
 
 def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -> dict[str, Timing]:
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
+    from outblas.device import gpu_of_device
     from outblas.free.launch import load as load_kernel
-    from outblas.space import gpu_of_device
     from outblas.timing import Effort, offline
 
     gpu = gpu_of_device(0)

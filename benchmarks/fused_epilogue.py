@@ -31,6 +31,7 @@ import torch
 from outblas.baselines import TorchMm
 from outblas.compile import compile_source, compile_tuned
 from outblas.config import KernelConfig, Launch, config_name
+from outblas.device import gpu_of_device
 from outblas.epilogue import ACTIVATIONS, Epilogue
 from outblas.errors import CompileError, OutblasError, UsageError
 from outblas.evaluation import Status
@@ -44,7 +45,6 @@ from outblas.oracle import right
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.source import make_source
-from outblas.space import gpu_of_device
 from outblas.suites import suite
 from outblas.timing import Bench
 from outblas.verify_fused import prove_fused

@@ -33,14 +33,15 @@ from typing import Any
 
 import outblas
 from outblas import native
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import CublasLt, describe
+from outblas.device import gpu_of_device
 from outblas.dispatch import matmul, status, use_library
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import ROW_ALIGN_BYTES, Problem
 from outblas.provenance import collect
-from outblas.space import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
 BLOCK = 200

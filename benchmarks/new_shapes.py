@@ -25,16 +25,16 @@ from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch, launch_of
 from outblas.core.rivals import RIVALS
 from outblas.desk import Options
+from outblas.device import gpu_of_device
 from outblas.errors import OutblasError
 from outblas.evaluate import LiveEvaluator
 from outblas.files import sole_driver
+from outblas.kernels.catalogue import worth_trying
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.results import read_result, write_result
 from outblas.samplers import sampler
 from outblas.search.agents.registry import make_agent
-from outblas.second_search import worth_trying
-from outblas.space import gpu_of_device
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.tables import behind, fall_back

@@ -27,10 +27,13 @@ from typing import Any
 
 from outblas import ncu
 from outblas.baselines import LtAuto
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.core.rivals import LT_AUTO
+from outblas.device import gpu_of_device
 from outblas.errors import DeviceError, OutblasError
 from outblas.files import write_atomic
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.config_text import config_from_name
 from outblas.library import Library
 from outblas.model import rank
 from outblas.ncu_target import Algorithm, Profiler, Work, cache_of
@@ -38,7 +41,6 @@ from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.report.counters import FORMAT
 from outblas.roofline import Gpu, regime
-from outblas.space import candidates, gpu_of_device
 
 #: Regime -> two problems of it (TN, fp16).
 REGIMES: dict[str, tuple[tuple[int, int, int], ...]] = {

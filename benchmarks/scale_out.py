@@ -37,10 +37,10 @@ from outblas.compile import compile_many
 from outblas.compile_ahead import BaselineKernels
 from outblas.evaluation import Status
 from outblas.files import write_json
+from outblas.kernels.catalogue import candidates
 from outblas.roofline import H200
 from outblas.search.agents.registry import make_agent
 from outblas.source import make_source
-from outblas.space import candidates
 from outblas.store import Store
 from outblas.suites import sample, suite
 from outblas.tune import tune

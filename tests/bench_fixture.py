@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.config import Sm90WgmmaConfig, config_name
+from outblas.config import config_name
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.results import write_result
 from outblas.roofline import floor_us, regime

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.decide import Operand
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 

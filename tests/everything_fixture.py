@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from outblas import device_registry, native, native_table, switch
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
-from outblas.space import gpu_of_device, why_illegal
 
 torch = pytest.importorskip("torch")
 

@@ -10,8 +10,8 @@ import pytest
 
 from llm_kernels import PROBLEM, failed, kernel, passed, record
 from llm_server import Say, ScriptedServer
-from outblas.config import Sm80MmaConfig
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget
 from outblas.llm.client import Patience

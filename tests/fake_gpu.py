@@ -11,10 +11,10 @@ from outblas.core.rivals import NAMES, RIVALS
 from outblas.desk import Options
 from outblas.evaluate import Baselines
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.kernels.catalogue import candidates
 from outblas.ledger import Account
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates
 
 PROVENANCE = {
     "gpu": "NVIDIA H200 (a fake)",

@@ -11,9 +11,13 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.device import gpu_of_device
 from outblas.epilogue import Epilogue
-from outblas.space import gpu_of_device
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
 CONFIGS: dict[str, KernelConfig] = {
     "wgmma_tma": Sm90WgmmaConfig(128, 128, stages=4, consumers=2),

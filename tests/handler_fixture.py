@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from outblas import worker as ev
-from outblas.config import Sm90WgmmaConfig
 from outblas.desk import Options
 from outblas.evaluation import Status, Timing, Verdict
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.trials import Shelf
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from outblas.belief import Regressor
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.features import CANDIDATE, PROBLEM
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.policy import BELIEF, SEARCH, Policy
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording

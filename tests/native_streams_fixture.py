@@ -8,7 +8,7 @@ from typing import Any
 
 from native_fixture import FakeCuda
 from outblas.cublas import WORKSPACE_BYTES, LtPlan, Shape
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.problem import Problem
 
 NEED = COUNTERS_BYTES + WORKSPACE_BYTES

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from outblas import doctor, shipped
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.cubin import Cubin, SassFacts
 from outblas.cubin_pack import pack_key, packed
 from outblas.device_state import ARCHITECTURE
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.problem import Problem
 from outblas.shipped import ShippedCubins

@@ -19,12 +19,12 @@ from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.evaluator import Evaluator
+from outblas.kernels.catalogue import candidates
 from outblas.ledger import Account, Ledger
 from outblas.problem import Problem
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200, Gpu
 from outblas.source import kernel_kind
-from outblas.space import candidates
 
 Pair = tuple[Problem, KernelConfig]
 

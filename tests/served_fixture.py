@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outblas import device_registry, native_table
-from outblas.config import Sm80MmaConfig
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200

@@ -12,9 +12,9 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.config import Sm90WgmmaConfig
+from outblas.device import gpu_of_device
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
-from outblas.space import gpu_of_device
 
 BASE = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")
 CONFIGS = {

@@ -39,9 +39,10 @@ from typing import Any
 
 from outblas import __version__
 from outblas.compile import compile_many, nvrtc_version
-from outblas.config import config_from_name, config_name
+from outblas.config import config_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, OutblasError, UsageError
+from outblas.kernels.config_text import config_from_name
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, sha_as_written, sha_of
 from outblas.library import Library
 from outblas.problem import Problem
@@ -59,7 +60,6 @@ HASH, RECORDS, REHASHED = "kernels", "restamped", "rehashed"
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
 _ASK = """
 import importlib, json, sys
-from outblas import __version__
 
 def find(what):  # a name, at the newest of the places that it has had
     *modules, name = what.split()
@@ -69,7 +69,7 @@ def find(what):  # a name, at the newest of the places that it has had
         except (ImportError, AttributeError):
             continue
 
-config_from_name = find("kernels.families core.config config config_from_name")
+config_from_name = find("kernels.config_text kernels.families core.config config config_from_name")
 problem_of = find("core.problem problem Problem").from_key
 make_source = find("kernels.source source make_source")
 sha = find("kernels.kernel_hash source kernels_sha")

@@ -17,11 +17,17 @@ import sys
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import OutblasError
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import load
 from outblas.oracle import Oracle
 from outblas.problem import Problem
+from outblas.representatives import representatives
 from outblas.source import make_source
 
 WHOLE, RAGGED, ODD = (128, 128, 256), (136, 72, 200), (67, 45, 131)
@@ -125,6 +131,11 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
     ),
     ("mma-scalar", (ODD,), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 32, 3, 2, 2, vec=1)),
 ]  # fmt: skip
+for _family in FAMILIES.values():
+    if all(case[-1].family != _family.name for case in CASES):  # one of its kernels, on small problems
+        _config: KernelConfig = next(iter(_family.pool()))
+        _small = [p for p in representatives(Problem(64, 64, 64), _config) if p.flops < 2**28]
+        CASES.append((_family.name, tuple((p.m, p.n, p.k) for p in _small), "TN", "fp16", "fp32", _config))
 
 
 def run(problem: Problem, config: KernelConfig) -> float:

@@ -23,16 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from outblas.belief import Features, Regressor
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import RecordError, UsageError
 from outblas.features import candidate_features, problem_features
 from outblas.files import write_atomic
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice
 from outblas.model import predict_many
 from outblas.policy import Policy
 from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.roofline import H200, Gpu, floor_us
-from outblas.space import why_illegal
 
 FORMAT = 1
 #: Where N and K are multiples of this and the floor is above so many microseconds, products are torch's.

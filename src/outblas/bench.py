@@ -18,6 +18,7 @@ from outblas.averages import launch_columns
 from outblas.config import Launch, config_name
 from outblas.core.rivals import LT_AUTO, NAMES, RIVALS, fastest
 from outblas.desk import Options
+from outblas.device import gpu_of_device
 from outblas.errors import UsageError
 from outblas.evaluate import Baselines, LiveEvaluator
 from outblas.evaluation import Evaluation, Status
@@ -28,7 +29,6 @@ from outblas.problem import Problem
 from outblas.provenance import collect, gpu_state
 from outblas.results import COLUMNS, Row, write_result
 from outblas.roofline import Gpu, floor_us, regime
-from outblas.space import gpu_of_device
 from outblas.stats import geomean
 
 #: Called as (problems done, of how many, geometric mean of what is published so far).

@@ -7,15 +7,16 @@ kernel. Their winners are compiled and proved already, so that a try costs its t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from math import log2
 
 from outblas.agents.base import in_turns
-from outblas.config import Cache, KernelConfig, Launch, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Launch, config_name
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import WGMMA_ROWS
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import Gpu
-from outblas.second_search import launch_options
-from outblas.space import WGMMA_ROWS, why_illegal
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
 FARTHEST = 2.0
@@ -23,13 +24,6 @@ FARTHEST = 2.0
 WITHIN_A_TILE = 0.25
 #: What swapping M and N adds to that distance.
 SWAPPED = 0.25
-
-_TRANSPOSED_HINTS: dict[Cache, Cache] = {
-    "stream_a": "stream_b",
-    "stream_b": "stream_a",
-    "stream_ac": "stream_bc",
-    "stream_bc": "stream_ac",
-}
 
 
 def borrowed(
@@ -52,21 +46,10 @@ def borrowed(
                 continue
             for launch in weights.keys() & configs.keys():
                 config, by = configs[launch], weights[launch]
-                config = transposed(config) if swapped else config
+                config = FAMILIES[config.family].transposed(config) if swapped else config
                 by[config] = by.get(config, 0.0) + 1 / (1 + away) ** 2
     turns = in_turns(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
     return [c for c in dict.fromkeys(turns) if c not in known and why_illegal(problem, c, gpu) is None]
-
-
-def transposed(config: KernelConfig) -> KernelConfig:
-    """The config that computes C's transpose as this one computes C: tiles, clusters, order and hints swapped. Families
-    whose M and N differ in kind stay what they are."""
-    if not isinstance(config, Sm90WgmmaConfig):
-        return config
-    return replace(
-        config, bm=config.bn, bn=config.bm, cluster_m=config.cluster_n, cluster_n=config.cluster_m,
-        raster="n" if config.raster == "m" else "m", l2=_TRANSPOSED_HINTS.get(config.l2, config.l2),
-    )  # fmt: skip
 
 
 def _distance(one: Problem, other: Problem, swapped: bool) -> float:

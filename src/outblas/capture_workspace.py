@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.driver import capture_id, new_stream, zero
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.workspace import apart
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ def _unseen(
     pairs: Iterable[tuple[Problem, KernelConfig]], seen: set[KernelKind], gpu: Gpu
 ) -> dict[KernelKind, tuple[Problem, KernelConfig]]:
     """Legal kernels that are not among those ``seen``, which they join; one problem of each."""
-    from outblas.space import why_illegal
+    from outblas.kernels.legality import why_illegal
 
     new = {
         kind: (problem, config)

@@ -7,15 +7,16 @@ A decision is a pure function of what is known of the operands: shapes, strides,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from outblas.config import KernelConfig, Launch, Sm80GemvConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, Launch, config_name
 from outblas.errors import ProblemError
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
-from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem, row_major
+from outblas.problem import ROW_ALIGN_BYTES, Problem, row_major
 from outblas.roofline import Gpu
-from outblas.space import why_illegal
 
 #: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: there is none.
 Choose = Callable[[Problem, Gpu], Choice | None]
@@ -96,9 +97,8 @@ def without_promises(fallback: Decision, row: Row | None, launch: Launch, gpu: G
     problem = fallback.problem
     if choice is None or problem is None or gpu is None:
         return fallback
-    config = replace(choice.config, pdl=choice.config.pdl and launch != "plain", early=False)
-    if isinstance(config, Sm80GemvConfig):
-        config = replace(config, warm_k=0)  # which is of early loads
+    config = choice.config.with_knobs(pdl=choice.config.pdl and launch != "plain")
+    config = FAMILIES[config.family].without_early(config)
     if why_illegal(problem, config, gpu) is not None:
         return fallback
     figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'}" if row is not None else ""
@@ -149,8 +149,7 @@ def _from_row(row: Row, operands: tuple[Operand | None, ...], gpu: Gpu, library:
 
 def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
     """The kernel, for that reason, where the operands lie as it loads them."""
-    need = ROW_ALIGN_BYTES if isinstance(config, Sm90WgmmaConfig) else config.vec * ELEMENT_BYTES
-    wrong = _misaligned(operands, need)
+    wrong = _misaligned(operands, FAMILIES[config.family].alignment(config))
     return Decision(None, None, wrong) if wrong else Decision(config, problem, reason)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from outblas.errors import DeviceError, UsageError
+from outblas.roofline import H200, Gpu
 
 DEFAULT_RECORDING = "h200"
 
@@ -88,4 +89,31 @@ def parse_device(text: str | None) -> Device:
         return Device(recording=text.removeprefix("replay:"))
     raise UsageError(
         f"unknown device {text!r}", "cuda:N or replay:NAME", "e.g. --device cuda:0 or --device replay:h200"
+    )
+
+
+def gpu_of_device(index: int) -> Gpu:
+    """The :class:`Gpu` record of a CUDA device; its roofline figures are the H200's where it is unknown.
+
+    Raises:
+        DeviceError: no such device, or one older than sm_80.
+    """
+    return _gpu_of_device(index)
+
+
+@cache
+def _gpu_of_device(index: int) -> Gpu:
+    import torch
+
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise DeviceError(f"no CUDA device {index}", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")
+    found = torch.cuda.get_device_properties(index)
+    arch = found.major * 10 + found.minor
+    if arch < 80:
+        raise DeviceError(f"{found.name} is sm_{arch}", "sm_80 or newer", "use torch on this GPU")
+    if "H200" in found.name:
+        return H200
+    smem = getattr(found, "shared_memory_per_block_optin", 101376)
+    return Gpu(
+        found.name, arch, found.multi_processor_count, smem, found.L2_cache_size, H200.tflops, H200.hbm_tbs, H200.l2_tbs
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 from outblas import native_table
 from outblas.allowed import promise_free_option
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
 from outblas.errors import DeviceError, OutblasError, UsageError
 from outblas.library import Library
-from outblas.space import gpu_of_device
 from outblas.unlisted import chooser, identity
 from outblas.user_library import preferred
 

@@ -21,6 +21,7 @@ from outblas.allowed import launch_of_option, option_of, promise_free_option
 from outblas.config import Launch, config_name
 from outblas.environment import is_on
 from outblas.fold import Folded, fold, unfold
+from outblas.library import Library
 from outblas.product import answered, computed, may_be_ours
 from outblas.tensors import GRADIENT, check_places, import_torch, operand, why_torchs
 from outblas.traced import in_graph

@@ -20,12 +20,12 @@ from outblas.counters import COUNTERS
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status, Verdict
 from outblas.evaluator import Evaluator
+from outblas.kernels.legality import why_illegal
 from outblas.knobs import Knobs, all_knobs
 from outblas.problem import Acc, Dtype, Layout, Problem
 from outblas.reward import reward
 from outblas.roofline import Gpu
 from outblas.samplers import Sampler
-from outblas.space import why_illegal
 
 try:
     import gymnasium

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.kernels.families.registry import FAMILIES
 from outblas.problem import ELEMENT_BYTES, Problem
 
 Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
@@ -92,5 +93,4 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
 
 def alignment(config: KernelConfig) -> int:
     """Bytes that the start of bias and residual, and the residual's rows, must be multiples of."""
-    paired = isinstance(config, (Sm90WgmmaConfig, Sm80DirectConfig))
-    return 2 * ELEMENT_BYTES if paired else ELEMENT_BYTES
+    return 2 * ELEMENT_BYTES if FAMILIES[config.family].paired_stores else ELEMENT_BYTES

@@ -9,11 +9,14 @@ from typing import Any
 from outblas.config import KernelConfig, config_name
 from outblas.core.rivals import NAMES
 from outblas.desk import Options
+from outblas.device import gpu_of_device
 from outblas.dispatch import use_library
 from outblas.errors import DeviceError
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status, Timing
 from outblas.files import write_json
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.legality import why_illegal
 from outblas.latency import check_qps, percentile
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
@@ -22,7 +25,6 @@ from outblas.problem import Problem
 from outblas.provenance import collect, gpu_state
 from outblas.roofline import Gpu, floor_us
 from outblas.sandbox import STEP_TIMEOUT_S
-from outblas.space import candidates, gpu_of_device, why_illegal
 
 #: Candidates tried for a problem, the library's winners and the ranking model's first choices.
 TRIED = 24

@@ -39,7 +39,7 @@ class LiveEvaluator(Evaluator):
     Args:
         options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
         factory: makes the worker's handler; tests put another in its place.
-        offered: a problem's candidates; None: what :func:`outblas.space.candidates` offers.
+        offered: a problem's candidates; None: what :func:`outblas.kernels.catalogue.candidates` offers.
         compile_ahead: fill the compile cache on all cores before the worker, which has one, asks; False where
             somebody else does.
         free: how free kernels are kept apart; None: as is usual.
@@ -104,7 +104,7 @@ class LiveEvaluator(Evaluator):
         """What is offered for the problem (see the class)."""
         if problem in self._listed:
             return self._listed.pop(problem)
-        from outblas.space import candidates
+        from outblas.kernels.catalogue import candidates
 
         if self._offered is not None:
             return self._offered(problem)
@@ -238,6 +238,6 @@ def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Lev
 
 
 def _gpu_of(gpu_index: int) -> Gpu:
-    from outblas.space import gpu_of_device
+    from outblas.device import gpu_of_device
 
     return gpu_of_device(gpu_index)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
-from outblas.config import Candidate, KernelConfig, config_from_json, config_to_json
+from outblas.config import Candidate, KernelConfig
 from outblas.errors import ConfigError
-from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 
 
@@ -78,6 +76,14 @@ class Verdict:
     max_err_ratio: float | None = None
 
 
+class Rejected(Exception):
+    """A gate was not passed: the status that it means, one line, and |error| / bound where there is one."""
+
+    def __init__(self, status: Status, detail: str, ratio: float | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.ratio = status, detail, ratio
+
+
 @dataclass(frozen=True)
 class Speedup:
     """Paired speed-up over the fastest baseline of the same interleaved rounds.
@@ -129,41 +135,9 @@ class Evaluation:
         Raises:
             ConfigError: it is a free kernel.
         """
-        if isinstance(self.config, FreeKernel):
+        if not isinstance(self.config, KernelConfig):
             raise ConfigError(f"the free kernel {self.config.name}", "a template candidate", "search these apart")
         return self.config
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON types; an empty log is left out."""
-        log = {"log": self.log} if self.log else {}
-        return {
-            "problem": self.problem.to_json(),
-            "config": config_to_json(self.config),
-            "status": self.status.value,
-            "detail": self.detail,
-            "verdict": None if self.verdict is None else {**vars(self.verdict), "status": self.verdict.status.value},
-            "timing": None if self.timing is None else dict(vars(self.timing)),
-            "baselines_us": dict(self.baselines_us),
-            "speedup": None if self.speedup is None else dict(vars(self.speedup)),
-            "counters": dict(self.counters),
-            **log,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Evaluation:
-        v, t, s = data["verdict"], data["timing"], data["speedup"]
-        return cls(
-            Problem.from_json(data["problem"]),
-            config_from_json(data["config"]),
-            Status(data["status"]),
-            data["detail"],
-            None if v is None else Verdict(Status(v["status"]), tuple(v["gates"]), v["detail"], v["max_err_ratio"]),
-            None if t is None else Timing(**{**t, "samples_us": tuple(t["samples_us"])}),
-            dict(data["baselines_us"]),
-            None if s is None else Speedup(**s),
-            dict(data["counters"]),
-            str(data.get("log", "")),
-        )
 
 
 def _clipped(text: str) -> str:

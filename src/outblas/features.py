@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas import model
-from outblas.config import FAMILIES, KernelConfig
-from outblas.geometry import SM_SMEM
+from outblas.config import KernelConfig
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import SM_SMEM
 from outblas.model_columns import columns_by_family, problem_columns
 from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import Gpu, floor_us

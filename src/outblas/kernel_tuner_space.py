@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from outblas.config import FAMILIES, KernelConfig, template_from_json
+from outblas.config import KernelConfig
 from outblas.errors import ConfigError, ToolchainMissing
+from outblas.kernels.config_text import template_from_json
+from outblas.kernels.families.registry import FAMILIES
 
 #: Value of a knob that a family does not have.
 ABSENT = "none"
 #: Every parameter: the family, and each knob of any family once, in order of declaration.
-PARAMETERS = ("family", *dict.fromkeys(f.name for family in FAMILIES.values() for f in fields(family)))
+PARAMETERS = ("family", *dict.fromkeys(f.name for family in FAMILIES.values() for f in fields(family.config)))
 
-_KNOBS = {name: {f.name for f in fields(family)} for name, family in FAMILIES.items()}
+_KNOBS = {name: {f.name for f in fields(family.config)} for name, family in FAMILIES.items()}
 
 Value = str | int | bool
 #: One value per parameter, in the order of the parameters.

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import FAMILIES, WORDS, KernelConfig, config_name
+from outblas.config import KernelConfig, config_name, knob_schema
+from outblas.config import Knob as KnobField
 from outblas.errors import UsageError
-from outblas.neighbours import GROUPS, KEPT
-from outblas.pool import few_rows_kernels
+from outblas.kernels.catalogue import candidates, catalogue
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import Gpu
-from outblas.space import WGMMA_ROWS, candidates, catalogue, why_illegal
 
 #: The knob that the others depend on.
 FAMILY = "family"
 #: Values beside those that catalogue and pool have: of later searches, and of rows that are not aligned.
-_MORE: Mapping[str, tuple[int, ...]] = {"group": GROUPS, "kept_k": KEPT, "vec": (1, 2, 4, 8), "prefetch": (128, 256)}
+_MORE: Mapping[str, tuple[int, ...]] = {
+    name: values for family in FAMILIES.values() for name, values in family.more_values.items()
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class Knobs:
             raise UsageError(f"action {chosen.tolist()}", f"0 or more, below {self.nvec.tolist()}", "see nvec")
         values = {knob.name: knob.values[i] for knob, i in zip(self.knobs, chosen, strict=True)}
         family = values.pop(FAMILY)
-        cls = FAMILIES[family]
-        return cls(**{f.name: values[f.name] for f in fields(cls)})
+        cls = FAMILIES[family].config
+        config: KernelConfig = cls(**{f.name: values[f.name] for f in fields(cls)})
+        return config
 
     def applies(self, config: KernelConfig) -> NDArray[np.bool_]:
         """bool[knobs]: which of them the config's family has."""
@@ -101,23 +105,23 @@ class Knobs:
 @functools.cache
 def all_knobs() -> Knobs:
     """The knobs with every value that the pool, the catalogue, what is offered beside it and later searches have."""
-    few = ((Problem(rows, 4096, 8192), c) for rows in range(16, WGMMA_ROWS, 8) for c in few_rows_kernels(rows))
+    few = (each for family in FAMILIES.values() for each in family.special_kernels())
     return knobs_of((*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _MORE)
 
 
 def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] | None = None) -> Knobs:
     """The knobs of the config records, with the values that any of ``configs`` has (``more``: and these, by name)."""
     found: dict[str, list[str]] = {}
-    kinds: dict[str, str] = {}
-    for family, cls in FAMILIES.items():
-        for field in fields(cls):
-            found.setdefault(field.name, []).append(family)
-            kinds[field.name] = str(field.type)
+    schema: dict[str, KnobField] = {}
+    for name, family in FAMILIES.items():
+        for knob in knob_schema(family.config):
+            found.setdefault(knob.name, []).append(name)
+            schema[knob.name] = knob
     knobs = [Knob(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
     for name, families in found.items():
         numbers = {getattr(c, name) for c in configs if c.family in families} | set((more or {}).get(name, ()))
         # A switch and a word have all their values; a number that nobody names has its least.
-        values = (False, True) if kinds[name] == "bool" else WORDS.get(kinds[name]) or sorted(numbers or {0})
+        values = (False, True) if schema[name].kind == "bool" else schema[name].words or sorted(numbers or {0})
         knobs.append(Knob(name, tuple(values), tuple(families)))
     return Knobs(knobs)
 
@@ -125,5 +129,5 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
 def wide(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """Every legal config of the pool and of what is offered for a problem, with each launch option that it may have."""
     kernels = dict.fromkeys((*catalogue("pool"), *candidates(problem, gpu, early=True, even=True)))
-    early = (replace(config, early=True) for config in kernels if config.pdl)
+    early = (config.with_knobs(early=True) for config in kernels if config.pdl)
     return [c for c in dict.fromkeys((*kernels, *early)) if why_illegal(problem, c, gpu) is None]

@@ -11,15 +11,19 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.cubin import Cubin
+from outblas.device import gpu_of_device
 from outblas.driver import check, driver
 from outblas.errors import ConfigError, TensorError
-from outblas.geometry import Geometry, geometry, grid, launch_smem, workspace_bytes
+from outblas.geometry import geometry, grid, launch_smem, workspace_bytes
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import Geometry
+from outblas.kernels.legality import why_illegal
 from outblas.overlap import overlap
-from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.problem import ELEMENT_BYTES, Problem
 from outblas.roofline import Gpu
-from outblas.space import gpu_of_device, why_illegal
+from outblas.runtime.tensor_map import SWIZZLES, encode_map, map_kinds
 from outblas.workspace import allocate
 
 if TYPE_CHECKING:
@@ -31,9 +35,6 @@ if TYPE_CHECKING:
 
 #: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
 PORTABLE_CLUSTER = 8
-#: The driver's names of a TMA map's element type, and of its swizzle by the bytes of a box's row.
-KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
-SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 class StreamConfigs(dict[int, Any]):
@@ -148,6 +149,7 @@ class LoadedKernel:
 
     def __init__(self, cubin: Cubin, config: KernelConfig) -> None:
         self.config, self.name, self.shipped = config, config_name(config), False
+        self._family = FAMILIES[config.family]
         cu = driver()
         ensure_context()
         self._context = check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
@@ -164,7 +166,7 @@ class LoadedKernel:
         reason = why_illegal(problem, self.config, gpu)
         if reason is not None:
             raise ConfigError(
-                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask space.why_illegal first"
+                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask legality.why_illegal first"
             )
         shape = geometry(problem, self.config)
         smem_bytes = launch_smem(problem, self.config, gpu.sms)
@@ -173,7 +175,7 @@ class LoadedKernel:
         ctas = grid(problem, self.config, gpu.sms)
         make = functools.partial(launch_config, ctas, shape, smem_bytes, self.config.pdl, gpu)
         extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
-        boxes = tensor_boxes(problem, self.config) if isinstance(self.config, Sm90WgmmaConfig) else ()
+        boxes = self._family.tensor_boxes(problem, self.config)
         return _Plan(make(), StreamConfigs(make), extents, boxes, workspace_bytes(problem, self.config))
 
     def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
@@ -282,20 +284,26 @@ class LoadedKernel:
             cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
-            maps=tuple((*box, *_map_kinds(problem.dtype, SWIZZLES[box[3] * ELEMENT_BYTES])) for box in plan.boxes),
+            maps=tuple((*box, *map_kinds(problem.dtype, SWIZZLES[box[3] * ELEMENT_BYTES])) for box in plan.boxes),
             workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
         )
 
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
-        need = ROW_ALIGN_BYTES if isinstance(self.config, Sm90WgmmaConfig) else self.config.vec * ELEMENT_BYTES
+        need = self._family.alignment(self.config)
         for name, tensor in zip("abc", tensors, strict=True):
             if tensor.data_ptr() % need:
                 raise TensorError(
                     f"{name} starts at an address that is {tensor.data_ptr() % need} past a multiple of {need} bytes",
                     f"{need}-byte alignment for {self.config.family}",
-                    "use a config of sm80_mma_gemm with vec=1, or copy the tensor",
+                    f"use a config of {_any_alignment()}, or copy the tensor",
                 )
+
+
+def _any_alignment() -> str:
+    """The families whose kernels take operands that begin anywhere, and by which knob."""
+    found = (f"{name} with {family.any_alignment}" for name, family in FAMILIES.items() if family.any_alignment)
+    return " or ".join(found)
 
 
 def load(cubin: Cubin, config: KernelConfig) -> LoadedKernel:
@@ -351,61 +359,6 @@ def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, 
 
 def _dependent(pdl: bool, gpu: Gpu) -> bool:
     return pdl and gpu.arch >= 90
-
-
-def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
-    """(rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
-    constants = dict(geometry(problem, config).constants)
-    box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
-    if problem.layout == "TN":
-        box_b = (problem.n, problem.k, config.bn // config.cluster_m, 64)
-    else:
-        box_b = (problem.k, problem.n, config.bk // config.cluster_m, int(constants["B_WIDTH"]))
-    return box_a, box_b, (problem.m, problem.n, min(64, config.loaded_rows), int(constants["EPI_W"]))
-
-
-@functools.lru_cache(maxsize=8192)
-def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
-    """Descriptor of a row-major matrix read or written in boxes whose row is one swizzle span.
-
-    A descriptor depends on nothing but these arguments, so it may be kept.
-
-    Raises:
-        DeviceError: the driver refused it.
-    """
-    return encode_boxes(address, (rows, cols), (box_rows, box_cols), dtype, SWIZZLES[box_cols * ELEMENT_BYTES])
-
-
-def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str) -> Any:
-    """Descriptor of a row-major matrix, (rows, columns), in boxes of (rows, columns); ``swizzle`` as the driver's
-    enumeration ends (``128B``). Raises DeviceError: the driver refused it."""
-    cu = driver()
-    (rows, cols), (box_rows, box_cols) = extents, box
-    kind, swizzled, promotion = _map_kinds(dtype, swizzle)
-    result = cu.cuTensorMapEncodeTiled(
-        kind,
-        2,
-        address,
-        [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
-        [cu.cuuint64_t(cols * ELEMENT_BYTES)],
-        [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
-        [cu.cuuint32_t(1), cu.cuuint32_t(1)],
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzled,
-        promotion,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
-
-
-def _map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
-    """Element type, swizzle and L2 promotion of a TMA map, as the driver's enumerations."""
-    cu = driver()
-    return (
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[dtype]}"),
-        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-    )
 
 
 def ensure_context() -> None:

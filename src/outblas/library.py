@@ -21,11 +21,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.config import LAUNCHES, KernelConfig, Launch, allows, config_from_name, config_name
+from outblas.config import LAUNCHES, KernelConfig, Launch, allows, config_name
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
 from outblas.errors import ConfigError, OutblasError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_json
+from outblas.kernels.config_text import config_from_name
 from outblas.problem import Problem
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import WORKSPACE_BYTES, Algo, CublasLt, describe
 from outblas.driver import check, driver
 from outblas.errors import DeviceError, ToolchainMissing
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.problem import ROW_ALIGN_BYTES, Problem
 
 if TYPE_CHECKING:

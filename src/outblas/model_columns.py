@@ -7,27 +7,23 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from outblas.config import (
-    STREAMING_C,
-    KernelConfig,
-    Sm80DirectConfig,
-    Sm80GemvConfig,
-    Sm80MmaConfig,
-    Sm90WgmmaConfig,
-)
-from outblas.geometry import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS, gemv_blocks, gemv_loads, geometry
+from outblas.config import KernelConfig
+from outblas.geometry import geometry
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS
 from outblas.model_terms import Floats
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, operand_sets
 
 #: CTAs that an SM holds at most.
 SM_CTAS = 32
-#: Registers that a thread needs besides its accumulators, by family (they bound CTAs per SM).
-OTHER_REGISTERS = {
-    Sm90WgmmaConfig.family: 40,
-    Sm80MmaConfig.family: 70,
-    Sm80GemvConfig.family: 56,
-    Sm80DirectConfig.family: 60,
+#: Columns of the configs of all families, and their values where a family gives none; None: :func:`_row` has it.
+DEFAULTS: dict[str, float | None] = {
+    **dict.fromkeys(("bm", "bn", "bk", "stages", "split", "pdl")),
+    **{"cm": 1, "cn": 1, "cluster": None, "occupancy": None, "min_blocks": 1, "persistent": 0},
+    **{"pingpong": 0, "group": 8, "raster_m": 1, "tma": 0, "consumers": 1, "wm": 1, "wn": 1, "wk": 1},
+    **{"threads": None, "vec": 8, "ring_shared": 0, "workspace": 0, "early": None, "stream_b": 0, "stream_c": 0},
+    **{"kept": 0, "even": None, "rows": None, "shift": 0},
 }
 _ANY = Problem(1024, 1024, 1024)
 
@@ -46,17 +42,11 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
     }
 
 
-_NAMES = (
-    *("bm", "bn", "bk", "stages", "split", "pdl", "cm", "cn", "cluster", "occupancy", "min_blocks", "persistent"),
-    *("pingpong", "group", "raster_m", "tma", "consumers", "wm", "wn", "wk", "threads", "vec", "ring_shared"),
-    *("workspace", "early", "stream_b", "stream_c", "kept", "even", "rows", "shift"),
-)
-
-
 def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
     """What the formula needs of configs of one family: name -> float64[len(configs)]."""
-    table = np.array([_row(config) for config in configs]).reshape(-1, len(_NAMES)).T
-    return dict(zip(_NAMES, table, strict=True))
+    names = [*DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
+    table = np.array([_row(config) for config in configs]).reshape(-1, len(names)).T
+    return dict(zip(names, table, strict=True))
 
 
 def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
@@ -69,45 +59,17 @@ def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np
 
 @functools.lru_cache(maxsize=16384)
 def _row(config: KernelConfig) -> tuple[float, ...]:
-    shape = geometry(_ANY, config)
-    registers = shape.accumulators + OTHER_REGISTERS[config.family]
-    if isinstance(config, Sm80GemvConfig) and config.ring == "registers":
-        registers += 4 * gemv_loads(_ANY, config)[0] * config.unroll
-    if isinstance(config, Sm80DirectConfig):
-        registers += config.unroll * (config.bm // config.wm // 2 + config.bn // config.wn // 2)
-    if isinstance(config, Sm90WgmmaConfig) and config.consumers > 1:
-        registers = SM_REGISTERS // shape.threads  # setmaxnreg hands out the whole register file
+    family, shape = FAMILIES[config.family], geometry(_ANY, config)
     resident = min(
         SM_SMEM // (shape.smem_bytes + CTA_SMEM),
-        SM_REGISTERS // (registers * shape.threads),
+        SM_REGISTERS // (family.registers(_ANY, config, shape) * shape.threads),
         SM_THREADS // shape.threads,
         SM_CTAS,
     )
-    own: tuple[float, ...]
-    plain: tuple[float, ...] = (1, 1, shape.cluster, max(1, resident), 1, 0, 0, 8, 1, 0, 1)
-    if isinstance(config, Sm90WgmmaConfig):
-        stages = config.stages
-        own = (
-            *(config.cluster_m, config.cluster_n, shape.cluster, max(1, resident), config.min_blocks),
-            *(config.persistent, config.schedule == "pingpong", config.group, config.raster == "m"),
-            *(config.store == "tma", config.consumers, 1, 1, 1, shape.threads, 8, 0),
-            *(config.split_kind == "workspace", config.early),
-            *(config.l2 in ("stream_b", "stream_bc"), config.l2 in STREAMING_C),
-        )
-    elif isinstance(config, Sm80GemvConfig):
-        stages = config.unroll
-        if config.persistent:
-            plain = (*plain[:3], gemv_blocks(_ANY, config), 1, 1, *plain[6:])
-        own = (*plain, 1, config.wn, config.wk, shape.threads, config.vec, config.ring == "shared")
-    elif isinstance(config, Sm80DirectConfig):
-        stages = config.unroll
-        own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
-    else:
-        stages = config.stages
-        own = (*plain, config.wm, config.wn, config.wk, shape.threads, config.vec, 0)
-    if not isinstance(config, Sm90WgmmaConfig):
-        own = (*own, False, config.early, False, False)
-    rows = config.loaded_rows if isinstance(config, Sm90WgmmaConfig) else config.bm
-    own = (*own, getattr(config, "kept_k", 0) > 0, config.even, rows, getattr(config, "shift", False))
-    shared = (config.bm, config.bn, config.bk, stages, config.split_k, config.pdl)
-    return tuple(float(x) for x in (*shared, *own))
+    values = DEFAULTS | {
+        **{"bm": config.bm, "bn": config.bn, "bk": config.bk, "split": config.split_k, "rows": config.bm},
+        **{"pdl": config.pdl, "early": config.early, "even": config.even},
+        **{"cluster": shape.cluster, "occupancy": max(1, resident), "threads": shape.threads},
+        **family.cost_columns(_ANY, config, shape),
+    }
+    return tuple(float(values[name]) for name in (*DEFAULTS, *family.own_columns))

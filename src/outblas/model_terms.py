@@ -19,6 +19,11 @@ Columns = Mapping[str, Any]
 FLOOR = 8.0
 
 
+def log_extents(p: Columns) -> tuple[Floats, Floats, Floats]:
+    """Powers of two of M, N and K above 512."""
+    return tuple(np.log2(p[name]) - 9.0 for name in ("m", "n", "k"))  # type: ignore[return-value]
+
+
 def smooth_max(*parts: Any) -> Floats:
     """The 4-norm: near the largest part, and above it where parts are close (they overlap imperfectly)."""
     total = sum(np.square(np.square(part)) for part in parts)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from outblas import ncu
-from outblas.config import KernelConfig, config_from_name, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import OutblasError, RecordError
+from outblas.kernels.config_text import config_from_name
 from outblas.problem import Problem
 from outblas.roofline import Gpu, floor_us, operand_sets
 
@@ -115,8 +116,8 @@ def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
     import torch
 
     from outblas.baselines import LtAuto
+    from outblas.device import gpu_of_device
     from outblas.device_state import load_kernel
-    from outblas.space import gpu_of_device
     from outblas.timing import Bench
 
     torch.cuda.set_device(gpu_index)

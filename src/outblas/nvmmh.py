@@ -7,15 +7,16 @@ A problem that kills the subprocess counts as "no choice" and the rest goes on.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
+from outblas.kernels.families.family import TileChoice
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 
@@ -43,27 +44,13 @@ for m, n, k, layout, precision in problems:
 """
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Tile, stages, split of K, cluster and tile order (0 or 1) as nvMatmulHeuristics gives them."""
-
-    bm: int
-    bn: int
-    bk: int
-    stages: int
-    split_k: int
-    cluster_m: int
-    cluster_n: int
-    order: int
-
-
 def nvmmh_config(problem: Problem, gpu: Gpu = H200) -> KernelConfig | None:
     """As :func:`nvmmh_configs`, of one problem."""
     return nvmmh_configs([problem], gpu)[problem]
 
 
 def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem, KernelConfig | None]:
-    """The nearest legal config of ``sm90_wgmma_gemm`` to each problem's first choice.
+    """The nearest legal config of ours to each problem's first choice.
 
     None where there is no choice or none that the family can build.
 
@@ -74,7 +61,7 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem,
     return {p: None if c is None else nearest(p, c, gpu) for p, c in zip(problems, found, strict=True)}
 
 
-def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[Choice | None]:
+def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[TileChoice | None]:
     """First choice per problem, None where the package has none or dies of the question.
 
     Raises:
@@ -85,7 +72,7 @@ def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT)
 
 def ranked_choices(
     problems: Sequence[Problem], gpu: Gpu = H200, count: int = 64, script: str = _SCRIPT
-) -> dict[Problem, list[Choice]]:
+) -> dict[Problem, list[TileChoice]]:
     """Up to ``count`` different choices per problem, fastest predicted first; none where :func:`choices` has none.
 
     Raises:
@@ -95,14 +82,14 @@ def ranked_choices(
     return {p: list(dict.fromkeys(ranked)) for p, ranked in zip(problems, found, strict=True)}
 
 
-def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str) -> list[list[Choice]]:
+def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str) -> list[list[TileChoice]]:
     if script is _SCRIPT and importlib.util.find_spec("nvMatmulHeuristics") is None:
         raise ToolchainMissing(
             "nvMatmulHeuristics is not installed", "the wheel nvidia-matmul-heuristics", "pip install 'outblas[gpu]'"
         )
     if gpu.name not in _GPUS:
         return [[] for _ in problems]
-    out: list[list[Choice]] = []
+    out: list[list[TileChoice]] = []
     while len(out) < len(problems):
         answers = _ask(problems[len(out) :], _GPUS[gpu.name], count, script)
         out += answers
@@ -111,39 +98,18 @@ def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str)
     return out
 
 
-def nearest(problem: Problem, choice: Choice, gpu: Gpu = H200) -> KernelConfig | None:
+def nearest(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> KernelConfig | None:
     """The legal config of our family that differs least from ``choice``: stages give way first, then
     the cluster, then the split, then the depth, then the tile."""
-    from outblas.space import why_illegal
-
-    for config in _neighbours(choice):
-        if why_illegal(problem, config, gpu) is None:
-            return config
+    for family in FAMILIES.values():
+        for config in family.near_choice(choice):
+            if why_illegal(problem, config, gpu) is None:
+                found: KernelConfig = config
+                return found
     return None
 
 
-def _neighbours(choice: Choice) -> Iterator[Sm90WgmmaConfig]:
-    tiles = sorted(
-        itertools.product((64, 128, 192, 256), range(8, 257, 8)),
-        key=lambda t: (abs(t[0] - choice.bm) + abs(t[1] - choice.bn), -t[0] * t[1]),
-    )[:12]
-    depths = _by_distance((32, 64, 128), choice.bk)
-    splits = _by_distance((1, 2, 4, 8, 16), choice.split_k)
-    splits = [s for s in splits if s <= max(1, choice.split_k)] or [1]
-    clusters = dict.fromkeys(((choice.cluster_m, choice.cluster_n), (1, 1)))
-    for (bm, bn), bk, split, (cm, cn) in itertools.product(tiles, depths, splits, clusters):
-        for stages, store in itertools.product(range(min(12, max(2, choice.stages)), 1, -1), ("tma", "direct")):
-            yield Sm90WgmmaConfig(
-                bm, bn, bk, stages, consumers=min(3, bm // 64) if bm != 256 else 2, cluster_m=cm, cluster_n=cn,
-                split_k=split, raster="n" if choice.order else "m", store=store,  # type: ignore[arg-type]
-            )  # fmt: skip
-
-
-def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
-    return sorted(values, key=lambda v: (abs(v - wanted), v))
-
-
-def _ask(problems: Sequence[Problem], gpu: str, count: int, script: str) -> list[list[Choice]]:
+def _ask(problems: Sequence[Problem], gpu: str, count: int, script: str) -> list[list[TileChoice]]:
     """Answers up to the subprocess' end, natural or not."""
     rows = [[p.m, p.n, p.k, _LAYOUTS[p.layout], _PRECISIONS[p.dtype, p.acc]] for p in problems]
     try:
@@ -156,4 +122,4 @@ def _ask(problems: Sequence[Problem], gpu: str, count: int, script: str) -> list
         text = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     parsed = [json.loads(line) for line in lines if line.startswith(("[", "null"))]
-    return [[Choice(*row) for row in rows or ()] for rows in parsed]
+    return [[TileChoice(*row) for row in rows or ()] for rows in parsed]

@@ -11,7 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class Policy:
 
         Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
         """
-        known = [replace(config, early=False) if config.early else config for config in configs]
+        known = [config.with_knobs(early=False) if config.early else config for config in configs]
         about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
         guess, spread = self.regressor(about, each)
         return View(about, each, guess, spread, knobs_of(each))

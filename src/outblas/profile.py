@@ -15,14 +15,15 @@ from typing import Any
 from outblas import ncu
 from outblas.config import KernelConfig, config_name
 from outblas.counters import counters_of
+from outblas.device import gpu_of_device
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.files import sole_driver
+from outblas.kernels.legality import why_illegal
 from outblas.ncu_target import Algorithm, Profiler, Work, cache_of
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.roofline import Gpu
-from outblas.space import gpu_of_device, why_illegal
 from outblas.store import Store
 from outblas.tune_run import measured_on, open_store
 

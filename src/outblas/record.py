@@ -17,16 +17,17 @@ import numpy as np
 
 from outblas.config import KernelConfig, config_name
 from outblas.desk import Options
+from outblas.device import gpu_of_device
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
 from outblas.journal import Journal
 from outblas.kernels.kernel_hash import kernels_sha
+from outblas.kernels.legality import why_illegal
 from outblas.model import left_out
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.recording import CODE, Recording, stem_of
 from outblas.roofline import floor_us, repeats
-from outblas.space import gpu_of_device, why_illegal
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
 ROUNDS, LONG_ROUNDS = 5, 3

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import LAUNCHES, KernelConfig, Launch, config_from_name, config_name, launch_of
+from outblas.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.rivals import fastest
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Status
+from outblas.kernels.config_text import config_from_name
 from outblas.problem import Problem
 from outblas.recording_files import (
     BASELINES,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import ProblemError
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.space import why_illegal
-from outblas.walks import walks
 
 
 def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
@@ -28,36 +28,7 @@ def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> 
         (7 * bm + 3, 19 * bn + 8, 2 * bk + 8),
         (127, 1001, 333),
     ]
-    if isinstance(config, Sm80MmaConfig):
-        shapes.append((33, 2 * bn - 2, 2 * bk + 2))
-    if isinstance(config, Sm90WgmmaConfig) and config.split_kind == "workspace":  # each part has one stage or two
-        together = bk * config.split_k
-        shapes += [(3 * bm + 1, 5 * bn + 8, together + 8), (bm + 1, together + 8, together + 8)]
-    if isinstance(config, Sm90WgmmaConfig) and config.a_rows:  # never more rows than that
-        rows, deep = config.a_rows, bk * max(config.split_k, config.stages + 1)
-        shapes += [
-            (rows, 2 * bn, deep),
-            (rows - 1, bn + 8, deep + 8),
-            (rows // 2 + 1, 19 * bn + 8, 4096 + 8),
-            (rows, 256, 256),
-        ]
-    if isinstance(config, Sm80DirectConfig):  # K that ends just past a round of all warps, or inside the second one
-        together = config.wk * config.unroll * bk
-        shapes += [
-            (9 * bm + 1, bn + 8, together + 8),
-            (bm - 1, 2 * bn - 8, 2 * together - 24),
-            (3, bn + 8, bk - 8),
-        ]
-    if isinstance(config, Sm80GemvConfig):  # never more rows than bm: every raggedness again, within them
-        shapes += [
-            (bm, 2 * bn, 4 * bk * config.wk * config.split_k),
-            (bm - 1, bn + 8, 3 * bk + 8),
-            (3, 2 * bn - 8, 4096 + 8),
-            (bm // 2 + 1, 19 * bn + 8, bk * config.wk * config.unroll + 24),
-            (bm, 256, 256),
-            (1, 333, 2 * bk),
-            *walks(problem, config, gpu),
-        ]
+    shapes += FAMILIES[config.family].proof_shapes(problem, config, gpu)
     found = []
     for m, n, k in dict.fromkeys(shapes):
         try:

@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from outblas.driver import capture_graph, check, driver
-from outblas.evaluation import Status
+from outblas.evaluation import Rejected, Status
 from outblas.judge.proof_context import ProofContext, process_state
+from outblas.kernels.legality import why_illegal
 from outblas.operands import torch_dtype
 from outblas.problem import Problem
-from outblas.rejected import Rejected
-from outblas.space import why_illegal
 
 #: Lengths of plugs in GPU cycles: a quarter of a millisecond, longer than a launch takes the host; longer ones where it
 #: was held up. In front of eight launches on two streams: half a millisecond.

@@ -7,16 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from outblas.agents.base import Agent, by_launch, in_turns, unexplored
 from outblas.config import KernelConfig, Launch, launch_of
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.catalogue import launch_options
 from outblas.model import rank
 from outblas.neighbours import neighbours
 from outblas.problem import Problem
-from outblas.roofline import Gpu, floor_us, regime
-from outblas.space import candidates
-
-#: Above this floor a launch is nothing, and nor is PDL.
-PDL_IS_NOTHING_US = 25.0
-#: The same of early loads of B, which are worth one or two microseconds to whatever streams it.
-EARLY_IS_NOTHING_US = 100.0
+from outblas.roofline import Gpu
 
 
 class Untried(Agent):
@@ -64,25 +59,6 @@ class Before(Agent):
         known = [c for c in self._first.get(problem, ()) if c in offered]
         others = self._then.propose(problem, candidates, (), len(candidates))
         return unexplored(list(dict.fromkeys((*known, *others))), history)[:n]
-
-
-def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    """Those in which kernels may differ: PDL where a launch is anything; early loads of B where, besides, memory or the
-    launch binds."""
-    found: list[Launch] = ["plain"]
-    floor = floor_us(problem, gpu)
-    if floor <= PDL_IS_NOTHING_US:
-        found.append("pdl")
-    if floor <= EARLY_IS_NOTHING_US and not regime(problem, gpu).startswith("compute"):
-        found.append("weights")
-    return tuple(found)
-
-
-def worth_trying(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    """The candidates of a first search: early loads of B among them where they may matter, and kernels whose CTAs are
-    spread evenly where PDL is anything."""
-    options = launch_options(problem, gpu)
-    return candidates(problem, gpu, early="weights" in options, even=len(options) > 1)
 
 
 def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Evaluation]]:

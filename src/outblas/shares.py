@@ -8,13 +8,13 @@ from pathlib import Path
 
 from outblas.captured import Captured
 from outblas.config import Launch
-from outblas.device import Device
+from outblas.device import Device, gpu_of_device
 from outblas.errors import UsageError
+from outblas.kernels.catalogue import candidates
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.roofline import H200, Gpu, floor_us
-from outblas.space import candidates, gpu_of_device
 
 #: Measurements that every problem gets, however small its share, unless the budget is smaller.
 LEAST = 4

@@ -27,13 +27,13 @@ from outblas.cubin_pack import BUILD, CubinPack, pack_key, packed
 from outblas.errors import CompileError, OutblasError, RecordError, ToolchainMissing
 from outblas.files import write_atomic
 from outblas.kernels.kernel_hash import kernels_sha
+from outblas.kernels.legality import why_illegal
 from outblas.library import Library
 from outblas.problem import Dtype, Layout, Problem
 from outblas.roofline import GPUS
 from outblas.sass import check_static
 from outblas.shipped import PACK
 from outblas.source import Source, make_source
-from outblas.space import why_illegal
 
 ARCHITECTURE = "sm_90a"
 #: Problems of which a kernel for any shape is legal for one; they enter its source by layout and dtype alone.

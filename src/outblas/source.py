@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.epilogue import PLAIN, Epilogue, prelude
 from outblas.geometry import geometry
+from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.kernel_hash import kernel_headers
 from outblas.problem import Problem
 
@@ -23,7 +24,7 @@ class Source:
         headers: (name as included, text) pairs; nothing else may be included.
         options: NVRTC options beyond those that every kernel gets, e.g. ``-DBM=128``.
         acc: the accumulator that the kernel claims, ``fp32`` or ``fp16``; checked in its SASS.
-        family: kernel family, e.g. ``sm90_wgmma_gemm``.
+        family: kernel family, which is the name of its kernel, too.
     """
 
     text: str
@@ -47,48 +48,15 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = PLA
     the next (64 bits).
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
-    if isinstance(config, Sm90WgmmaConfig):  # a kernel with a workspace has one argument more
-        lines.append(f"#define SPLIT_WORKSPACE {int(config.split_kind == 'workspace')}")
+    family = FAMILIES[config.family]
+    lines += family.source_lines(config)
     lines += [
         f"constexpr {'bool' if value in ('true', 'false') else 'int'} {name} = {value};"
         for name, value in geometry(problem, config).constants
     ]
     lines += [*prelude(epilogue), f'#include "{config.family}.cuh"', ""]
-    headers = kernel_headers()
-    if isinstance(config, Sm90WgmmaConfig):
-        headers += (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)
+    headers = (*kernel_headers(), *family.headers(problem, config))
     return Source("\n".join(lines), config.family, headers, (), problem.acc, config.family)
-
-
-def wgmma_instance(n: int, problem: Problem) -> str:
-    """Device function ``wgmma_instance``: one wgmma m64nNk16 of the problem's dtype, accumulator and layout.
-
-    PTX wants one operand per accumulator register, so the text depends on N; both operands come
-    from shared memory, A K-major, B K-major (TN) or N-major (NN).
-    Source: PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.
-    """
-    half = problem.acc == "fp16"
-    registers = n // (4 if half else 2)
-    dtype = "bf16" if problem.dtype == "bf16" else "f16"
-    accumulators = ", ".join(f"%{i}" for i in range(registers))
-    outputs = ", ".join(f'"+{"r" if half else "f"}"(d[{i}])' for i in range(registers))
-    a, b, scale = registers, registers + 1, registers + 2
-    transpose_b = int(problem.layout == "NN")
-    return f"""#pragma once
-#include "ptx/types.cuh"
-
-// D (+)= A B, m64n{n}k16; `accumulate` false overwrites D.
-__device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)[{registers}], u64 a, u64 b,
-                                               int accumulate) {{
-  asm volatile(
-      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k16.{"f16" if half else "f32"}.{dtype}.{dtype} "
-      "{{{accumulators}}}, "
-      "%{a}, %{b}, p, 1, 1, 0, {transpose_b};\\n}}"
-      : {outputs}
-      : "l"(a), "l"(b), "r"(accumulate));
-}}
-"""
 
 
 class KernelKind(NamedTuple):

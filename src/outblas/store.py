@@ -27,6 +27,7 @@ from outblas.evaluation import Evaluation
 from outblas.journal import check_same_settings
 from outblas.problem import Problem
 from outblas.provenance import utc_now
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 
 #: Version of the schema, kept in ``PRAGMA user_version``.
 VERSION = 1
@@ -120,7 +121,10 @@ class Store:
         Raises:
             RecordError: the disk is full or the file failed; what was recorded before is intact.
         """
-        rows = [(run_id, e.problem.key, config_name(e.config), e.status.value, _dump(e.to_json())) for e in evaluations]
+        rows = [
+            (run_id, e.problem.key, config_name(e.config), e.status.value, _dump(evaluation_to_json(e)))
+            for e in evaluations
+        ]
         with self._transaction():
             self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, '{}')", (run_id, _now()))
             self._db.executemany(
@@ -213,7 +217,7 @@ class Store:
         with self._guard("read"):
             for *pair, body in self._db.execute(query, arguments):
                 with self._readable("an evaluation"):
-                    evaluation = Evaluation.from_json(json.loads(body))
+                    evaluation = evaluation_from_json(json.loads(body))
                 more = counters.get(tuple(pair))
                 yield replace(evaluation, counters={**evaluation.counters, **more}) if more else evaluation
 

@@ -27,13 +27,12 @@ from outblas.baselines import CublasGemm
 from outblas.core.rivals import Bindable, Call
 from outblas.driver import check, driver
 from outblas.errors import UsageError
-from outblas.evaluation import Status, Verdict
+from outblas.evaluation import Rejected, Status, Verdict
 from outblas.judge.proof_context import ProofContext
 from outblas.operands import Operands, torch_dtype
 from outblas.oracle import Oracle, product, right
 from outblas.problem import Problem
 from outblas.proof_inputs import cancelling, integer_draws, positive, scaled, special_inputs
-from outblas.rejected import Rejected
 from outblas.rules import check_rules
 from outblas.trials import Shelf, Trials
 

@@ -35,13 +35,12 @@ from typing import Any, Protocol
 
 from outblas.core.rivals import Call
 from outblas.epilogue import Epilogue
-from outblas.evaluation import Status, Verdict
+from outblas.evaluation import Rejected, Status, Verdict
 from outblas.fused_launch import Extra
 from outblas.operands import Operands, torch_dtype
 from outblas.oracle import ERROR_C, FLOOR, UNIT, magnitudes, product
 from outblas.problem import Problem
 from outblas.proof_inputs import integer_inputs, normal
-from outblas.rejected import Rejected
 from outblas.verify import wrong_text
 
 #: Largest slope of each activation, rounded up, and what its evaluation in fp32 is off by, of |z|.

@@ -194,7 +194,7 @@ class Handler:
             return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
 
     def _why_illegal(self, problem: Problem, config: Any) -> str | None:
-        from outblas.space import why_illegal
+        from outblas.kernels.legality import why_illegal
 
         return why_illegal(problem, config, self._options.gpu)
 

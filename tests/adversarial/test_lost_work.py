@@ -28,10 +28,6 @@ DRIVER = """
 import resource, sys, time
 from outblas.agents import make_agent
 from outblas.errors import OutblasError
-from outblas.recording import Recording
-from outblas.replay import ReplayEvaluator
-from outblas.store import Store
-from outblas.tune import tune
 
 recording, path, delay, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 

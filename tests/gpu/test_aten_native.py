@@ -17,11 +17,11 @@ import torch
 import outblas
 from everything_fixture import numbers, sums_in_fp32
 from outblas import device_registry, native, native_table, switch
-from outblas.config import Sm90WgmmaConfig
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
-from outblas.space import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
+from outblas.device import gpu_of_device
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Status, Verdict
 from outblas.free.build import build
@@ -16,7 +17,6 @@ from outblas.free.examples import example, names
 from outblas.free.kernel import FreeKernel
 from outblas.free.launch import load
 from outblas.problem import Problem
-from outblas.space import gpu_of_device
 from outblas.verify import prove
 
 pytestmark = pytest.mark.gpu

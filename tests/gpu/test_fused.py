@@ -20,14 +20,16 @@ from fused_gpu_fixture import (  # noqa: F401
     layer,
 )
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80GemvConfig
+from outblas.config import KernelConfig
+from outblas.device import gpu_of_device
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.errors import TensorError
 from outblas.evaluation import Status
 from outblas.fused_launch import Extra, FusedKernel
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import gpu_of_device, why_illegal
 from outblas.verify_fused import prove_fused, worst
 
 pytestmark = pytest.mark.gpu

@@ -22,13 +22,14 @@ from fused_gpu_fixture import (  # noqa: F401
     layer,
 )
 from outblas import affine, device_registry, fused, native_table
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
 from outblas.epilogue import ACTIVATIONS, Epilogue
 from outblas.fused_launch import Extra
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
-from outblas.space import gpu_of_device
 from outblas.verify_fused import worst
 
 pytestmark = pytest.mark.gpu

@@ -12,13 +12,14 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.compile import compile_source
-from outblas.config import Sm80GemvConfig
+from outblas.device import gpu_of_device
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.legality import why_illegal
 from outblas.launch import load
 from outblas.operands import torch_dtype
 from outblas.problem import Problem
 from outblas.roofline import architecture
 from outblas.source import make_source
-from outblas.space import gpu_of_device, why_illegal
 
 pytestmark = pytest.mark.gpu
 
@@ -144,7 +145,8 @@ def test_walks_over_several_tiles_give_every_tile_its_own_sums(name: str, layout
 def test_a_grid_holds_no_more_ctas_than_are_resident(name: str, layout: str) -> None:
     """A walk gains nothing from CTAs that wait for others to end: the driver has to agree with geometry.gemv_blocks."""
     from outblas.driver import check, driver
-    from outblas.geometry import gemv_blocks, geometry
+    from outblas.geometry import geometry
+    from outblas.kernels.families.sm80_gemv_mma import gemv_blocks
 
     config, problem = CONFIGS[name], Problem(8, 64 * 1000, 1024, layout)  # type: ignore[arg-type]
     loaded, shape = kernel(problem, config), geometry(problem, config)

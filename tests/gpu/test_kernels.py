@@ -12,15 +12,20 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.device import gpu_of_device
 from outblas.errors import ConfigError, TensorError
 from outblas.evaluate import representatives
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.launch import load
 from outblas.operands import Operands, torch_dtype
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import gpu_of_device, why_illegal
 from outblas.verify import prove
 
 pytestmark = pytest.mark.gpu

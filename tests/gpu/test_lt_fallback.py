@@ -16,15 +16,17 @@ import torch
 
 import outblas
 from outblas import device_registry, native, native_table
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import CublasLt, describe
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
 from outblas.geometry import workspace_bytes
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import ROW_ALIGN_BYTES, Problem
-from outblas.space import gpu_of_device, why_illegal
 
 pytestmark = pytest.mark.gpu
 

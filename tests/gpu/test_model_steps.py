@@ -19,7 +19,7 @@ import torch
 import outblas
 from everything_fixture import sums_in_fp32
 from operator_counts import OperatorCounts
-from outblas.space import gpu_of_device
+from outblas.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 

@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig  # noqa: E402
 from outblas.core.rivals import RIVALS  # noqa: E402
 from outblas.desk import Options  # noqa: E402
-from outblas.evaluate import LiveEvaluator
+from outblas.evaluate import LiveEvaluator  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
 from outblas.problem import Problem  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -18,9 +18,12 @@ import outblas
 from helpers import ROOT
 from outblas import device_registry, native_table, shipped
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.cubin_pack import pack_key, packed
+from outblas.device import gpu_of_device
 from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.launch import load
 from outblas.library import Choice, Library, Row
@@ -29,7 +32,6 @@ from outblas.problem import Problem
 from outblas.shipped import PACK, ShippedCubins
 from outblas.shipped_build import build, current, packaged_libraries, sources_of
 from outblas.source import make_source
-from outblas.space import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +47,6 @@ TUNED: list[tuple[Problem, KernelConfig]] = [
 #: A first product of a process that has no NVRTC. Arguments: the pack, the library.
 FIRST_CALL = """
 import sys, warnings
-from pathlib import Path
 warnings.simplefilter("error", RuntimeWarning)
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch, outblas

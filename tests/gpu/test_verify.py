@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch")
 
 from outblas.baselines import CublasGemm  # noqa: E402
 from outblas.compile import compile_source  # noqa: E402
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig  # noqa: E402
 from outblas.evaluate import representatives  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
 from outblas.launch import load  # noqa: E402
 from outblas.oracle import ERROR_C, needed_c  # noqa: E402
 from outblas.problem import Problem  # noqa: E402

@@ -17,13 +17,14 @@ from outblas.compile import compile_source
 from outblas.config import KernelConfig
 from outblas.driver import capture_graph, check, driver
 from outblas.errors import DeviceError, TensorError
-from outblas.geometry import COUNTERS_BYTES, workspace_bytes
+from outblas.geometry import workspace_bytes
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.kernels.legality import why_illegal
 from outblas.launch import load
 from outblas.operands import Operands
 from outblas.oracle import Oracle
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import why_illegal
 from outblas.workspace import allocate
 from workspace_gpu_fixture import (  # noqa: F401
     BASE,

@@ -16,13 +16,13 @@ import torch
 
 import outblas
 from outblas import capture_workspace, device_registry, native, native_table
+from outblas.device import gpu_of_device
 from outblas.device_state import DeviceState, load_kernel
 from outblas.driver import capture_graph, check, driver
 from outblas.geometry import workspace_bytes
 from outblas.library import Choice, Library, Row
 from outblas.oracle import Oracle
 from outblas.problem import Problem
-from outblas.space import gpu_of_device
 from workspace_gpu_fixture import (  # noqa: F401
     BASE,
     CONFIGS,

@@ -20,17 +20,21 @@ from outblas.agents import llm as agents_llm
 from outblas.agents import nvmmh as agents_nvmmh
 from outblas.agents.evolution import knob_distance
 from outblas.agents.transfer import Transfer, sisters, translate
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import UsageError
 from outblas.evaluation import FAILURES, Evaluation, Status
+from outblas.kernels.families.family import TileChoice as Choice
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.llm.compact import write_config
-from outblas.nvmmh import Choice
 from outblas.problem import Problem
 from outblas.recording import CODE, STATUSES, Recording
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200
 from outblas.search.agents.registry import AGENTS, make_agent
-from outblas.space import why_illegal
 from outblas.store import Store
 from outblas.tune import tune
 

@@ -13,14 +13,16 @@ import pytest
 from outblas import any_shape, device_registry, unlisted
 from outblas.any_shape import AnyShape, inputs, is_regular, is_vector, shape_features
 from outblas.belief import Regressor
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.decide import Operand, decide
 from outblas.errors import RecordError, UsageError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.policy import Policy
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
-from outblas.space import why_illegal
 
 FAST, SCALAR = Sm90WgmmaConfig(128, 128, stages=4, consumers=2), Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
 KERNELS: tuple[KernelConfig, ...] = (SCALAR, FAST)

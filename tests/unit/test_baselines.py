@@ -97,9 +97,9 @@ def test_no_problem_no_process():
 
 
 def test_the_mapping_is_legal_and_near():
-    pytest.importorskip("outblas.space")
+    pytest.importorskip("outblas.kernels.legality")
+    from outblas.kernels.legality import why_illegal
     from outblas.roofline import H200
-    from outblas.space import why_illegal
 
     problem = Problem(4096, 4096, 4096)
     config = nvmmh.nearest(problem, nvmmh.Choice(128, 256, 64, 4, 1, 2, 1, 1))

@@ -13,7 +13,6 @@ from outblas.behind import Behind
 #: A program that ends amid the first of three pieces of work, and asks for one more afterwards.
 PROGRAM = """
 import atexit, threading
-from outblas.behind import Behind
 behind, begun = Behind("test"), threading.Event()
 def first():
     begun.set()

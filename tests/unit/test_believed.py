@@ -7,8 +7,8 @@ import math
 import pytest
 
 from outblas.believed import BELIEVED, below_floor, too_fast
-from outblas.config import Sm90WgmmaConfig
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.llm.outcome import kind_of, words_of
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us

@@ -11,10 +11,12 @@ import pytest
 
 from fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us
 from outblas import bench
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import config_name
 from outblas.core.rivals import RIVALS
 from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.records.summary import summarise

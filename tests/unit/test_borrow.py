@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outblas.borrow import borrowed, transposed
-from outblas.config import Launch, Sm80DirectConfig, Sm90WgmmaConfig
+from outblas.borrow import borrowed
+from outblas.config import Launch
 from outblas.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library
 from outblas.library import Row as LibraryRow
 from outblas.problem import Problem
@@ -62,9 +65,9 @@ def test_a_shape_with_m_and_n_swapped_gives_the_transposed_kernel() -> None:
     }
     found = borrowed(problem, won, (), H200)
     assert found == [Sm90WgmmaConfig(64, 128, 64, 4, 1, cluster_m=2, raster="n", l2="stream_b")]
-    assert transposed(transposed(WIDE)) == WIDE
-    direct = Sm80DirectConfig(16, 8, 1, 1, 4)
-    assert transposed(direct) == direct
+    wgmma, direct = FAMILIES[WIDE.family], Sm80DirectConfig(16, 8, 1, 1, 4)
+    assert wgmma.transposed(wgmma.transposed(WIDE)) == WIDE
+    assert FAMILIES[direct.family].transposed(direct) == direct
 
 
 def test_launch_options_that_are_nothing_are_left_out() -> None:

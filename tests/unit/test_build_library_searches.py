@@ -21,15 +21,16 @@ from build_library_fixture import (  # noqa: F401
 )
 from fake_gpu import FakeGpu
 from outblas.agents.base import Agent
-from outblas.config import Sm90WgmmaConfig, config_name, launch_of
+from outblas.config import config_name, launch_of
 from outblas.evaluation import Status
+from outblas.kernels.catalogue import candidates, worth_trying
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.search.build_library.build_run import publish_seconds
 from outblas.search.build_library.build_work import BuildFolder, proved
-from outblas.second_search import near_the_best, worth_trying
-from outblas.space import candidates
+from outblas.second_search import near_the_best
 from outblas.suites import Table
 
 

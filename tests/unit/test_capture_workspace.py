@@ -13,11 +13,13 @@ import pytest
 
 from outblas import capture_workspace
 from outblas.capture_workspace import CapturedWorkspace, CaptureWorkspaces, from_pool
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.device_state import DeviceState
 from outblas.driver import capture_id
 from outblas.errors import DeviceError
-from outblas.geometry import COUNTERS_BYTES, workspace_bytes
+from outblas.geometry import workspace_bytes
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.library import Library
 from outblas.problem import Problem
 from outblas.roofline import H200

@@ -309,7 +309,7 @@ def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
 
 def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = calls_of(monkeypatch, "outblas.record", "run_record")
-    monkeypatch.setattr("outblas.space.catalogue", lambda name: (f"all of {name}",))
+    monkeypatch.setattr("outblas.kernels.catalogue.catalogue", lambda name: (f"all of {name}",))
     result = outblas("record", "--layout", "nn", "--out", str(tmp_path), "--gpu-device-id", "1")
     assert result.exit_code == 0, result.stderr
     call = calls[0]

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from helpers import synthetic_problems, synthetic_recording
 from outblas.cli.main import app
 from outblas.config import config_name
-from outblas.evaluation import Evaluation
 from outblas.kernel_tuner_files import task_of
+from outblas.records.evaluation_json import evaluation_from_json
 
 PROBLEM = synthetic_problems()[1]
 
@@ -41,7 +41,7 @@ def test_what_is_exported_is_imported(device: str, cache: list[str], tmp_path: P
     assert f"{count} configs of {PROBLEM.key}, pdl" in result.stdout and f"{us:.3f} us" in result.stdout
     assert config_name(config) in result.stdout and "100.0%" in result.stdout
     assert f"{count} of them the same, of {count}" in result.stdout
-    read = [Evaluation.from_json(json.loads(line)) for line in lines.read_text().splitlines()]
+    read = [evaluation_from_json(json.loads(line)) for line in lines.read_text().splitlines()]
     assert read == task.evaluations()
 
 

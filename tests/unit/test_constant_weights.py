@@ -16,10 +16,11 @@ from outblas import bench
 from outblas.agents.recorded import Recorded
 from outblas.agents.transfer import Transfer
 from outblas.averages import launch_columns, launch_of_row, launch_words
-from outblas.config import LAUNCHES, KernelConfig, Launch, Sm90WgmmaConfig, allows, config_name, launch_of
+from outblas.config import LAUNCHES, KernelConfig, Launch, allows, config_name, launch_of
 from outblas.decide import Operand, decide
 from outblas.errors import ConfigError, RecordError
 from outblas.evaluation import Evaluation
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row, choose
 from outblas.problem import Problem
 from outblas.records.summary import summarise

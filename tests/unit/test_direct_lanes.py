@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from lanes import mma, movmatrix_trans
-from outblas.config import Sm80DirectConfig
-from outblas.geometry import SM80_GROUP, geometry, grid
+from outblas.geometry import geometry, grid
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.geometry_terms import SM80_GROUP
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
-from outblas.space import why_illegal
 
 CHUNK = 32
 G, T = np.divmod(np.arange(32), 4)

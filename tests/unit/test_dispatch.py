@@ -20,10 +20,11 @@ from dispatch_fixture import (
 )
 from outblas import device_registry, dispatch
 from outblas.allowed import launch_of_option, option_of
-from outblas.config import Launch, Sm80MmaConfig
+from outblas.config import Launch
 from outblas.decide import Decision, Operand, decide
 from outblas.dispatch import explain, matmul
 from outblas.errors import DeviceError, TensorError, UsageError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.overlap import overlap
 from outblas.problem import Problem

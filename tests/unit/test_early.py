@@ -10,12 +10,15 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.geometry import gemv_loads
+from outblas.config import KernelConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Layout, Problem
 from outblas.sass import _disassemble, check_static
 from outblas.source import make_source
-from outblas.space import why_illegal
 
 LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
 CONFIGS: dict[str, KernelConfig] = {

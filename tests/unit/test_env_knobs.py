@@ -17,15 +17,16 @@ from gymnasium.utils.env_checker import check_env
 
 from fake_gpu import FakeGpu, time_us
 from helpers import ROOT
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.env_knobs import COUNTER_NAMES, MAX_LOG, KnobEnv
 from outblas.errors import UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.knobs import wide
 from outblas.problem import Problem
 from outblas.reward import reward
 from outblas.roofline import H200
-from outblas.space import why_illegal
 
 PROBLEMS = (Problem(64, 4096, 64), Problem(8, 512, 1024, "NN"), Problem(512, 512, 512, "TN", "bf16"))
 ILLEGAL = Sm90WgmmaConfig(64, 64, cluster_m=4, cluster_n=2, consumers=3)  # 3 consumers do not divide one block

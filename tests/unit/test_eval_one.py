@@ -10,15 +10,17 @@ import pytest
 
 from fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from outblas import eval_one
-from outblas.config import KernelConfig, Sm80MmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.core.rivals import NAMES
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Speedup, Status
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.model import rank
 from outblas.problem import Problem
 from outblas.roofline import H200, floor_us
-from outblas.space import candidates, why_illegal
 
 PROBLEM = Problem(64, 128, 256)
 UNALIGNED = Problem(127, 1001, 333)

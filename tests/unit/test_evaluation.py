@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.evaluation import FAILURES, Evaluation, Speedup, Status, Timing, Verdict
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given  # noqa: E402
@@ -45,7 +47,7 @@ def evaluations(draw: Any) -> Evaluation:
 
 @given(evaluations())
 def test_json_text_leads_back_to_the_same_evaluation(evaluation: Evaluation) -> None:
-    assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
+    assert evaluation_from_json(json.loads(json.dumps(evaluation_to_json(evaluation)))) == evaluation
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.PASSED])
@@ -65,9 +67,10 @@ def test_passed_needs_a_timing() -> None:
 
 @pytest.mark.parametrize("change", [{"status": "fast"}, {"status": "wrong"}, {"timing": None}])
 def test_a_record_that_contradicts_itself_does_not_read(change: dict[str, Any]) -> None:
-    good = Evaluation(PROBLEM, Sm80MmaConfig(64, 64), Status.PASSED, timing=TIMING, speedup=SPEEDUP).to_json()
+    passed = Evaluation(PROBLEM, Sm80MmaConfig(64, 64), Status.PASSED, timing=TIMING, speedup=SPEEDUP)
+    good = evaluation_to_json(passed)
     with pytest.raises(ValueError):
-        Evaluation.from_json({**good, **change})
+        evaluation_from_json({**good, **change})
 
 
 def test_failures_are_graded_from_never_tried_to_nearly_right() -> None:
@@ -79,5 +82,5 @@ def test_failures_are_graded_from_never_tried_to_nearly_right() -> None:
 
 def test_json_is_a_copy() -> None:
     evaluation = Evaluation(PROBLEM, Sm80MmaConfig(64, 64), Status.WRONG, baselines_us={"torch": 1.0})
-    evaluation.to_json()["baselines_us"]["torch"] = 2.0
+    evaluation_to_json(evaluation)["baselines_us"]["torch"] = 2.0
     assert evaluation.baselines_us == {"torch": 1.0}

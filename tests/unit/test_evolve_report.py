@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from llm_kernels import PROBLEM, failed, kernel, passed
-from outblas.config import Candidate, Sm80MmaConfig, config_name, config_to_json
+from outblas.config import Candidate, config_name, config_to_json
 from outblas.errors import RecordError
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.archive import Archive, Entry, Shape
 from outblas.llm.budget import Cost
 from outblas.llm.ledger import Ledger, Outcome

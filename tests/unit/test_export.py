@@ -13,14 +13,16 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.compile import compile_source
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import config_name
 from outblas.errors import UsageError
 from outblas.export.cpp import checking_program, launch_header
 from outblas.export.files import export
 from outblas.export.source import inlined, standalone
 from outblas.export.target import Target, find_target
 from outblas.geometry import grid, launch_smem, workspace_bytes
-from outblas.launch import tensor_boxes
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from outblas import model
-from outblas.config import Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
 from outblas.features import CANDIDATE, PROBLEM, candidate_features, knobs_of, problem_features
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates
 
 SHAPES = ((64, 64, 64), (16384, 16384, 16384), (1, 28672, 4096), (127, 1001, 333), (64, 64, 16384))
 WGMMA = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)

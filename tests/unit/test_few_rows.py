@@ -7,17 +7,19 @@ from dataclasses import replace
 import pytest
 
 from outblas.compile import compile_source
-from outblas.config import Sm90WgmmaConfig, config_from_name, config_name
+from outblas.config import config_name
 from outblas.cubin import Cubin
 from outblas.geometry import geometry
-from outblas.launch import tensor_boxes
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig, few_rows_kernels
+from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
+from outblas.kernels.legality import why_illegal
 from outblas.model import predict_us
 from outblas.neighbours import neighbours
-from outblas.pool import few_rows_kernels
 from outblas.problem import Problem
 from outblas.representatives import representatives
 from outblas.source import make_source
-from outblas.space import candidates, why_illegal
 
 PROBLEM = Problem(16, 4096, 4096)
 ALL = Sm90WgmmaConfig(64, 32, 128, stages=9)

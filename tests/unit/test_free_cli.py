@@ -11,8 +11,8 @@ from free_fixture import BODY, device_text, missing
 from outblas import device, doctor
 from outblas.cli.main import app
 from outblas.errors import ToolchainMissing
-from outblas.evaluation import Evaluation
 from outblas.free.kernel import FreeKernel
+from outblas.records.evaluation_json import evaluation_from_json
 
 compiles = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -35,7 +35,7 @@ def test_without_a_gpu_a_file_is_compiled_only_and_what_was_seen_is_written(tmp_
     assert result.exit_code == 0, result.output
     assert "compiled; not run" in result.stdout and "registers:" in result.stdout and "compile:h200" in result.stdout
     (written,) = tmp_path.glob("eval_64_64_64_TN_fp16_fp32_free_*.json")
-    found = Evaluation.from_json(json.loads(written.read_text()))
+    found = evaluation_from_json(json.loads(written.read_text()))
     assert found.config == FreeKernel.parse(device_text())
 
 

@@ -12,7 +12,6 @@ import pytest
 from free_compile_fixture import cache_fixture, compiles  # noqa: F401
 from free_fixture import BODY, device_text, exploit, host_text
 from helpers import passed_evaluation
-from outblas.config import Sm90WgmmaConfig
 from outblas.cubin import CubinCache
 from outblas.errors import CompileError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
@@ -27,7 +26,9 @@ from outblas.free.recorded import FORMAT, Recorder, load
 from outblas.free.shapes import MAX_FLOPS, representatives
 from outblas.free.symbols import allowed, why_refused
 from outblas.free.text_rules import refusal
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.roofline import H200
 
 P = Problem(64, 64, 64)
@@ -50,7 +51,7 @@ def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
     ]  # fmt: skip
     assert found.counters["registers"] > 8 and found.counters["hmma"] == 0
     assert "ptxas info" in found.log
-    assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert evaluation_from_json(json.loads(json.dumps(evaluation_to_json(found)))) == found
 
 
 @compiles

@@ -8,14 +8,17 @@ import pickle
 import pytest
 
 from free_fixture import BODY, block, device_text, host_text
-from outblas.config import Sm90WgmmaConfig, config_from_json, config_name, config_to_json
+from outblas.config import config_name, config_to_json
 from outblas.errors import ContractError, OutblasError
 from outblas.evaluation import LOG_BYTES, Evaluation, Status
 from outblas.free.contract import MAX_WORKSPACE
 from outblas.free.expression import Expression, names_of
 from outblas.free.kernel import MAX_BYTES, FreeKernel, normalised
 from outblas.free.scan import canonical, comments, pieces
+from outblas.kernels.config_text import config_from_json
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.roofline import H200
 from outblas.store import Store
 
@@ -223,5 +226,5 @@ def test_a_log_is_kept_at_both_ends_and_left_out_where_there_is_none():
     long = "first error\n" + "é" * LOG_BYTES + "\nlast word"
     kept = Evaluation(P, kernel, Status.COMPILE_ERROR, log=long).log
     assert len(kept.encode()) <= LOG_BYTES and kept.startswith("first error") and kept.endswith("last word")
-    assert "log" not in Evaluation(P, Sm90WgmmaConfig(64, 64), Status.WRONG).to_json()
-    assert Evaluation.from_json(Evaluation(P, kernel, Status.WRONG, log="x").to_json()).log == "x"
+    assert "log" not in evaluation_to_json(Evaluation(P, Sm90WgmmaConfig(64, 64), Status.WRONG))
+    assert evaluation_from_json(evaluation_to_json(Evaluation(P, kernel, Status.WRONG, log="x"))).log == "x"

@@ -26,6 +26,7 @@ from outblas.free.kernel import FreeKernel
 from outblas.free.launch import GuardedWorkspace
 from outblas.problem import Problem
 from outblas.roofline import H200
+from outblas.runtime import tensor_map
 
 P = Problem(128, 64, 96)
 NO_FACTS = SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ())
@@ -81,7 +82,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch):
     made = Recorder()
-    for module in (free_launch, launching, driver_module):
+    for module in (free_launch, launching, tensor_map, driver_module):
         monkeypatch.setattr(module, "driver", lambda: made)
     monkeypatch.setattr(free_launch, "check_operands", lambda *a: None)
     free_launch.encode_map.cache_clear()
@@ -222,6 +223,7 @@ def test_operands_are_checked_as_everywhere(recorder, monkeypatch):
     made = Recorder()
     monkeypatch.setattr(free_launch, "driver", lambda: made)
     monkeypatch.setattr(launching, "driver", lambda: made)
+    monkeypatch.setattr(tensor_map, "driver", lambda: made)
     with pytest.raises(TensorError):
         free_launch.DeviceKernel(built(device_text()), H200).bind(P, *operands())
 

@@ -8,12 +8,12 @@ import pytest
 
 from free_compile_fixture import cache_fixture, compiles  # noqa: F401
 from free_fixture import BODY, device_text
-from outblas.config import Sm90WgmmaConfig
 from outblas.desk import Options
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
 from outblas.free.kernel import FreeKernel
 from outblas.free.live import FreeLive, FreeOptions
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 
 P = Problem(64, 64, 64)

@@ -123,7 +123,7 @@ def pretended(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(script, "CarriedLive", Live)
     monkeypatch.setattr(script, "_direct", direct)
-    monkeypatch.setattr("outblas.space.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.device.gpu_of_device", lambda index: H200)
     script.asked = asked
     return script
 

@@ -8,12 +8,12 @@ import pytest
 
 from free_fixture import BODY, device_text, host_text
 from outblas import worker as plain
-from outblas.config import Sm90WgmmaConfig
 from outblas.desk import Baselines, Options
 from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.free import worker as free
 from outblas.free.answers import decode, encode
 from outblas.free.kernel import FreeKernel
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.worker import Item
 

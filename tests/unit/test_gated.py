@@ -15,17 +15,19 @@ import torch
 import outblas
 from fused_fixture import KERNELS, OnTheHost, host_fixture
 from outblas import affine, device_registry, fused
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.decide import Decision, without_promises
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.errors import TensorError, UsageError
 from outblas.evaluation import Status
 from outblas.fused_launch import Extra, FusedKernel
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.source import make_source
-from outblas.space import why_illegal
 from outblas.verify_fused import activated, prove_fused
 from served_fixture import ANY, Served, numbers, served_fixture
 

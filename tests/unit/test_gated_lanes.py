@@ -15,12 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.epilogue import Epilogue
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import H200
 from outblas.source import make_source
-from outblas.space import why_illegal
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB, KERNELS = ROOT / "tests" / "cuda_stub", ROOT / "src" / "outblas" / "kernels"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from lanes import mma
-from outblas.config import Sm80GemvConfig
 from outblas.geometry import geometry, grid, k_tiles
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
-from outblas.space import why_illegal
 
 CONFIGS = {
     "narrow": Sm80GemvConfig(8, 16, 1, 4, 2),

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from outblas.config import Sm80DirectConfig
 from outblas.free import scan
 from outblas.kernels import kernel_hash
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, plain, sha_as_written, sha_of
 from outblas.problem import Problem
 from outblas.source import make_source

@@ -13,12 +13,16 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outblas.config import FAMILIES, Sm80DirectConfig, Sm80GemvConfig, Sm90WgmmaConfig
 from outblas.errors import UsageError
+from outblas.kernels.catalogue import candidates, catalogue
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.knobs import FAMILY, all_knobs, knobs_of, wide
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates, catalogue, why_illegal
 
 KNOBS = all_knobs()
 #: Few tokens, few rows, odd rows, no tiling that fits, large, long K; layouts and types.
@@ -33,8 +37,8 @@ vectors = st.tuples(*(st.integers(0, int(n) - 1) for n in KNOBS.nvec)).map(np.ar
 def test_every_field_of_every_record_is_a_knob_once() -> None:
     names = [knob.name for knob in KNOBS.knobs]
     assert names[0] == FAMILY and len(set(names)) == len(names)
-    for family, cls in FAMILIES.items():
-        assert {f.name for f in fields(cls)} == {k.name for k in KNOBS.knobs[1:] if family in k.families}
+    for family, known in FAMILIES.items():
+        assert {f.name for f in fields(known.config)} == {k.name for k in KNOBS.knobs[1:] if family in k.families}
     assert all(len(set(knob.values)) == len(knob.values) > 0 for knob in KNOBS.knobs)
     by_name = {knob.name: knob.values for knob in KNOBS.knobs}
     assert 0 not in by_name["stages"] and {1, 2, 16} <= set(by_name["split_k"]) and by_name["pdl"] == (False, True)

@@ -14,12 +14,16 @@ pytest.importorskip("torch")
 import torch
 
 from outblas import launch
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80MmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import DeviceError, TensorError
 from outblas.geometry import geometry, grid, launch_smem
-from outblas.launch import check_operands, encode_map
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.launch import check_operands
 from outblas.problem import Problem
 from outblas.roofline import H200
+from outblas.runtime import tensor_map
+from outblas.runtime.tensor_map import encode_map
 
 P = Problem(16, 24, 32)
 
@@ -132,7 +136,7 @@ def test_descriptors_are_encoded_once_per_address(monkeypatch: pytest.MonkeyPatc
             calls.append(address)
             return (Status.CUDA_SUCCESS if address else Status.CUDA_ERROR_INVALID_VALUE), f"map of {address}"
 
-    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(tensor_map, "driver", Driver)
     encode_map.cache_clear()
     try:
         assert encode_map(4096, 64, 64, 64, 64, "fp16") == "map of 4096"

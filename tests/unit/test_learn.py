@@ -18,11 +18,12 @@ from helpers import synthetic_recording  # noqa: E402
 from outblas.agents.ppo import Ppo  # noqa: E402
 from outblas.agents.surrogate import Surrogate  # noqa: E402
 from outblas.cli.main import app  # noqa: E402
-from outblas.config import KernelConfig, Sm80MmaConfig  # noqa: E402
+from outblas.config import KernelConfig  # noqa: E402
 from outblas.env import TuningEnv  # noqa: E402
 from outblas.errors import RecordError, UsageError  # noqa: E402
 from outblas.evaluation import Status  # noqa: E402
 from outblas.files import sole_driver  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.learn import ppo, regress  # noqa: E402
 from outblas.learn.evaluate import qualities, searches  # noqa: E402
 from outblas.learn.network import CandidatePolicy  # noqa: E402

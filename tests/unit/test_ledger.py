@@ -12,10 +12,10 @@ import pytest
 import pool_workers
 from helpers import ROOT, synthetic_recording
 from outblas.compile_ahead import BackgroundCompiler
-from outblas.config import Sm90WgmmaConfig
 from outblas.desk import Options
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.ledger import Account, Ledger, total
 from outblas.problem import Problem
 from outblas.roofline import H200

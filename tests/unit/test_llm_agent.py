@@ -12,8 +12,10 @@ import pytest
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 from llm_server import Say, serving
 from outblas.agents.llm import read_choices
-from outblas.config import Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import config_name
 from outblas.errors import UsageError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import ServerError
 from outblas.llm.compact import write_config

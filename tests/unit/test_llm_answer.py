@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from llm_kernels import answer, config_answer, kernel
-from outblas.config import FAMILIES, Sm80MmaConfig
 from outblas.errors import ConfigError
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.answer import read_answer
 from outblas.llm.compact import describe, describe_offered, read_config, write_config
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates
 
 PROBLEM = Problem(512, 512, 512)
 
@@ -117,7 +118,7 @@ def test_walls_of_fences_are_read_in_no_time(text: str) -> None:
 def test_knobs_of_any_size_are_refused_or_legal() -> None:
     hypothesis = pytest.importorskip("hypothesis")
     st = hypothesis.strategies
-    knobs = {(family, f.name): f for family, cls in FAMILIES.items() for f in fields(cls)}
+    knobs = {(family, f.name): f for family, known in FAMILIES.items() for f in fields(known.config)}
     values = st.sampled_from([-1, 0, 1, 2, 3, 7, 8, 16, 64, 128, 256, 10**6, 10**12, 2**64, True, "coop", "workspace"])
 
     @hypothesis.given(st.sampled_from(sorted(FAMILIES)), st.data())

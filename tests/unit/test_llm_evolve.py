@@ -14,9 +14,10 @@ import pytest
 from evolve_fixture import QUICK, evolve, in_turn, key_fixture, last_user, outcomes, recording_fixture  # noqa: F401
 from llm_kernels import PROBLEM, answer, config_answer, kernel, passed, record
 from llm_server import Say, serving
-from outblas.config import Candidate, Sm80MmaConfig, config_name
+from outblas.config import Candidate, config_name
 from outblas.errors import DeviceError, RecordError, ToolchainMissing
 from outblas.evaluation import Evaluation
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm import evolve_run
 from outblas.llm.budget import Budget, Price
 from outblas.llm.client import Patience, ServerError

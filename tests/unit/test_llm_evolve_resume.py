@@ -20,9 +20,10 @@ import pytest
 from evolve_fixture import evolve, key_fixture, recording_fixture  # noqa: F401
 from llm_kernels import PROBLEM, answer, failed, kernel, passed
 from llm_server import Say, ScriptedServer, serving
-from outblas.config import Sm80MmaConfig, config_name
+from outblas.config import config_name
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.archive import Shape
 from outblas.llm.budget import Budget
 from outblas.llm.evolve_run import write_recording

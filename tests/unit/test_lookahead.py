@@ -16,11 +16,13 @@ import pytest
 import sandbox_handlers
 from helpers import running
 from outblas.compile_ahead import BackgroundCompiler
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.desk import Options
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.lookahead import AHEAD, AT_A_TIME, Lookahead
 from outblas.problem import Problem
 from outblas.roofline import H200

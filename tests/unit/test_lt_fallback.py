@@ -9,13 +9,15 @@ import pytest
 
 from outblas import lt_call
 from outblas.capture_workspace import CaptureWorkspaces
-from outblas.config import Launch, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import Launch
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.cublas import WORKSPACE_BYTES
 from outblas.decide import Decision, Operand, decide
 from outblas.device_state import DeviceState
 from outblas.errors import DeviceError, OutblasError, ToolchainMissing
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.library import Choice, Library, Row
 from outblas.lt_call import LtCalls
 from outblas.problem import Problem

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 from helpers import failed_evaluation, passed_evaluation
-from outblas.config import KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_from_name
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.formula import Row
 from outblas.learn.train import choose_catalogue, measured_times
 from outblas.problem import Problem

@@ -7,12 +7,16 @@ import pytest
 
 from outblas import model
 from outblas import model_residual as residual
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.formula import Row, fit_residual
 from outblas.model_columns import config_columns
 from outblas.problem import Problem
 from outblas.roofline import H200
-from outblas.space import candidates
 
 ZERO = np.zeros(len(residual.NAMES))
 P = Problem(2048, 2048, 512)

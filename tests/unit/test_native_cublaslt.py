@@ -30,7 +30,7 @@ from native_streams_fixture import (
 )
 from outblas.cublas import WORKSPACE_BYTES, Algo
 from outblas.errors import DeviceError
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.lt_call import LtAlgorithm
 from outblas.problem import Problem
 

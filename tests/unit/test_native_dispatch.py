@@ -22,10 +22,10 @@ from native_fixture import (  # noqa: F401
     torch,
 )
 from outblas import device_registry, device_state, dispatch, launch, native, native_build, native_table, product
-from outblas.config import Sm90WgmmaConfig
 from outblas.decide import Decision
 from outblas.errors import ToolchainMissing
 from outblas.geometry import geometry, grid
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.launch import Prepared
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem

@@ -37,7 +37,7 @@ from outblas import device_registry, dispatch, native, native_table, product
 from outblas.cublas import Algo
 from outblas.decide import Decision
 from outblas.device_state import DeviceState
-from outblas.geometry import COUNTERS_BYTES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.library import Library
 from outblas.lt_call import LtAlgorithm, LtCalls
 from outblas.problem import Problem

@@ -12,8 +12,9 @@ import pytest
 
 from helpers import ROOT
 from outblas import ncu, ncu_target
-from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.errors import RecordError
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.ncu_target import Algorithm, Profiler, Work, cache_of
 from outblas.problem import Problem
 from outblas.roofline import H200

@@ -17,9 +17,14 @@ import pytest
 
 from helpers import ROOT
 from outblas.averages import launch_of_row, table_words
-from outblas.config import LAUNCHES, KernelConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, allows, config_name
+from outblas.config import LAUNCHES, KernelConfig, allows, config_name
 from outblas.evaluation import Status
+from outblas.kernels.catalogue import catalogue
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
+from outblas.kernels.legality import why_illegal
 from outblas.learn.evaluate import qualities, searches
 from outblas.library import LEVEL, Library
 from outblas.policy import Policy
@@ -28,7 +33,6 @@ from outblas.recording import CODE, Recording
 from outblas.report.publish import check_published
 from outblas.report.replaced import notes_of_replaced, replaced
 from outblas.results import PROVENANCE, bench_files, read_result, write_result
-from outblas.space import catalogue, why_illegal
 from outblas.suites import SUITES, suite
 
 DATA = ROOT / "src" / "outblas" / "data"

@@ -20,12 +20,12 @@ from outblas import device, profile
 from outblas.agents.base import Agent
 from outblas.cli import common
 from outblas.cli.main import app
-from outblas.config import Sm80DirectConfig
 from outblas.counters import COUNTERS, NAMES, counters_of, main_stalls
 from outblas.device import Device
 from outblas.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.files import sole_driver
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.ncu import METRICS, Launch, parse
 from outblas.problem import Problem
 from outblas.profile import Profiled, ProfileRequest, Progress, chosen, run_profile

@@ -14,14 +14,16 @@ import pytest
 from fake_gpu import PROVENANCE
 from helpers import ROOT
 from outblas import ncu
-from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig, config_name
+from outblas.config import config_name
 from outblas.errors import DeviceError, RecordError
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.report.counters import counters_table, counters_text, read_counters, short_name
 from outblas.report.publish import NCU_BEGIN, NCU_END, check_published, publish
 from outblas.roofline import H200, regime
-from outblas.space import why_illegal
 
 GOLDEN = ROOT / "tests" / "golden"
 ALGO = "index=3/8 id=66 tile=64x32"

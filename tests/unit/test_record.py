@@ -10,14 +10,16 @@ import pytest
 
 from fake_gpu import BASELINES_US, FakeGpu, install, time_us
 from outblas import record
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import DeviceError, RecordError, UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.replay import ReplayEvaluator
 from outblas.roofline import H200
-from outblas.space import why_illegal
 
 CATALOGUE: tuple[KernelConfig, ...] = (
     Sm90WgmmaConfig(64, 64),

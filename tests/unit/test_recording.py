@@ -13,9 +13,9 @@ import pytest
 
 from helpers import synthetic_recording
 from outblas import recording as module
-from outblas.config import Sm80MmaConfig
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 

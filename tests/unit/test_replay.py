@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from helpers import synthetic_recording
-from outblas.config import Sm80MmaConfig
 from outblas.errors import UsageError
 from outblas.evaluation import Status
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.problem import Problem
 from outblas.recording import CODE, STATUSES
 from outblas.replay import ReplayEvaluator, standard_error

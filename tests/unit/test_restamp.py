@@ -22,9 +22,11 @@ import pyarrow.parquet as pq
 from helpers import ROOT
 from outblas import __version__
 from outblas.compile import compile_source
-from outblas.config import Sm80DirectConfig, Sm80MmaConfig, config_from_name
 from outblas.cubin import Cubin
 from outblas.errors import CompileError, RecordError, UsageError
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import kernels_sha, sha_as_written, sha_of
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem

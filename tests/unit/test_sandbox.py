@@ -196,9 +196,9 @@ def test_a_killed_driver_takes_a_stuck_worker_with_it():
 
 
 def test_a_live_evaluator_reports_losses_as_evaluations():
-    from outblas.config import Sm90WgmmaConfig
     from outblas.desk import Options
     from outblas.evaluate import LiveEvaluator
+    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
     from outblas.problem import Problem
 
     problem, other = Problem(64, 64, 64), Problem(128, 64, 64)
@@ -217,13 +217,15 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
 
 
 def test_representatives_are_ragged_legal_and_of_the_same_kind():
-    pytest.importorskip("outblas.space")
-    from outblas.config import Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+    pytest.importorskip("outblas.kernels.legality")
     from outblas.evaluate import representatives
-    from outblas.geometry import gemv_blocks
+    from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+    from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks
+    from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+    from outblas.kernels.legality import why_illegal
     from outblas.problem import Problem
     from outblas.roofline import H200
-    from outblas.space import why_illegal
 
     problem = Problem(64, 64, 64, "NN", "bf16")
     gemv = Sm80GemvConfig(16, 64, 1, 8, 2), Sm80GemvConfig(8, 64, 1, 8, 2, split_k=8)

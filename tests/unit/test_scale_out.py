@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers import ROOT
-from outblas.config import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.ledger import Account
 from outblas.problem import Problem
 from outblas.source import make_source

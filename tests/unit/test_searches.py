@@ -13,10 +13,12 @@ from outblas import nvmmh
 from outblas.agents import greedy
 from outblas.agents import nvmmh as agents_nvmmh
 from outblas.agents.evolution import knob_distance
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.errors import ToolchainMissing
 from outblas.evaluation import Evaluation
-from outblas.nvmmh import Choice
+from outblas.kernels.families.family import TileChoice as Choice
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.search.agents.registry import make_agent
 

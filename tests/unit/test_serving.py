@@ -10,8 +10,9 @@ import pytest
 from fake_gpu import PROVENANCE, timing
 from outblas import serving
 from outblas.baselines import make_baselines
-from outblas.config import Sm90WgmmaConfig, config_name
+from outblas.config import config_name
 from outblas.evaluation import Speedup
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.records.summary import summarise

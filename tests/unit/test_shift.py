@@ -7,14 +7,18 @@ from dataclasses import replace
 import pytest
 
 from outblas.compile import compile_source
-from outblas.config import Sm90WgmmaConfig, config_from_name, config_name
+from outblas.config import config_name
 from outblas.cubin import Cubin
 from outblas.geometry import geometry
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_neighbours import shifted
+from outblas.kernels.legality import why_illegal
 from outblas.model import predict_us
 from outblas.neighbours import neighbours
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import candidates, shifted, why_illegal
 
 RAGGED = Problem(1000, 1000, 4096)
 TILE = Sm90WgmmaConfig(128, 96, stages=4, consumers=2)

@@ -16,10 +16,11 @@ from helpers import ROOT
 from outblas import native_build, shipped_build
 from outblas.any_shape import AnyShape
 from outblas.compile import compile_source
-from outblas.config import KernelConfig, Sm80MmaConfig
+from outblas.config import KernelConfig
 from outblas.cubin import Cubin
 from outblas.cubin_pack import CubinPack
 from outblas.errors import CompileError, RecordError, ToolchainMissing
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.shipped import PACK, ShippedCubins

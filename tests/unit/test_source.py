@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_launch import wgmma_instance
 from outblas.problem import Problem
-from outblas.source import Source, kernel_kind, make_source, wgmma_instance
+from outblas.source import Source, kernel_kind, make_source
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 REGENERATE = os.environ.get("OUTBLAS_REGENERATE_GOLDEN") == "1"

@@ -14,9 +14,10 @@ import pytest
 from helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 from outblas import model
 from outblas.agents.base import Agent
-from outblas.config import KernelConfig, Sm90WgmmaConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.errors import ToolchainMissing, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.recording import CODE, Recording
 from outblas.search.agents.registry import make_agent

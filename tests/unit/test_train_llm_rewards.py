@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from outblas.config import Sm90WgmmaConfig
 from outblas.evaluation import FAILURES, Evaluation, Speedup, Status, Timing
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import floor_us
 from outblas.train_llm.rewards import (

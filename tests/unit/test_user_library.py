@@ -15,9 +15,9 @@ from outblas import device_registry, dispatch, user_library
 from outblas.captured import Captured, Product
 from outblas.cli.main import app
 from outblas.cli.tune import parse_budget
-from outblas.config import Sm80MmaConfig
 from outblas.decide import Operand, decide
 from outblas.errors import DeviceError, RecordError, UsageError
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
 from outblas.records.equal_kernels import EqualKernels, Kernels

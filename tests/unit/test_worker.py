@@ -8,11 +8,11 @@ import pytest
 
 from handler_fixture import BAD, GOOD, PASSED, PROBLEM, SLOW, Bench, Desk, Emit, Graph, Prover, handler_fixture, run  # noqa: F401
 from outblas import worker as ev
-from outblas.config import Sm90WgmmaConfig
 from outblas.desk import CHUNK, Options
 from outblas.errors import CompileError, DeviceError
 from outblas.evaluation import Status, Verdict
 from outblas.faults import Faulted
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 
 
@@ -43,7 +43,7 @@ def test_a_failure_is_a_status_and_the_others_are_timed(handler, found, status):
 
 
 def test_an_illegal_config_is_not_compiled(handler, monkeypatch):
-    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: "too large" if c == BAD else None)
+    monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: "too large" if c == BAD else None)
     handler.kernels[BAD] = AssertionError("compiled")
     ((bad, _),), _ = run(handler, BAD)
     assert (bad.status, bad.detail) == (Status.ILLEGAL, "too large")

@@ -9,11 +9,12 @@ import pytest
 
 from handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Desk, Emit, Prover, handler_fixture, run  # noqa: F401
 from outblas import worker as ev
-from outblas.config import Sm80DirectConfig, Sm90WgmmaConfig
 from outblas.desk import Options
 from outblas.errors import DeviceError
 from outblas.evaluation import Status, Verdict
-from outblas.pool import direct_kernels
+from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 
 
@@ -102,7 +103,7 @@ def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatc
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 def test_the_direct_family_is_proved_at_every_edge(layout):
     """Tails of M, of N and of K, K of less than a chunk, and K past the first round of all warps."""
-    for config in [*direct_kernels(), Sm80DirectConfig(64, 64, 2, 2, 4, 1)]:
+    for config in [*DIRECT.pool(), Sm80DirectConfig(64, 64, 2, 2, 4, 1)]:
         found = ev.representatives(Problem(64, 64, 64, layout), config)
         together = config.wk * config.unroll * config.bk
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found) or config.bn == 8, (

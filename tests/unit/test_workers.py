@@ -16,12 +16,14 @@ import pytest
 import pool_workers
 from helpers import ROOT, running, synthetic_recording
 from outblas import tune as tuning
-from outblas.config import LAUNCHES, Sm90WgmmaConfig, config_name, launch_of
+from outblas.config import LAUNCHES, config_name, launch_of
 from outblas.errors import DeviceError, UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.evaluator import Evaluator
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.library import Library
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_to_json
 from outblas.replay import ReplayEvaluator
 from outblas.search.agents.registry import make_agent
 from outblas.store import Store
@@ -49,7 +51,9 @@ def run(evaluator: Evaluator, store: Path, agent: str = "evolution") -> Library:
 def stored(path: Path) -> list[tuple[str, str, str]]:
     """All that a store holds, in an order of its own: workers finish in any."""
     with Store(path) as opened:
-        return sorted((e.problem.key, config_name(e.config), str(e.to_json())) for e in opened.evaluations("r"))
+        return sorted(
+            (e.problem.key, config_name(e.config), str(evaluation_to_json(e))) for e in opened.evaluations("r")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -273,11 +277,8 @@ def _children(evaluator: PoolEvaluator) -> list[str]:
 
 DRIVER = """
 import sys
-from pathlib import Path
 from outblas.agents import make_agent
-from outblas.store import Store
 from outblas.tune import tune
-from outblas.workers.local import LocalTransport
 from outblas.workers.pool import PoolEvaluator
 from outblas.workers.transport import Spec
 from helpers import synthetic_recording

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from helpers import synthetic_recording
 from outblas.cli.main import app
 from outblas.compile_ahead import BaselineKernels, CompileAhead
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.device import Device
 from outblas.errors import DeviceError, ToolchainMissing, UsageError
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
 from outblas.workers import plan as module

@@ -14,6 +14,7 @@ from helpers import ROOT, synthetic_recording
 from outblas.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.evaluation import Status
 from outblas.library import Library
+from outblas.records.evaluation_json import evaluation_to_json
 from outblas.replay import ReplayEvaluator
 from outblas.search.agents.registry import make_agent
 from outblas.store import Store
@@ -49,7 +50,7 @@ def run(evaluator: Any, path: Path) -> Library:
 
 def stored(path: Path) -> list[str]:
     with Store(path) as opened:
-        return sorted(str(e.to_json()) for e in opened.evaluations("r"))
+        return sorted(str(evaluation_to_json(e)) for e in opened.evaluations("r"))
 
 
 def pool(name: str, *arguments: Any) -> PoolEvaluator:
@@ -75,7 +76,7 @@ def test_actors_make_what_one_process_makes(
 
 @pytest.mark.timeout(180)
 def test_the_live_evaluator_keeps_its_sandbox_in_an_actor(cluster: Any) -> None:
-    from outblas.config import Sm90WgmmaConfig
+    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
     from outblas.problem import Problem
 
     problem, good, exits = Problem(64, 64, 64), Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, stages=6)

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.config import KernelConfig, Sm80MmaConfig, Sm90WgmmaConfig
-from outblas.geometry import COUNTERS_BYTES, geometry, grid, workspace_bytes
+from outblas.config import KernelConfig
+from outblas.geometry import geometry, grid, workspace_bytes
+from outblas.kernels.catalogue import beside_the_catalogue, candidates
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig, workspace_kernels
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.kernels.legality import why_illegal
 from outblas.launch import LoadedKernel
-from outblas.pool import workspace_kernels
 from outblas.problem import Problem
 from outblas.source import make_source
-from outblas.space import beside_the_catalogue, candidates, why_illegal
 from outblas.workspace import StreamWorkspaces, apart
 
 PAIRS = Sm90WgmmaConfig(64, 64, 64, 8, cluster_m=2, split_k=5, store="direct", split_kind="workspace")

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.agents.base import Agent, unexplored
-from outblas.config import FAMILIES, KernelConfig
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.families.registry import FAMILIES
 from outblas.problem import Problem
 from outblas.reward import reward
 
@@ -21,7 +22,7 @@ PARENTS = 4
 EXPLORE = 0.15
 
 #: Names of all knobs of all families, sorted.
-KNOBS = tuple(sorted({f.name for family in FAMILIES.values() for f in fields(family)}))
+KNOBS = tuple(sorted({f.name for family in FAMILIES.values() for f in fields(family.config)}))
 _codes: dict[object, int] = {}
 
 

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.agents.base import Agent, by_launch, in_turns, unexplored
-from outblas.config import KernelConfig, Sm90WgmmaConfig
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
-from outblas.nvmmh import Choice, ranked_choices
+from outblas.kernels.families.family import TileChoice
+from outblas.kernels.families.registry import FAMILIES
+from outblas.nvmmh import ranked_choices
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 
@@ -35,7 +37,7 @@ class NvMatmulHeuristics(Agent):
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
-        self._known: dict[Problem, list[Choice]] = {}
+        self._known: dict[Problem, list[TileChoice]] = {}
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -53,11 +55,11 @@ class NvMatmulHeuristics(Agent):
         return unexplored(in_turns(*orders), history)[:n]
 
 
-def _order(candidates: Sequence[KernelConfig], choices: Sequence[Choice]) -> list[KernelConfig]:
+def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) -> list[KernelConfig]:
     if not candidates or not choices:
         return list(candidates)
     places = np.stack([_place_of_config(config) for config in candidates])
-    foreign = FOREIGN * np.array([not isinstance(config, Sm90WgmmaConfig) for config in candidates])
+    foreign = FOREIGN * np.array([not FAMILIES[config.family].follows_heuristics for config in candidates])
     distances = {choice: np.abs(places - _place(choice)).sum(axis=1) + foreign for choice in choices}
     taken: list[int] = []
     for choice in choices[: len(candidates)]:
@@ -68,7 +70,7 @@ def _order(candidates: Sequence[KernelConfig], choices: Sequence[Choice]) -> lis
     return [candidates[i] for i in (*taken, *(int(i) for i in by_first if i not in taken))]
 
 
-def _place(choice: Choice) -> NDArray[np.float64]:
+def _place(choice: TileChoice) -> NDArray[np.float64]:
     """float64[7]: logarithms, whose differences add up to the distance."""
     extents = (choice.bm, choice.bn, choice.bk, choice.cluster_m, choice.cluster_n, choice.split_k)
     return np.array([*(math.log2(max(1, x)) for x in extents), math.log2(max(1, choice.stages)) / 2])
@@ -78,4 +80,4 @@ def _place_of_config(config: KernelConfig) -> NDArray[np.float64]:
     """The same of a candidate; families without clusters have ones of 1, and their ``unroll`` is their stages."""
     stages = int(getattr(config, "stages", 0) or getattr(config, "unroll", 1))
     cluster = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
-    return _place(Choice(config.bm, config.bn, config.bk, stages, config.split_k, *cluster, order=0))
+    return _place(TileChoice(config.bm, config.bn, config.bk, stages, config.split_k, *cluster, order=0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from outblas.agents.base import Agent, by_launch, in_turns, unexplored
 from outblas.config import KernelConfig
@@ -47,7 +46,7 @@ class Recorded(Agent):
     def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         measured, unknown, failed = self._sorted_out(problem, candidates)
         # Early loads are younger than recordings: until measured, they go by what the same kernel does without.
-        guessed = {c: measured[s] for c in unknown if c.early and (s := replace(c, early=False)) in measured}
+        guessed = {c: measured[s] for c in unknown if c.early and (s := c.with_knobs(early=False)) in measured}
         known = {**measured, **guessed}
         fastest = sorted(known, key=known.__getitem__)
         return (

@@ -79,7 +79,7 @@ class Transfer(Agent):
             if here is None:
                 continue
             found.setdefault(here)
-            early = replace(here, early=True)  # what is good with PDL is worth a look with early loads, too
+            early = here.with_knobs(early=True)  # what is good with PDL is worth a look with early loads, too
             if here.pdl and early in offered:
                 found.setdefault(early)
         return list(found)

@@ -37,11 +37,10 @@ def _agents() -> list[tuple[str, str]]:
 
 
 def _kernels() -> list[tuple[str, str]]:
-    from dataclasses import fields
+    from outblas.config import knob_schema
+    from outblas.kernels.families.registry import FAMILIES
 
-    from outblas.config import FAMILIES
-
-    return [(name, ", ".join(f.name for f in fields(cls))) for name, cls in FAMILIES.items()]
+    return [(name, ", ".join(knob.name for knob in knob_schema(family.config))) for name, family in FAMILIES.items()]
 
 
 def _counters() -> list[tuple[str, str]]:

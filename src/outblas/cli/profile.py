@@ -36,7 +36,7 @@ def profile(
     if where.gpu_index is None:
         raise UsageError(f"--device {device}", "a GPU: a recording has no counters", "e.g. --device cuda:0")
 
-    from outblas.config import config_from_name
+    from outblas.kernels.config_text import config_from_name
     from outblas.profile import ProfileRequest, run_profile
 
     named = None if config is None else config_from_name(config)

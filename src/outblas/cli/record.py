@@ -25,8 +25,8 @@ def record(
     problems = common.suite_problems(suite, (layout,), dtype, acc)
     (gpu,) = require_gpus((gpu_device_id,))
 
+    from outblas.kernels.catalogue import catalogue as candidates_of
     from outblas.record import run_record
-    from outblas.space import catalogue as candidates_of
 
     with common.progress_bar(f"record {suite}") as progress:
         run_record(

@@ -13,6 +13,7 @@ from outblas.config import LAUNCHES, config_name
 from outblas.device import DEFAULT_RECORDING, parse_device
 from outblas.errors import UsageError
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_to_json
 
 if TYPE_CHECKING:
     from outblas.recording import Recording
@@ -57,7 +58,7 @@ def import_t4(
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
     if to is not None:
-        write_atomic(to, "".join(json.dumps(e.to_json()) + "\n" for e in task.evaluations()).encode())
+        write_atomic(to, "".join(json.dumps(evaluation_to_json(e)) + "\n" for e in task.evaluations()).encode())
     best = task.best()
     failed = sum(cell.median_us is None for cell in task.cells.values())
     out.print(f"{len(task.cells)} configs of {task.problem.key}, {task.launch}; {failed} failed", markup=False)

@@ -9,12 +9,13 @@ import math
 import re
 from importlib import resources
 
-from outblas.config import Sm90WgmmaConfig
 from outblas.export.target import Target
-from outblas.geometry import COUNTERS_BYTES, geometry, grid, launch_smem, workspace_bytes
-from outblas.launch import KINDS, SWIZZLES, tensor_boxes
+from outblas.geometry import geometry, grid, launch_smem, workspace_bytes
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.oracle import ERROR_C, FLOOR, FP16_C, UNIT
-from outblas.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES
+from outblas.problem import ELEMENT_BYTES
+from outblas.runtime.tensor_map import KINDS, SWIZZLES
 
 
 def launch_header(target: Target) -> str:
@@ -22,8 +23,8 @@ def launch_header(target: Target) -> str:
     problem, config, gpu = target.problem, target.config, target.gpu
     shape, ctas = geometry(problem, config), grid(problem, config, gpu.sms)
     need = workspace_bytes(problem, config)
-    maps = isinstance(config, Sm90WgmmaConfig)
-    alignment = ROW_ALIGN_BYTES if isinstance(config, Sm90WgmmaConfig) else config.vec * ELEMENT_BYTES
+    family = FAMILIES[config.family]
+    maps = bool(family.tensor_boxes(problem, config))
     return filled(
         "launch.h",
         COMMENT=target.comment(f"The grid is for the {gpu.sms} SMs of {gpu.name}. Made by outblas export; Apache-2.0."),
@@ -37,7 +38,7 @@ def launch_header(target: Target) -> str:
         SHARED_BYTES=launch_smem(problem, config, gpu.sms),
         CLUSTER=shape.cluster,
         DEPENDENT=str(config.pdl).lower(),
-        ALIGNMENT=alignment,
+        ALIGNMENT=family.alignment(config),
         WORKSPACE_BYTES=need,
         COUNTERS_BYTES=COUNTERS_BYTES if need else 0,
         ENCODE=_encode(target) if maps else "",
@@ -67,9 +68,9 @@ def checking_program(target: Target) -> str:
 def _encode(target: Target) -> str:
     """The function that makes a TMA map, and the three maps' numbers."""
     config, problem = target.config, target.problem
-    assert isinstance(config, Sm90WgmmaConfig)
+    boxes = FAMILIES[config.family].tensor_boxes(problem, config)
     lines = []
-    for name, (rows, cols, box_rows, box_cols) in zip("ABC", tensor_boxes(problem, config), strict=True):
+    for name, (rows, cols, box_rows, box_cols) in zip("ABC", boxes, strict=True):
         swizzle = f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"
         lines.append(f"constexpr Map MAP_{name} = {{{rows}, {cols}, {box_rows}, {box_cols}, {swizzle}}};")
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[problem.dtype]}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from outblas.desk import Baselines
 from outblas.evaluation import Evaluation, Status, Timing, Verdict
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 
 #: Letters of a detail, gates and samples at most; numbers stay below this.
 _WORDS, _GATES, _SAMPLES, _LARGE = 600, 16, 100_000, 1e12
@@ -17,7 +18,7 @@ def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
     """What a worker's handler answers, as JSON types."""
     evaluation, baselines = value
     return {
-        "evaluation": None if evaluation is None else evaluation.to_json(),
+        "evaluation": None if evaluation is None else evaluation_to_json(evaluation),
         "baselines": None
         if baselines is None
         else {
@@ -36,7 +37,7 @@ def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
             positive number, a status beside another's verdict.
     """
     told, given = data["evaluation"], data["baselines"]
-    evaluation = None if told is None else Evaluation.from_json(told)
+    evaluation = None if told is None else evaluation_from_json(told)
     if evaluation is not None:
         evaluation = _checked(evaluation)
     if given is None:

@@ -11,6 +11,7 @@ from outblas.files import write_json
 from outblas.free.evaluators import CompileOnly
 from outblas.free.kernel import MAX_BYTES, FreeKernel
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_to_json
 from outblas.roofline import Gpu, floor_us
 
 
@@ -44,7 +45,7 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
     kernel = read_kernel(path)
     evaluation, source, gpu = _evaluated(problem, kernel, gpu_index)
     target = base_dir / f"eval_{problem.key}_{kernel.name}.json"
-    write_json(target, {"source": source, **evaluation.to_json()})
+    write_json(target, {"source": source, **evaluation_to_json(evaluation)})
     return {**_told(problem, evaluation, gpu), "evaluated_by": source, "written": str(target)}
 
 

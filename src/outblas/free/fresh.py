@@ -12,10 +12,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from outblas.driver import check, driver
-from outblas.evaluation import Status, Timing, Verdict
+from outblas.evaluation import Rejected, Status, Timing, Verdict
 from outblas.operands import Operands
 from outblas.oracle import Oracle
-from outblas.rejected import Rejected
 from outblas.verify import wrong_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from outblas.errors import ContractError
 
@@ -64,6 +64,10 @@ class FreeKernel:
     def name(self) -> str:
         """``free_`` and 16 hex digits of the SHA-256 of :func:`normalised`."""
         return f"free_{hashlib.sha256(normalised(self.text).encode()).hexdigest()[:16]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"family": "free", "text": ...}``."""
+        return {"family": self.family, "text": self.text}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FreeKernel) and self.name == other.name

@@ -17,10 +17,11 @@ from outblas.free.build import Built
 from outblas.free.contract import MAX_WORKSPACE, Launch, TensorMap
 from outblas.free.elf import dynamic_symbols
 from outblas.free.kernel import FreeKernel
-from outblas.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, encode_boxes, ensure_context
+from outblas.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, ensure_context
 from outblas.operands import CANARY
 from outblas.problem import Problem
 from outblas.roofline import H200, Gpu
+from outblas.runtime.tensor_map import encode_boxes
 
 _GUARD_BYTES = 64 * 1024
 _ALIGN = 256

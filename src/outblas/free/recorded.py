@@ -20,6 +20,7 @@ from outblas.errors import OutblasError, RecordError
 from outblas.evaluation import Evaluation
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.roofline import GPUS, Gpu
 
 FORMAT = "outblas-free-1"
@@ -94,7 +95,7 @@ class Recorder:
     def append(self, evaluation: Evaluation) -> None:
         """One evaluation, on the disk when this returns. Raises RecordError: the disk is full; the file is whole."""
         try:
-            self._write(evaluation.to_json())
+            self._write(evaluation_to_json(evaluation))
         except OSError as error:
             raise _refused(self._path, f"cannot be written ({error.strerror})") from error
 
@@ -148,7 +149,7 @@ def _gpu(path: Path, head: dict[str, Any]) -> Gpu:
 
 def _evaluation(path: Path, number: int, line: bytes) -> Evaluation:
     try:
-        return Evaluation.from_json(json.loads(line))
+        return evaluation_from_json(json.loads(line))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
         raise _refused(path, f"has a line {number} that cannot be read ({error})") from error
 

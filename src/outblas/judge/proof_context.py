@@ -7,11 +7,10 @@ from typing import Any
 
 from outblas.core.rivals import Bindable, Call
 from outblas.driver import check, driver
-from outblas.evaluation import Status
+from outblas.evaluation import Rejected, Status
 from outblas.operands import Operands
 from outblas.problem import Problem
 from outblas.proof_inputs import normal
-from outblas.rejected import Rejected
 from outblas.trials import Trials
 
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.

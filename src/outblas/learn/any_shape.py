@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from outblas.any_shape import inputs, is_vector
 from outblas.belief import Regressor
-from outblas.config import KernelConfig, Sm80GemvConfig, launch_of
+from outblas.config import KernelConfig, launch_of
+from outblas.kernels.catalogue import worth_trying
+from outblas.kernels.families.registry import FAMILIES
 from outblas.library import Library
 from outblas.model import rank
 from outblas.problem import Problem
 from outblas.recording import Recording
 from outblas.roofline import H200
-from outblas.second_search import worth_trying
 
 #: Kernels by what they add to the recorded problems, by how often the library installs them, and by how often the
 #: ranking model has them first where nothing was recorded: extents that are no multiples of 8.
@@ -43,8 +44,8 @@ def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ..
     """The kernels without PDL that are offered for any shape: by the packaged recording, library and ranking model."""
     found = dict.fromkeys(_covering(Recording.load(name), BY_RECORDING))
     for wanted, among in (
-        (BY_LIBRARY, (c for c in _installed(name) if not isinstance(c, Sm80GemvConfig))),
-        (GEMVS, (c for c in _installed(name) if isinstance(c, Sm80GemvConfig))),
+        (BY_LIBRARY, (c for c in _installed(name) if not FAMILIES[c.family].few_rows_only)),
+        (GEMVS, (c for c in _installed(name) if FAMILIES[c.family].few_rows_only)),
         (BY_MODEL, _first_choices(seed)),
     ):
         counts = Counter(c for c in among if c not in found)

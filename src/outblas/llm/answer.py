@@ -109,7 +109,7 @@ def _code(text: str, problem: Problem, gpu: Gpu) -> Answer:
 
 
 def _config(text: str, problem: Problem, gpu: Gpu) -> Answer:
-    from outblas.space import why_illegal
+    from outblas.kernels.legality import why_illegal
 
     try:
         config = read_config(json.loads(text))

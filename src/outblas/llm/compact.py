@@ -8,8 +8,10 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
-from outblas.config import FAMILIES, WORDS, KernelConfig, config_to_json, template_from_json
+from outblas.config import KernelConfig, config_to_json, knob_schema
 from outblas.errors import ConfigError
+from outblas.kernels.config_text import template_from_json
+from outblas.kernels.families.registry import FAMILIES
 
 #: Values of a knob that a prompt lists, at most.
 _LISTED = 40
@@ -26,8 +28,8 @@ def read_config(data: Any) -> KernelConfig:
     """
     if not isinstance(data, dict):
         raise ConfigError(f"a config that is {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
-    cls = FAMILIES.get(str(data.get("family")))
-    defaults = {} if cls is None else {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    family = FAMILIES.get(str(data.get("family")))
+    defaults = {} if family is None else {f.name: f.default for f in fields(family.config) if f.default is not MISSING}
     return template_from_json({**defaults, **data})
 
 
@@ -53,17 +55,18 @@ def describe_offered(offered: Sequence[KernelConfig]) -> str:
 
 
 def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
-    cls = FAMILIES[family]
+    cls = FAMILIES[family].config
+    schema = {knob.name: knob for knob in knob_schema(cls)}
     about, _, knobs = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
     yield f"family {family}. {about}\n{knobs.rstrip()}\n  Values:"
     for field in fields(cls):
-        kind = str(field.type)
+        knob = schema[field.name]
         if offered is None and field.name in LAUNCH_OPTIONS:
             continue
         if offered is not None:
             values: Sequence[Any] = sorted({getattr(c, field.name) for c in offered})
         else:
-            values = (False, True) if kind == "bool" else WORDS.get(kind) or _usual()[family, field.name]
+            values = (False, True) if knob.kind == "bool" else knob.words or _usual()[family, field.name]
         shown = [_json(v) for v in _thinned(values)]
         default = "" if field.default is MISSING else f", default {_json(field.default)}"
         yield f"    {field.name}: {', '.join(shown)}{default}"
@@ -83,8 +86,8 @@ def _json(value: Any) -> str:
 @cache
 def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
     """(family, knob) -> its values in the pool, in the catalogue and beside it."""
+    from outblas.kernels.catalogue import catalogue
     from outblas.knobs import all_knobs
-    from outblas.space import catalogue
 
     configs = (*catalogue("pool"), *catalogue())
     found = {}

@@ -10,13 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from outblas.config import config_from_json, config_name, config_to_json
+from outblas.config import config_name, config_to_json
 from outblas.errors import RecordError, UsageError
 from outblas.evaluation import Evaluation
 from outblas.files import sole_run, write_atomic, write_json
 from outblas.free.evaluators import FreeEvaluator
 from outblas.free.kernel import FreeKernel
 from outblas.free.recorded import Recorder
+from outblas.kernels.config_text import config_from_json
 from outblas.llm.budget import Account, Budget
 from outblas.llm.client import AnswerOptions, Client, Patience, ServerError, check_server
 from outblas.llm.evolve import Evolution, EvolveRecord, Settings

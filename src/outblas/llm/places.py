@@ -101,7 +101,7 @@ class WithTemplates:
             ToolchainMissing: one was not recorded, and a compiler is not installed.
         """
         for problem, candidate in pairs:
-            if isinstance(candidate, FreeKernel):
+            if not isinstance(candidate, KernelConfig):
                 yield from self._inner.evaluate([(problem, candidate)])
             else:
                 known = self._recorded.get((problem, candidate))
@@ -118,9 +118,9 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
         ToolchainMissing: NVRTC is not installed.
     """
     from outblas.compile import compile_source
+    from outblas.kernels.legality import why_illegal
     from outblas.sass import check_static
     from outblas.source import make_source
-    from outblas.space import why_illegal
 
     def failed(status: Status, why: str) -> Evaluation:
         return Evaluation(problem, config, status, why, Verdict(status, (), why))

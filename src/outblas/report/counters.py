@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outblas.config import config_from_name
 from outblas.errors import RecordError
+from outblas.kernels.config_text import config_from_name
 from outblas.ncu import FIGURES
 from outblas.problem import Problem
 from outblas.publish.words import short_config

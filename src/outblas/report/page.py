@@ -10,9 +10,9 @@ from typing import Any
 
 from outblas.averages import Row, figures_of, published_us, torch_ratio
 from outblas.compare_result import KIND, read_comparison
-from outblas.config import config_from_name
 from outblas.counters import HEAD, cells
 from outblas.files import write_atomic
+from outblas.kernels.config_text import config_from_name
 from outblas.llm.run_folder import is_evolution
 from outblas.publish.words import PDL_NAMES, short_config
 from outblas.report.compare_page import render_comparison

@@ -27,9 +27,12 @@ from outblas.any_shape import AnyShape
 from outblas.bench import BenchRequest, run_bench
 from outblas.config import config_name
 from outblas.core.rivals import RIVALS
-from outblas.evaluate import LiveEvaluator, Options
+from outblas.desk import Options
+from outblas.device import gpu_of_device
+from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Status
 from outblas.files import write_json
+from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import SLOW, export
 from outblas.library import Library, Row
@@ -38,7 +41,6 @@ from outblas.provenance import collect
 from outblas.results import read_result, write_result
 from outblas.roofline import H200
 from outblas.search.agents.registry import make_agent
-from outblas.space import gpu_of_device, why_illegal
 from outblas.stats import geomean
 from outblas.store import Store
 from outblas.suites import GRID, LLM_LAYERS, SUITES, suite

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from outblas.believed import below_floor
-from outblas.config import Candidate, config_from_json
+from outblas.config import Candidate
 from outblas.errors import OutblasError, RecordError, UsageError
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.config_text import config_from_json
 from outblas.llm.train.answer_language import Language, Text
 from outblas.problem import Problem
+from outblas.records.evaluation_json import evaluation_from_json
 from outblas.roofline import H200
 from outblas.train_llm.rewards import Refused
 
@@ -92,7 +94,7 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
             elif "answer" in row:
                 yield _row(_problem(row["problem"]), str(row["answer"]), language, chat)
             elif "status" in row:
-                evaluations.append(Evaluation.from_json(row))
+                evaluations.append(evaluation_from_json(row))
             else:
                 yield _known(_problem(row["problem"]), config_from_json(row["config"]), language, chat)
         except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:

@@ -172,8 +172,8 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
         return
     from outblas.core.rivals import RIVALS
     from outblas.desk import Options
+    from outblas.device import gpu_of_device
     from outblas.evaluate import LiveEvaluator
-    from outblas.space import gpu_of_device
 
     index = place.gpu_index
     options = Options(index, gpu_of_device(index), level=proof, baselines=RIVALS)  # type: ignore[arg-type]

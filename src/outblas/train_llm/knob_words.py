@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from outblas.config import Candidate, Sm90WgmmaConfig
+from outblas.config import Candidate, KernelConfig, knob_schema
 from outblas.errors import UsageError
+from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.answer_language import Read
 from outblas.problem import Problem
 from outblas.train_llm.rewards import Refused
+
+#: The record that sentences are of: for a toy, one family will do.
+_CONFIG: type[KernelConfig] = next(iter(FAMILIES.values())).config
 
 
 class KnobWords:
@@ -21,7 +24,7 @@ class KnobWords:
     what is legal, so that a random model's answers compile or do not, and are fast or slow.
 
     Args:
-        knobs: knob of :class:`~outblas.config.Sm90WgmmaConfig` -> values, in the order of the sentence; the others keep
+        knobs: knob of the registry's first family -> values, in the order of the sentence; the others keep
             their defaults.
 
     Raises:
@@ -37,7 +40,7 @@ class KnobWords:
     }
 
     def __init__(self, knobs: Mapping[str, Sequence[int]] = KNOBS) -> None:
-        known = {field.name for field in fields(Sm90WgmmaConfig) if field.type == "int"}
+        known = {knob.name for knob in knob_schema(_CONFIG) if knob.kind == "int"}
         for knob, values in knobs.items():
             if knob not in known or not values:
                 raise UsageError(f"knob {knob!r} of {len(values)} values", f"values of {sorted(known)}", "name such")
@@ -67,10 +70,10 @@ class KnobWords:
         values: dict[str, Any] = {
             knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
         }
-        return Sm90WgmmaConfig(**{"bm": 64, "bn": 64, **values})
+        return _CONFIG(**{"bm": 64, "bn": 64, **values})
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        if not isinstance(candidate, Sm90WgmmaConfig):
+        if not isinstance(candidate, _CONFIG):
             return None
         said = " ".join(f"{knob}={getattr(candidate, knob)}" for knob in self.knobs)
         return said if self.read(problem, said) == candidate else None

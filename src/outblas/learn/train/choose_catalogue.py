@@ -10,24 +10,25 @@ choice.
 
 A store is sparse: a search times a few kernels of a problem, and what was not timed is unknown, not bad. Guesses of the
 ranking model in its place (corrected by each kernel's mean residual) made the catalogue worse on shapes that it was
-not chosen on. Kernels that ``outblas.space.beside_the_catalogue`` offers anyway are not chosen, but count.
+not chosen on. Kernels that ``outblas.kernels.catalogue.beside_the_catalogue`` offers anyway are not chosen, but count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from outblas.config import KernelConfig, Sm80GemvConfig, config_name
+from outblas.config import KernelConfig, config_name
 from outblas.files import write_json
+from outblas.kernels.catalogue import beside_the_catalogue, catalogue
+from outblas.kernels.families.registry import FAMILIES
 from outblas.learn.formula import Row, of_recording
 from outblas.learn.train.measured_times import of_store
 from outblas.recording import Recording
 from outblas.roofline import H200
-from outblas.space import beside_the_catalogue, catalogue
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.
 LEAST_GAIN = 1e-3
@@ -53,7 +54,7 @@ class Measured:
 
 def table(rows: Sequence[Row]) -> Measured:
     """The rows as one matrix; kernels of the family for few tokens are given, not chosen."""
-    kernels = tuple(dict.fromkeys(replace(c, pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
+    kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
     times = np.full((len(rows), len(kernels), 2), np.inf)
     best, given = np.full((len(rows), 2), np.inf), np.full((len(rows), 2), np.inf)
@@ -66,12 +67,12 @@ def table(rows: Sequence[Row]) -> Measured:
             if config in beside:
                 given[i, int(config.pdl)] = min(given[i, int(config.pdl)], us)
             if _is_choosable(config):
-                times[i, where[replace(config, pdl=False)], int(config.pdl)] = us
+                times[i, where[config.with_knobs(pdl=False)], int(config.pdl)] = us
     return Measured(tuple(rows), kernels, times, best, given)
 
 
 def _is_choosable(config: KernelConfig) -> bool:
-    return not isinstance(config, Sm80GemvConfig) and not config.early and not config.even
+    return not FAMILIES[config.family].few_rows_only and not config.early and not config.even
 
 
 def gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -157,11 +158,11 @@ def write_catalogue(rows: Sequence[Row], limit: int, out: Path, tell: Callable[[
         How many kernels were chosen, and how many candidates they are.
     """
     known = table([row for row in rows if len(row.times)])
-    tell(told("the present catalogue", known, list(dict.fromkeys(replace(c, pdl=False) for c in catalogue()))))
+    tell(told("the present catalogue", known, list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue()))))
     chosen = choose(known, limit)
     tell(told("the new one", known, chosen))
     sources = ", ".join(dict.fromkeys(row.source for row in rows))
-    candidates = [config_name(replace(kernel, pdl=pdl)) for kernel in chosen for pdl in (False, True)]
+    candidates = [config_name(kernel.with_knobs(pdl=pdl)) for kernel in chosen for pdl in (False, True)]
     data = {
         "format": 1,
         "gpu": H200.name,

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outblas.any_shape import AnyShape
-from outblas.config import config_from_name, config_name
+from outblas.config import config_name
 from outblas.errors import OutblasError, RecordError
+from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
 from outblas.policy import Policy
 from outblas.problem import Problem

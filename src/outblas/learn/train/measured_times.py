@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from outblas.config import KernelConfig, config_from_name
+from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation
+from outblas.kernels.config_text import config_from_name
 from outblas.learn.formula import Row, row
 from outblas.problem import Problem
 from outblas.store import Store

@@ -13,15 +13,17 @@ from outblas.borrow import borrowed
 from outblas.config import LAUNCHES, KernelConfig
 from outblas.core.rivals import RIVALS
 from outblas.desk import Options
+from outblas.device import gpu_of_device
 from outblas.evaluate import LiveEvaluator
 from outblas.evaluation import Evaluation, Status
+from outblas.kernels.catalogue import worth_trying
+from outblas.kernels.legality import why_illegal
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.provenance import collect
 from outblas.roofline import Gpu
 from outblas.search.build_library.build_work import DONE_AS, SEEDS, TABLES, BuildFolder, printer, proved
-from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners, worth_trying
-from outblas.space import gpu_of_device, why_illegal
+from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners
 from outblas.store import Store
 from outblas.suites import Table
 from outblas.tables import better_of, of_table, with_rows

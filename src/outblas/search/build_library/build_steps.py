@@ -9,13 +9,14 @@ from typing import Any
 from outblas.bench import BenchRequest, run_bench
 from outblas.config import LAUNCHES, Launch
 from outblas.core.rivals import RIVALS
+from outblas.device import gpu_of_device
 from outblas.errors import UsageError
+from outblas.kernels.catalogue import catalogue
 from outblas.library import Choice, Library
 from outblas.problem import Problem
 from outblas.record import run_record
 from outblas.search.build_library.build_searches import again, borrow, refine, tune_table
 from outblas.search.build_library.build_work import SEEDS, TABLES, BuildFolder, printer, proved
-from outblas.space import catalogue, gpu_of_device
 from outblas.suites import Table, sample
 from outblas.tables import behind, fall_back, is_of, named_by, of_table, with_rows
 

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from outblas.config import config_name
+from outblas.device import gpu_of_device
 from outblas.errors import UsageError
 from outblas.evaluation import Evaluation, Status
 from outblas.files import write_json
@@ -18,7 +19,6 @@ from outblas.library import Library, Row
 from outblas.problem import Problem
 from outblas.provenance import toolchain
 from outblas.recording import CODE, Recording
-from outblas.space import gpu_of_device
 from outblas.store import Store
 from outblas.suites import Table
 from outblas.tables import filled, of_table

@@ -1,0 +1,70 @@
+"""Configurations from their names and from JSON: the inverse of what :mod:`outblas.config` writes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from outblas.config import Candidate, KernelConfig, config_name, knob_schema
+from outblas.errors import ConfigError
+from outblas.free.kernel import FAMILY as FREE
+from outblas.free.kernel import FreeKernel
+from outblas.kernels.families.registry import FAMILIES
+
+
+def config_from_name(name: str) -> KernelConfig:
+    """Inverse of :func:`outblas.config.config_name`.
+
+    Raises:
+        ConfigError: for an unknown family, a missing or unknown knob, a value that the knob cannot
+            have, or a name that is not the canonical one.
+    """
+    family, _, rest = name.partition(":")
+    pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
+    config = template_from_json({**{k: _value(v) for k, v in pairs.items()}, "family": family})
+    if config_name(config) != name:
+        raise ConfigError(f"config name {name!r}", config_name(config), "use the canonical name")
+    return config
+
+
+def config_from_json(data: dict[str, Any]) -> Candidate:
+    """Inverse of :func:`outblas.config.config_to_json`, of free kernels too.
+
+    Raises:
+        ConfigError: as :func:`config_from_name`. ContractError: a free kernel's text breaks the contract.
+    """
+    return FreeKernel.parse(data.get("text", "")) if data.get("family") == FREE else template_from_json(data)
+
+
+def template_from_json(data: dict[str, Any]) -> KernelConfig:
+    """Inverse of :func:`outblas.config.config_to_json` for the template families; raises :class:`ConfigError` as
+    :func:`config_from_name`."""
+    found = FAMILIES.get(str(data.get("family")))
+    if found is None:
+        raise ConfigError(
+            f"unknown kernel family {data.get('family')!r}", " or ".join(FAMILIES), "use a config made by this version"
+        )
+    family, cls = found.name, found.config
+    knobs = {k: v for k, v in data.items() if k != "family"}
+    known = {knob.name: knob for knob in knob_schema(cls)}
+    later = {name for name, knob in known.items() if knob.later}
+    odd = sorted((set(knobs) ^ set(known)) - (later - set(knobs)))
+    if odd:
+        raise ConfigError(
+            f"{family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "write every knob by name"
+        )
+    for key, value in knobs.items():
+        knob = known[key]
+        want = {"bool": bool, "int": int, "word": str}[knob.kind]
+        if type(value) is not want:
+            raise ConfigError(f"{family}: {key}={value!r}", f"a value of type {want.__name__}", "correct the knob")
+        if knob.words and value not in knob.words:
+            raise ConfigError(f"{family}: {key}={value!r}", " or ".join(knob.words), "correct the knob")
+    config: KernelConfig = cls(**knobs)
+    return config
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text

@@ -1,0 +1,1 @@
+"""The model of GPU time that ranks configs."""

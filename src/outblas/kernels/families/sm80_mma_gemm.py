@@ -1,0 +1,249 @@
+"""The kernel family ``sm80_mma_gemm``: cp.async in several stages, ldmatrix and mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from outblas.config import KernelConfig
+from outblas.kernels.cost.tiled import TiledCost, tiled_us
+from outblas.kernels.families.family import Family
+from outblas.kernels.geometry_terms import (
+    MAX_CLUSTER,
+    SM80_GROUP,
+    Geometry,
+    bands,
+    ceil_div,
+    literals,
+    warp_sums,
+)
+from outblas.model_terms import Columns, Floats, cluster_split, smooth_max
+from outblas.problem import ELEMENT_BYTES, Problem
+from outblas.roofline import Gpu
+
+#: Registers that a thread needs besides its accumulators: operand fragments and addresses.
+OTHER_REGISTERS = 70
+
+
+@dataclass(frozen=True, order=True)
+class Sm80MmaConfig(KernelConfig):
+    """Knobs of ``sm80_mma_gemm``: cp.async multistage, ldmatrix, mma.sync.
+
+    Attributes:
+        bm, bn, bk: tile of C and depth of one stage, elements.
+        stages: cp.async pipeline depth.
+        wm, wn, wk: warps along M, N and K; wk > 1 splits every stage's K inside the CTA.
+        split_k: CTAs of a cluster that share one tile's K (sm_90 only), summed through distributed
+            shared memory.
+        vec: elements per global load (8, 4, 2: cp.async of 16, 8, 4 bytes; 1: predicated scalar
+            loads, for rows of any alignment).
+        pdl: launch option, programmatic dependent launch (sm_90 only).
+        early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
+        even: launch option on top of pdl: no SM is given more CTAs than an even distribution gives it, see
+            :func:`outblas.geometry.launch_smem`; the machine code is the same.
+    """
+
+    family: ClassVar[str] = "sm80_mma_gemm"
+    later_knobs: ClassVar[tuple[str, ...]] = ("early", "even")
+    bm: int
+    bn: int
+    bk: int = 64
+    stages: int = 3
+    wm: int = 2
+    wn: int = 2
+    wk: int = 1
+    split_k: int = 1
+    vec: int = 8
+    pdl: bool = False
+    early: bool = False
+    even: bool = False
+
+
+class Sm80MmaGemm(Family[Sm80MmaConfig]):
+    """What is known of ``sm80_mma_gemm``."""
+
+    config = Sm80MmaConfig
+    pool_place = 0
+    residual_place = 1
+    any_alignment = "vec=1"
+    more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"vec": (1, 2, 4, 8)}
+    start: ClassVar[Mapping[str, float]] = {
+        "launch": 0.9,
+        "launch_pdl": 0.5,
+        "launch_early": 0.3,
+        "cluster": 0.1,
+        "cluster_log": 0.05,
+        "latency_l2": 0.3,
+        "latency_hbm": 0.8,
+        "loaded_l2": 0.4,
+        "loaded_hbm": 0.4,
+        "queue": 3e7,
+        "apart": 1.5,
+        "stacked": 0.3,
+        "clock": 1.6,
+        "issue": 30.0,
+        "stage": 60.0,
+        "copy": 4.0,
+        "ingest": 60e3,
+        "l2": 5.0e6,
+        "hbm": 3.8e6,
+        "cache": 30e6,
+        "wave": 0.2,
+        "quantum": 0.9,
+        "epilogue_direct": 0.2,
+        "store_direct": 40e3,
+        "split": 0.4,
+        "split_peer": 0.03,
+        "exchange": 50e3,
+    }
+
+    def why_illegal(self, p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:
+        if min(c.bm, c.bn, c.bk, c.wm, c.wn, c.wk, c.stages, c.split_k, c.vec) < 1:
+            return "extents must be positive"
+        rules = (
+            (gpu.arch < 80, f"mma.m16n8k16 needs sm_80, not sm_{gpu.arch}"),
+            (c.bm % (16 * c.wm) != 0, "wm does not divide bm / 16"),
+            (c.bn % (16 * c.wn) != 0, "wn does not divide bn / 16"),
+            (c.bk % (16 * c.wk) != 0, "wk does not divide bk / 16"),
+            (c.bk not in (32, 64, 128, 256), "bk must be 32, 64, 128 or 256"),
+            (c.wm * c.wn * c.wk > 16, "at most 16 warps"),
+            (not 1 <= c.stages <= 8, "stages must be 1 to 8"),
+            (c.vec not in (1, 2, 4, 8), "vec must be 1, 2, 4 or 8"),
+            (p.k % c.vec != 0 or p.b_shape[1] % c.vec != 0, f"rows are not multiples of vec = {c.vec} elements"),
+            (c.split_k > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+            (c.split_k > 1 and gpu.arch != 90, "cluster split-K needs sm_90"),
+            (c.pdl and gpu.arch < 90, "programmatic dependent launch needs sm_90"),
+            (c.early and c.vec == 1, "early needs vec above 1: scalar loads wait for themselves"),
+            (p.layout == "NN" and c.bn not in (16, 32, 64, 128, 256), "NN needs bn a power of two"),
+        )
+        for broken, reason in rules:
+            if broken:
+                return reason
+        accumulators = (c.bm // c.wm) * (c.bn // c.wn) // 32
+        threads = 32 * c.wm * c.wn * c.wk
+        if accumulators + OTHER_REGISTERS > min(255, 65536 // threads):
+            return f"{accumulators} accumulator registers are too many for {threads} threads"
+        return None
+
+    def geometry(self, problem: Problem, c: Sm80MmaConfig) -> Geometry:
+        units = max(1, (c.bm // c.wm // 16) * (c.bn // c.wn // 8))
+        stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
+        sums = warp_sums(units, c.wm * c.wn, c.wk, c.split_k, stages)
+        constants = {
+            "BM": c.bm,
+            "BN": c.bn,
+            "BK": c.bk,
+            "STAGES": c.stages,
+            "WM": c.wm,
+            "WN": c.wn,
+            "WK": c.wk,
+            "SPLIT": c.split_k,
+            "WARP_OWNERS": sums.warp_owners,
+            "OWNERS": sums.owners,
+            "GROUP": SM80_GROUP,
+            "VEC": c.vec,
+            "B_K_MAJOR": problem.layout == "TN",
+            "PDL": c.pdl,
+            "EARLY_B": c.early,
+            "BF16": problem.dtype == "bf16",
+        }
+        return Geometry(
+            threads=32 * c.wm * c.wn * c.wk,
+            smem_bytes=sums.smem_bytes,
+            cluster=c.split_k,
+            accumulators=units * (2 if problem.acc == "fp16" else 4),
+            constants=literals(constants),
+        )
+
+    def grid(self, problem: Problem, config: Sm80MmaConfig, sms: int) -> tuple[int, int, int]:
+        tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
+        return bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
+
+    def alignment(self, config: Sm80MmaConfig) -> int:
+        return config.vec * ELEMENT_BYTES
+
+    def pool(self) -> Iterator[Sm80MmaConfig]:
+        """mma tiles with the K split over warps, and over clusters."""
+        for bm, bn, wm, wn, wk, bk, stages in (
+            (16, 16, 1, 1, 4, 64, 4),
+            (16, 16, 1, 1, 8, 128, 4),
+            (16, 32, 1, 1, 4, 64, 4),
+            (32, 16, 1, 1, 4, 64, 4),
+            (32, 32, 1, 1, 4, 64, 4),
+            (32, 32, 1, 1, 8, 128, 3),
+            (32, 32, 2, 2, 2, 64, 6),
+            (64, 32, 2, 1, 4, 64, 4),
+            (64, 32, 2, 1, 4, 128, 3),
+            (32, 64, 1, 2, 4, 64, 4),
+            (64, 64, 2, 2, 2, 64, 4),
+            (64, 64, 2, 2, 4, 64, 4),
+            (64, 64, 2, 2, 1, 64, 4),
+            (128, 64, 2, 2, 1, 64, 4),
+            (128, 128, 2, 4, 1, 64, 3),
+        ):
+            for split in (1, 2, 4, 8, 16):
+                if split == 1 or bm * bn <= 64 * 32:
+                    yield Sm80MmaConfig(bm, bn, bk, stages, wm, wn, wk, split)
+
+    def neighbours(self, problem: Problem, config: Sm80MmaConfig) -> Sequence[Iterable[Sm80MmaConfig]]:
+        return [_one_knob_away(config)]
+
+    def for_unaligned(self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]) -> Iterable[Sm80MmaConfig]:
+        """The catalogue's tiles and the pool's, with the widest loads that the rows allow."""
+        vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
+        for config in (*listed, *self.pool()):
+            for pdl in (False, gpu.arch >= 90):
+                yield replace(config, vec=vec, pdl=pdl)
+
+    def proof_shapes(self, problem: Problem, config: Sm80MmaConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
+        return [(33, 2 * config.bn - 2, 2 * config.bk + 2)]
+
+    def registers(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> int:
+        return shape.accumulators + OTHER_REGISTERS
+
+    def cost_columns(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> dict[str, Any]:
+        return {
+            "stages": config.stages,
+            "wm": config.wm,
+            "wn": config.wn,
+            "wk": config.wk,
+            "vec": config.vec,
+        }
+
+    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
+        return tiled_us(_COST, x, p, c, gpu)
+
+
+class _Cost(TiledCost):
+    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+        """For mma.sync: 1,024 multiply-adds a cycle at best, every warp reading its own operands by ldmatrix, and
+        cp.async instructions issued by the same warps."""
+        warps = c["wm"] * c["wn"] * c["wk"]
+        math_cycles = c["bm"] * c["bn"] * c["bk"] / 1024
+        read_cycles = warps * (c["bm"] / c["wm"] + c["bn"] / c["wn"]) * (c["bk"] / c["wk"]) * ELEMENT_BYTES / 128
+        copies = (c["bm"] + c["bn"]) * c["bk"] / c["vec"] / 32
+        serial = x["stage"] + x["issue"] * c["bk"] / 16 / c["wk"] + x["copy"] * copies / warps
+        cycles = smooth_max(math_cycles, read_cycles + x["copy"] * copies / 4)
+        return cycles / (x["clock"] * 1e3), serial / (x["clock"] * 1e3)
+
+    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
+        tile_bytes = ELEMENT_BYTES * c["bm"] * c["bn"]
+        direct = x["epilogue_direct"] + tile_bytes / cluster_split(c) / x["store_direct"]
+        return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K meet in shared memory
+
+
+_COST = _Cost()
+
+
+def _one_knob_away(c: Sm80MmaConfig) -> Iterator[Sm80MmaConfig]:
+    yield replace(c, stages=c.stages + 1)
+    yield replace(c, stages=c.stages - 1)
+    yield replace(c, split_k=2 * c.split_k)
+    yield replace(c, split_k=c.split_k // 2)
+    yield replace(c, wk=2 * c.wk)
+    yield replace(c, bk=2 * c.bk)
+    yield replace(c, bk=c.bk // 2)
+
+
+FAMILY = Sm80MmaGemm()

@@ -1,0 +1,350 @@
+"""The kernel family ``sm90_wgmma_gemm``: TMA loads, an mbarrier pipeline and warp-specialised wgmma."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.config import KernelConfig
+from outblas.kernels.cost.tiled import tiled_us
+from outblas.kernels.families import sm90_wgmma_cost as cost
+from outblas.kernels.families import sm90_wgmma_launch as launch
+from outblas.kernels.families import sm90_wgmma_neighbours as near
+from outblas.kernels.families.family import Cache, Family, TileChoice
+from outblas.kernels.geometry_terms import SMEM_LIMIT, WGMMA_ROWS, Geometry, divisor_up_to
+from outblas.model_terms import Columns, Floats
+from outblas.problem import ROW_ALIGN_BYTES, Problem
+from outblas.roofline import Gpu
+
+Schedule = Literal["coop", "stagger", "pingpong"]
+Store = Literal["tma", "direct"]
+Raster = Literal["m", "n"]
+SplitKind = Literal["cluster", "workspace"]
+#: Least K for which kernels that split it over a workspace are offered beside the catalogue.
+WORKSPACE_K = 4096
+
+
+@dataclass(frozen=True, order=True)
+class Sm90WgmmaConfig(KernelConfig):
+    """Knobs of ``sm90_wgmma_gemm``: TMA loads, mbarrier pipeline, warp-specialised wgmma.
+
+    Attributes:
+        bm, bn, bk: tile of C in elements and depth of one pipeline stage.
+        stages: pipeline depth.
+        consumers: warpgroups that issue wgmma.
+        schedule: ``coop``: consumers share one tile; ``stagger``: the same, one behind the other, so that
+            their epilogues do not coincide; ``pingpong``: they alternate tiles.
+        cluster_m, cluster_n: CTAs of a cluster along M and N; operand tiles are multicast in it.
+        split_k: CTAs that share one tile's K.
+        persistent: one CTA per SM walks over tiles; else one CTA per tile.
+        raster: extent that consecutive tiles walk along first; group: tiles of the other extent
+            walked together (L2 reuse).
+        store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
+        min_blocks: CTAs per SM that the register allocation must allow.
+        pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.
+        l2: what L2 is told: nothing (``plain``), or what streams through it: C, which is not read again; B or A, which
+            is read once while the other is read again and again; or C with one of them.
+        split_kind: how the parts of a split K meet. ``cluster``: its CTAs are one cluster and add up through
+            distributed shared memory; ``workspace``: they may run anywhere, write their parts to global
+            memory, and the last to arrive adds up.
+        early: launch option on top of pdl, see :data:`Launch`: the first loads of B do not wait for the predecessor.
+        a_rows: rows of A that are loaded and kept in a stage, of the 64 that wgmma multiplies; 0: all. For M of at
+            most so much: a load that reaches past M is slow, and narrow stages leave room for more of them.
+        shift: tiles that would reach past M or N are moved back inside, and some of C is computed twice; else what lies
+            outside is clipped.
+    """
+
+    family: ClassVar[str] = "sm90_wgmma_gemm"
+    later_knobs: ClassVar[tuple[str, ...]] = ("split_kind", "l2", "early", "a_rows", "shift")
+    bm: int
+    bn: int
+    bk: int = 64
+    stages: int = 4
+    consumers: int = 1
+    schedule: Schedule = "coop"
+    cluster_m: int = 1
+    cluster_n: int = 1
+    split_k: int = 1
+    persistent: bool = False
+    raster: Raster = "m"
+    group: int = 8
+    store: Store = "tma"
+    min_blocks: int = 1
+    pdl: bool = False
+    split_kind: SplitKind = "cluster"
+    l2: Cache = "plain"
+    early: bool = False
+    a_rows: int = 0
+    shift: bool = False
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of A in a stage."""
+        return self.a_rows or self.bm
+
+    @property
+    def cluster_split(self) -> int:
+        """CTAs of a cluster along K."""
+        return 1 if self.split_kind == "workspace" else self.split_k
+
+
+class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
+    """What is known of ``sm90_wgmma_gemm``."""
+
+    config = Sm90WgmmaConfig
+    pool_place = 2
+    offer_place = 1
+    residual_place = 0
+    paired_stores = True
+    follows_heuristics = True
+    start: ClassVar[Mapping[str, float]] = cost.START
+    residual_kinds = cost.KINDS
+    residual_switches = cost.SWITCHES
+    more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"group": near.GROUPS}
+
+    def why_illegal(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
+        return launch.why_illegal(problem, config, gpu)
+
+    def geometry(self, problem: Problem, config: Sm90WgmmaConfig) -> Geometry:
+        return launch.geometry(problem, config)
+
+    def grid(self, problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int, int]:
+        return launch.grid(problem, config, sms)
+
+    def min_blocks(self, config: Sm90WgmmaConfig) -> int:
+        return config.min_blocks
+
+    def workspace_bytes(self, problem: Problem, config: Sm90WgmmaConfig) -> int:
+        return launch.workspace_bytes(problem, config)
+
+    def source_lines(self, config: Sm90WgmmaConfig) -> Sequence[str]:
+        """A kernel with a workspace has one argument more."""
+        return [f"#define SPLIT_WORKSPACE {int(config.split_kind == 'workspace')}"]
+
+    def headers(self, problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[str, str], ...]:
+        return (("generated/wgmma_instance.cuh", launch.wgmma_instance(config.bn, problem)),)
+
+    def tensor_boxes(self, problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
+        return launch.tensor_boxes(problem, config)
+
+    def alignment(self, config: Sm90WgmmaConfig) -> int:
+        return ROW_ALIGN_BYTES
+
+    def pool(self) -> Iterator[Sm90WgmmaConfig]:
+        yield from split_kernels()
+        yield from workspace_kernels()
+        yield from tiles_kernels()
+        yield from persistent_kernels()
+
+    def neighbours(self, problem: Problem, config: Sm90WgmmaConfig) -> Sequence[Iterable[Sm90WgmmaConfig]]:
+        return near.neighbours(problem, config)
+
+    def beside_the_catalogue(self, problem: Problem, gpu: Gpu) -> Sequence[Sm90WgmmaConfig]:
+        return (*_few_rows_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
+
+    def special_kernels(self) -> Iterable[tuple[Problem, Sm90WgmmaConfig]]:
+        for rows in range(16, WGMMA_ROWS, 8):
+            for config in few_rows_kernels(rows):
+                yield Problem(rows, 4096, 8192), config
+
+    def as_offered(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
+        """Where no tiling fits, with the edge tiles in place."""
+        if problem.m % WGMMA_ROWS and problem.m > WGMMA_ROWS or problem.n % WGMMA_ROWS:
+            return near.shifted(problem, config) or config
+        return config
+
+    def transposed(self, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
+        return near.transposed(config)
+
+    def near_choice(self, choice: TileChoice) -> Iterable[Sm90WgmmaConfig]:
+        return _near_choice(choice)
+
+    def proof_shapes(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> Sequence[tuple[int, int, int]]:
+        return near.proof_shapes(config)
+
+    def registers(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> int:
+        return cost.registers(config, shape)
+
+    def cost_columns(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> dict[str, Any]:
+        return cost.columns(config)
+
+    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
+        return tiled_us(cost.COST, x, p, c, gpu)
+
+    def kind(self, c: Columns) -> NDArray[np.intp]:
+        return cost.kind(c)
+
+    def switches(self, p: Columns, c: Columns, waves: Floats) -> Floats:
+        return cost.switches(p, c, waves)
+
+
+def split_kernels() -> Iterator[Sm90WgmmaConfig]:
+    """K split over a cluster, sums through distributed shared memory."""
+    for bm, bn, consumers, splits in (
+        (64, 8, 1, (2, 4, 8, 16)),
+        (64, 16, 1, (2, 3, 4, 8, 16)),
+        (64, 32, 1, (2, 3, 4, 6, 8, 16)),
+        (64, 64, 1, (2, 3, 4, 6, 8, 16)),
+        (64, 96, 1, (2, 4, 8)),
+        (64, 128, 1, (2, 3, 4, 6, 8, 12, 16)),
+        (64, 192, 1, (2, 4, 8)),
+        (64, 256, 1, (2, 4, 8)),
+        (128, 32, 2, (2, 4, 8)),
+        (128, 64, 2, (2, 3, 4, 8, 16)),
+        (128, 96, 2, (2, 3, 5)),
+        (128, 128, 2, (2, 3, 4, 6, 8, 12, 16)),
+        (128, 192, 2, (2, 3, 4, 8)),
+        (128, 256, 2, (2, 4, 8)),
+        (256, 64, 2, (2, 4, 8)),
+        (256, 128, 2, (2, 4, 8)),
+    ):
+        for split in splits:
+            inbox = _inbox(bm, bn, consumers, split)
+            for bk in (64, 128):
+                stages = _stages(bm, bn, bk, inbox)
+                if stages >= 2:
+                    yield Sm90WgmmaConfig(bm, bn, bk, stages, consumers, split_k=split, store="direct")
+            if split <= 8 and bn >= 64:
+                for cm, cn in ((2, 1), (1, 2)):
+                    stages = _stages(bm, bn, 64, inbox)
+                    if stages >= 3:
+                        yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn, split, store="direct")
+
+
+def workspace_kernels() -> Iterator[Sm90WgmmaConfig]:
+    """K split over CTAs anywhere, sums through global memory: any number of parts uses all SMs, with pairs that
+    multicast, too."""
+    for (bm, bn, consumers), split, (cm, cn) in product(
+        ((64, 64, 1), (64, 128, 1), (128, 64, 2), (128, 128, 2), (128, 256, 2)),
+        (2, 3, 4, 5, 6, 8, 12, 16),
+        ((1, 1), (2, 1), (1, 2)),
+    ):
+        for bk in (64, 128) if bm * bn <= 128 * 64 else (64,):
+            yield Sm90WgmmaConfig(
+                *(bm, bn, bk, _stages(bm, bn, bk, 0), consumers, "coop", cm, cn, split),  # type: ignore[arg-type]
+                store="direct",
+                split_kind="workspace",
+            )
+
+
+def few_rows_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
+    """At most ``rows`` of A, fewer than wgmma's 64: stages hold no more of them, and B streams through as many stages
+    as fit, over one tile per CTA, parts of K, or a walk."""
+    for bn, bk in product((16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256), (64, 128)):
+        for split, kind in ((1, "cluster"), (2, "cluster"), (2, "workspace"), (3, "workspace"), (4, "workspace")):
+            inbox = _inbox(64, bn, 1, split) if kind == "cluster" else 0
+            stages = _stages(rows, bn, bk, inbox, 16)
+            yield Sm90WgmmaConfig(
+                *(64, bn, bk, stages, 1, "coop", 1, 1, split),  # type: ignore[arg-type]
+                store="direct", split_kind=kind, l2="stream_b", a_rows=rows,  # type: ignore[arg-type]
+            )  # fmt: skip
+        stages = _stages(rows, bn, bk, 64 * bn * 2, 16)
+        yield Sm90WgmmaConfig(64, bn, bk, stages, l2="stream_b", a_rows=rows)
+        yield Sm90WgmmaConfig(64, bn, bk, stages, persistent=True, l2="stream_b", a_rows=rows)
+        yield Sm90WgmmaConfig(64, bn, bk, stages // 2 - 1, min_blocks=2, l2="stream_b", a_rows=rows)
+
+
+def tiles_kernels() -> Iterator[Sm90WgmmaConfig]:
+    """One tile per CTA."""
+    for bn in (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256):
+        for bk in (64, 128):
+            yield Sm90WgmmaConfig(64, bn, bk, _stages(64, bn, bk, 64 * bn * 2))
+        if bn >= 32:
+            yield Sm90WgmmaConfig(128, bn, 64, _stages(128, bn, 64, 128 * bn * 2), consumers=2)
+        if 32 <= bn <= 128:
+            yield Sm90WgmmaConfig(64, bn, 64, min(6, 90_000 // (128 * (64 + bn))), min_blocks=2)
+    for bn in (8, 16, 32, 64):
+        yield Sm90WgmmaConfig(64, bn, 128, _stages(64, bn, 128, 0), store="direct")
+    for bm, bn, consumers in (
+        (64, 64, 1),
+        (64, 128, 1),
+        (128, 64, 2),
+        (128, 128, 2),
+        (128, 192, 2),
+        (128, 256, 2),
+        (256, 128, 2),
+    ):
+        for cm, cn in ((2, 1), (1, 2), (4, 1), (2, 2)):
+            stages = _stages(bm, bn, 64, bm * bn * 2 // (2 if bm * bn > 128 * 192 else 1))
+            yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, "coop", cm, cn)
+    for bm, bn, consumers in ((192, 128, 3), (192, 96, 3), (192, 64, 3), (256, 96, 2), (256, 64, 2)):
+        yield Sm90WgmmaConfig(bm, bn, 64, _stages(bm, bn, 64, bm * bn), consumers)
+
+
+def persistent_kernels() -> Iterator[Sm90WgmmaConfig]:
+    """One CTA per SM walks over tiles: large outputs."""
+    clusters = ((1, 1), (2, 1), (1, 2))
+    for bm, bn, consumers in ((128, 256, 2), (256, 128, 2), (192, 192, 3), (128, 192, 2), (256, 160, 2), (192, 128, 3)):
+        for (cm, cn), raster, schedule in product(clusters, ("m", "n"), ("coop", "stagger")):
+            stages = _stages(bm, bn, 64, 2 * consumers * 64 * 64 * 2)
+            if schedule == "coop" or consumers == 2:
+                yield Sm90WgmmaConfig(bm, bn, 64, stages, consumers, schedule, cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
+    # The epilogue of a tile has the other tile's time: two chunks of stores will do, and the rest is stages.
+    for bm, bn in (
+        *((64, 256), (64, 192), (64, 128), (64, 64)),
+        *((128, 64), (128, 96), (128, 112), (128, 128), (128, 144), (128, 160), (128, 176)),
+    ):
+        for (cm, cn), raster in product(clusters, ("m", "n")):
+            if (cm, cn) == (1, 1) or bm * bn >= 64 * 192:
+                for chunks in (1, 2, 4):
+                    stages = _stages(bm, bn, 64, chunks * 2 * 64 * min(64, bn) * 2)
+                    yield Sm90WgmmaConfig(bm, bn, 64, stages, 2, "pingpong", cm, cn, 1, True, raster, 8)  # type: ignore[arg-type]
+
+
+def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
+    """Bytes that one CTA receives of its peers' sums (sm90_wgmma_launch.py has the exact figure)."""
+    units = bm // 64 // consumers * (bn // 8)
+    return (split - 1) * consumers * (units // divisor_up_to(units, split)) * 128 * 16
+
+
+def _stages(bm: int, bn: int, bk: int, other_bytes: int, most: int | None = None) -> int:
+    """As many stages as fit beside ``other_bytes``: bytes in flight are what hides memory latency."""
+    return min(most or (12 if bk == 64 else 6), (SMEM_LIMIT - 512 - other_bytes) // (2 * bk * (bm + bn)))
+
+
+def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
+    """The wgmma kernels that load no more rows of A than there are, with and without PDL; up to 8 gemv does it."""
+    rows = near.rows_to_load(problem)
+    if not 8 < rows < WGMMA_ROWS or gpu.arch != 90:
+        return []
+    return [replace(c, pdl=pdl) for c in few_rows_kernels(rows) for pdl in (False, True)]
+
+
+def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
+    """The kernels that split K over a workspace into no more CTAs than two to an SM, with and without PDL."""
+    if problem.k < WORKSPACE_K or gpu.arch != 90:
+        return []
+    few = [c for c in workspace_kernels() if math.prod(launch.grid(problem, c, gpu.sms)) <= 2 * gpu.sms]
+    return [replace(c, pdl=pdl) for c in few for pdl in (False, True)]
+
+
+def _near_choice(choice: TileChoice) -> Iterator[Sm90WgmmaConfig]:
+    """By how little they differ: stages give way first, then the cluster, the split, the depth, and the tile."""
+    tiles = sorted(
+        itertools.product((64, 128, 192, 256), range(8, 257, 8)),
+        key=lambda t: (abs(t[0] - choice.bm) + abs(t[1] - choice.bn), -t[0] * t[1]),
+    )[:12]
+    depths = _by_distance((32, 64, 128), choice.bk)
+    splits = _by_distance((1, 2, 4, 8, 16), choice.split_k)
+    splits = [s for s in splits if s <= max(1, choice.split_k)] or [1]
+    clusters = dict.fromkeys(((choice.cluster_m, choice.cluster_n), (1, 1)))
+    for (bm, bn), bk, split, (cm, cn) in itertools.product(tiles, depths, splits, clusters):
+        for stages, store in itertools.product(range(min(12, max(2, choice.stages)), 1, -1), ("tma", "direct")):
+            yield Sm90WgmmaConfig(
+                bm, bn, bk, stages, consumers=min(3, bm // 64) if bm != 256 else 2, cluster_m=cm, cluster_n=cn,
+                split_k=split, raster="n" if choice.order else "m", store=store,  # type: ignore[arg-type]
+            )  # fmt: skip
+
+
+def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
+    return sorted(values, key=lambda v: (abs(v - wanted), v))
+
+
+FAMILY = Sm90WgmmaGemm()

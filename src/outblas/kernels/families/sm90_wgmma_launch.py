@@ -1,0 +1,228 @@
+"""What is legal for ``sm90_wgmma_gemm``, what follows from its config, and how it is launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outblas.kernels.geometry_terms import (
+    COUNTERS_BYTES,
+    MAX_CLUSTER,
+    SMEM_LIMIT,
+    WORKSPACE_LIMIT,
+    Geometry,
+    bands,
+    ceil_div,
+    divisor_up_to,
+    literals,
+)
+from outblas.problem import ELEMENT_BYTES, Problem
+from outblas.roofline import Gpu
+
+if TYPE_CHECKING:
+    from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+
+#: L2 hints that stream C out, which needs TMA stores.
+STREAMING_C = ("stream_c", "stream_bc", "stream_ac")
+#: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
+EXTRA_REGISTERS = 40
+#: Registers per thread of the consumer warpgroups after setmaxnreg, by number of consumers.
+CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
+#: Most parts of K that meet in a workspace.
+MAX_WORKSPACE_SPLIT = 32
+
+
+def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
+    """Why the config cannot run the problem; None if it can."""
+    if min(c.bm, c.bn, c.bk, c.stages, c.consumers, c.cluster_m, c.cluster_n, c.split_k, c.group, c.min_blocks) < 1:
+        return "extents must be positive"
+    pingpong = c.schedule == "pingpong"
+    m_blocks = c.bm // 64 if pingpong else c.bm // 64 // c.consumers
+    accumulators = m_blocks * c.bn // 2 // (2 if p.acc == "fp16" else 1)
+    multicast = c.cluster_m * c.cluster_n
+    workspace = c.split_kind == "workspace"
+    rules = (
+        (gpu.arch != 90, f"wgmma needs sm_90, not sm_{gpu.arch}"),
+        (not p.rows_aligned, "rows are not multiples of 16 bytes (TMA)"),
+        (c.consumers not in (1, 2, 3), "consumers must be 1, 2 or 3"),
+        (c.bm % 64 != 0 or not 64 <= c.bm <= 256, "bm must be 64, 128, 192 or 256"),
+        (c.bn % 8 != 0 or not 8 <= c.bn <= 256, "bn must be a multiple of 8 up to 256"),
+        (c.bk not in (64, 128), "bk must be 64 or 128"),
+        (not 2 <= c.stages <= 16, "stages must be 2 to 16"),
+        (not pingpong and c.bm // 64 % c.consumers != 0, "consumers do not divide bm / 64"),
+        (pingpong and (c.consumers != 2 or not c.persistent), "pingpong needs 2 consumers and persistent"),
+        (c.l2 in STREAMING_C and c.store != "tma", f"{c.l2} needs TMA stores"),
+        (c.persistent and _tiles(p, c) >= 2**22, "more than 4 million tiles for one CTA to walk over"),
+        (c.schedule == "stagger" and c.consumers != 2, "stagger needs 2 consumers"),
+        (multicast * c.cluster_split > MAX_CLUSTER, "a cluster has at most 16 CTAs"),
+        (c.split_k > 1 and (c.persistent or c.store == "tma"), "split_k stores directly and is not persistent"),
+        (workspace and not 2 <= c.split_k <= MAX_WORKSPACE_SPLIT, "a workspace is for split_k 2 to 32"),
+        (workspace_bytes(p, c) > WORKSPACE_LIMIT, f"a workspace of {workspace_bytes(p, c)} bytes exceeds 64 MiB"),
+        (
+            c.loaded_rows % (8 * c.cluster_n) != 0 or c.bm // c.cluster_n > 256,
+            "cluster_n does not slice the rows of A in a stage",
+        ),
+        (c.a_rows != 0 and (c.bm != 64 or not 8 <= c.a_rows < 64), "a_rows must be 0, or 8 to 56 with bm 64"),
+        (0 < c.a_rows < p.m, f"M = {p.m} exceeds the {c.a_rows} rows of A that are loaded"),
+        (p.layout == "TN" and c.bn % (8 * c.cluster_m) != 0, "cluster_m does not slice bn"),
+        (p.layout == "NN" and c.bk % (8 * c.cluster_m) != 0, "cluster_m does not slice bk"),
+        (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),
+        (not 1 <= c.min_blocks <= 4, "min_blocks must be 1 to 4"),
+        (c.min_blocks > 1 and c.consumers > 1, "min_blocks above 1 needs one consumer"),
+    )
+    for broken, reason in rules:
+        if broken:
+            return reason
+    if c.cluster_split > 1:  # the owner's sums live beside the accumulators
+        accumulators += accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + EXTRA_REGISTERS // 2
+    budget = register_budget(c)
+    if accumulators + EXTRA_REGISTERS > budget:
+        return f"{accumulators} accumulator and sum registers, {EXTRA_REGISTERS} others: the budget is {budget}"
+    return None
+
+
+def _tiles(p: Problem, c: Sm90WgmmaConfig) -> int:
+    return -(-p.m // c.bm) * -(-p.n // c.bn)
+
+
+def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
+    """Geometry for the problem's layout, dtype and accumulator."""
+    pingpong = c.schedule == "pingpong"
+    m_blocks = max(1, c.bm // (1 if pingpong else c.consumers) // 64)
+    k_major = problem.layout == "TN"
+    b_width = next((w for w in (64, 32, 16) if c.bn % w == 0), 8)
+    epi_w = next(w for w in (64, 32, 16, 8) if c.bn % w == 0)
+    units = max(1, m_blocks * (c.bn // 8))
+    owners = divisor_up_to(units, c.cluster_split)
+    inbox = (c.cluster_split - 1) * c.consumers * (units // owners) * 128 * 16
+    stage = c.bk * (c.loaded_rows + c.bn) * ELEMENT_BYTES
+    stages = c.stages * stage
+    barriers = 16 * c.stages + 8
+    store_tma = c.store == "tma"
+    # As many chunk buffers as fit: more of them let more stores drain at once.
+    chunks = m_blocks * (c.bn // epi_w)
+    chunk_bytes = c.consumers * 64 * epi_w * ELEMENT_BYTES
+    room = (SMEM_LIMIT // c.min_blocks - (1024 if c.min_blocks > 1 else 0)) - stages - inbox - barriers
+    epi_bufs = divisor_up_to(chunks, max(1, room // chunk_bytes)) if store_tma else 1
+    if c.persistent:
+        epi_bufs = divisor_up_to(chunks, min(epi_bufs, 4))
+    producer_regs, consumer_regs = {1: (0, 0), 2: (40, 232), 3: (40, 152)}[c.consumers]
+    constants = {
+        "BM": c.bm,
+        "A_ROWS": c.loaded_rows,
+        "BN": c.bn,
+        "BK": c.bk,
+        "STAGES": c.stages,
+        "CONSUMERS": c.consumers,
+        "PINGPONG": pingpong,
+        "STAGGER": c.schedule == "stagger",
+        "CLUSTER_M": c.cluster_m,
+        "CLUSTER_N": c.cluster_n,
+        "SPLIT": c.split_k,
+        "OWNERS": owners,
+        "PERSISTENT": c.persistent,
+        "RASTER_M": c.raster == "m",
+        "GROUP": c.group,
+        "STREAM_C": c.l2 in STREAMING_C,
+        "STREAM_B": c.l2 in ("stream_b", "stream_bc"),
+        "STREAM_A": c.l2 in ("stream_a", "stream_ac"),
+        "STORE_TMA": store_tma,
+        "EPI_W": epi_w,
+        "EPI_BUFS": epi_bufs,
+        "MIN_BLOCKS": c.min_blocks,
+        "PRODUCER_REGS": producer_regs,
+        "CONSUMER_REGS": consumer_regs,
+        "B_K_MAJOR": k_major,
+        "B_WIDTH": b_width,
+        "PDL": c.pdl,
+        "EARLY_B": c.early,
+        "SHIFT": c.shift,
+        "BF16": problem.dtype == "bf16",
+    }
+    accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
+    # wgmma reads 64 rows of A wherever fewer were loaded: what lies there is multiplied into rows that nobody stores.
+    read = stages - stage + 128 * ((c.bk // 64 - 1) * c.loaded_rows + 64) if c.a_rows else 0
+    if c.split_kind == "workspace":
+        constants |= {"COUNTERS_BYTES": COUNTERS_BYTES, "LOADS": workspace_loads(c)}
+    return Geometry(
+        threads=128 * c.consumers + (32 if c.consumers == 1 else 128),
+        smem_bytes=max(stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers, read),
+        cluster=c.cluster_m * c.cluster_n * c.cluster_split,
+        accumulators=accumulators,
+        constants=literals(constants),
+    )
+
+
+def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int, int]:
+    """CTAs to launch along x, y and z."""
+    cluster = config.cluster_m * config.cluster_n * config.cluster_split
+    tiles_m = ceil_div(problem.m, config.bm * config.cluster_m)
+    tiles_n = ceil_div(problem.n, config.bn * config.cluster_n)
+    if config.persistent:
+        return min(tiles_m * tiles_n, max(1, sms * config.min_blocks // cluster)) * cluster, 1, 1
+    inner, outer = (tiles_m, tiles_n) if config.raster == "m" else (tiles_n, tiles_m)
+    x, y, z = bands(inner, outer, config.group, cluster)
+    return x, y, z * (config.split_k // config.cluster_split)
+
+
+def workspace_bytes(problem: Problem, config: Sm90WgmmaConfig) -> int:
+    """Global memory that a call of the kernel needs beside its operands: counters (the first COUNTERS_BYTES), and
+    every CTA's tile in fp32 (epilogue/workspace_reduce.cuh); 0 for kernels that need none."""
+    if config.split_kind != "workspace":
+        return 0
+    tiles_m = ceil_div(problem.m, config.bm * config.cluster_m) * config.cluster_m
+    tiles_n = ceil_div(problem.n, config.bn * config.cluster_n) * config.cluster_n
+    return COUNTERS_BYTES + tiles_m * tiles_n * config.split_k * config.bm * config.bn * 4
+
+
+def register_budget(c: Sm90WgmmaConfig) -> int:
+    """Registers that a consumer thread may use."""
+    return min(255, CONSUMER_REGISTERS[c.consumers] if c.min_blocks == 1 else 65536 // c.min_blocks // 160 // 8 * 8)
+
+
+def workspace_loads(c: Sm90WgmmaConfig) -> int:
+    """16-byte loads in flight per thread of the CTA that adds up: as many as registers allow. Its accumulators are
+    free by then."""
+    room = register_budget(c) - EXTRA_REGISTERS - 20
+    return next((loads for loads in (32, 16, 8) if 4 * loads <= room), 4)
+
+
+def tensor_boxes(problem: Problem, config: Sm90WgmmaConfig) -> tuple[tuple[int, int, int, int], ...]:
+    """(rows, cols, box rows, box cols) of the TMA descriptors of A, B and C, elements."""
+    constants = dict(geometry(problem, config).constants)
+    box_a = (problem.m, problem.k, config.loaded_rows // config.cluster_n, 64)
+    if problem.layout == "TN":
+        box_b = (problem.n, problem.k, config.bn // config.cluster_m, 64)
+    else:
+        box_b = (problem.k, problem.n, config.bk // config.cluster_m, int(constants["B_WIDTH"]))
+    return box_a, box_b, (problem.m, problem.n, min(64, config.loaded_rows), int(constants["EPI_W"]))
+
+
+def wgmma_instance(n: int, problem: Problem) -> str:
+    """Device function ``wgmma_instance``: one wgmma m64nNk16 of the problem's dtype, accumulator and layout.
+
+    PTX wants one operand per accumulator register, so the text depends on N; both operands come
+    from shared memory, A K-major, B K-major (TN) or N-major (NN).
+    Source: PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.
+    """
+    half = problem.acc == "fp16"
+    registers = n // (4 if half else 2)
+    dtype = "bf16" if problem.dtype == "bf16" else "f16"
+    accumulators = ", ".join(f"%{i}" for i in range(registers))
+    outputs = ", ".join(f'"+{"r" if half else "f"}"(d[{i}])' for i in range(registers))
+    a, b, scale = registers, registers + 1, registers + 2
+    transpose_b = int(problem.layout == "NN")
+    return f"""#pragma once
+#include "ptx/types.cuh"
+
+// D (+)= A B, m64n{n}k16; `accumulate` false overwrites D.
+__device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)[{registers}], u64 a, u64 b,
+                                               int accumulate) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.{"f16" if half else "f32"}.{dtype}.{dtype} "
+      "{{{accumulators}}}, "
+      "%{a}, %{b}, p, 1, 1, 0, {transpose_b};\\n}}"
+      : {outputs}
+      : "l"(a), "l"(b), "r"(accumulate));
+}}
+"""

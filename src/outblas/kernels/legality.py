@@ -1,0 +1,38 @@
+"""The one legality predicate: what a kernel can run on a GPU.
+
+Sampler, mask, pruner and launcher all ask :func:`why_illegal`; nothing else decides.
+"""
+
+from __future__ import annotations
+
+from outblas.config import KernelConfig
+from outblas.geometry import geometry, launch_smem
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import MAX_GRID_YZ
+from outblas.problem import Problem
+from outblas.roofline import H200, Gpu
+
+
+def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:
+    """Why ``config`` cannot run ``problem`` on ``gpu``; None if it can."""
+    family = FAMILIES[config.family]
+    reason = family.why_illegal(problem, config, gpu)
+    if reason:
+        return reason
+    if config.early and not config.pdl:
+        return "early needs pdl"
+    if config.even and not config.pdl:
+        return "even needs pdl: without it CTAs come when their predecessors have left, and spread by themselves"
+    shape = geometry(problem, config)
+    k_tiles = family.k_tiles(problem, config)
+    if config.split_k > k_tiles:
+        return f"split_k {config.split_k} exceeds the {k_tiles} K tiles"
+    ctas = family.grid(problem, config, gpu.sms)
+    if max(ctas[1:]) > MAX_GRID_YZ:
+        return f"a grid of {ctas} CTAs exceeds {MAX_GRID_YZ} along y or z"
+    blocks = family.min_blocks(config)
+    limit = gpu.smem_optin if blocks == 1 else (gpu.smem_optin + 1024) // blocks - 1024
+    smem_bytes = launch_smem(problem, config, gpu.sms) if config.even else shape.smem_bytes
+    if smem_bytes > limit:
+        return f"{smem_bytes} bytes of shared memory exceed {limit}"
+    return None

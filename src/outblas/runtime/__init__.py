@@ -1,0 +1,1 @@
+"""Compiled kernels: the compiler, the driver, memory and launches."""

@@ -1,0 +1,57 @@
+"""TMA descriptors: how the driver is told of a matrix that is read or written in boxes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from outblas.driver import check, driver
+from outblas.problem import ELEMENT_BYTES
+
+#: The driver's names of a TMA map's element type, and of its swizzle by the bytes of a box's row.
+KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+
+
+@functools.lru_cache(maxsize=8192)
+def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int, dtype: str) -> Any:
+    """Descriptor of a row-major matrix read or written in boxes whose row is one swizzle span.
+
+    A descriptor depends on nothing but these arguments, so it may be kept.
+
+    Raises:
+        DeviceError: the driver refused it.
+    """
+    return encode_boxes(address, (rows, cols), (box_rows, box_cols), dtype, SWIZZLES[box_cols * ELEMENT_BYTES])
+
+
+def encode_boxes(address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str) -> Any:
+    """Descriptor of a row-major matrix, (rows, columns), in boxes of (rows, columns); ``swizzle`` as the driver's
+    enumeration ends (``128B``). Raises DeviceError: the driver refused it."""
+    cu = driver()
+    (rows, cols), (box_rows, box_cols) = extents, box
+    kind, swizzled, promotion = map_kinds(dtype, swizzle)
+    result = cu.cuTensorMapEncodeTiled(
+        kind,
+        2,
+        address,
+        [cu.cuuint64_t(cols), cu.cuuint64_t(rows)],
+        [cu.cuuint64_t(cols * ELEMENT_BYTES)],
+        [cu.cuuint32_t(box_cols), cu.cuuint32_t(box_rows)],
+        [cu.cuuint32_t(1), cu.cuuint32_t(1)],
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzled,
+        promotion,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return check(f"cuTensorMapEncodeTiled({rows}x{cols} in boxes of {box_rows}x{box_cols})", result)
+
+
+def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
+    """Element type, swizzle and L2 promotion of a TMA map, as the driver's enumerations."""
+    cu = driver()
+    return (
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[dtype]}"),
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    )
