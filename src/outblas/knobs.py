@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outblas.config import KernelConfig, config_name, knob_schema
-from outblas.config import Knob as KnobField
 from outblas.errors import UsageError
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.neighbours import GROUPS, KEPT
 from outblas.pool import few_rows_kernels
 from outblas.problem import Problem
@@ -31,8 +30,14 @@ _MORE: Mapping[str, tuple[int, ...]] = {"group": GROUPS, "kept_k": KEPT, "vec": 
 
 
 @dataclass(frozen=True)
-class Knob:
-    """A name, and the values that may be chosen, in order; ``families``: those that have it."""
+class KnobChoices:
+    """The choices of one knob.
+
+    Attributes:
+        name: The knob's name.
+        values: The values that may be chosen, in order.
+        families: The families that have the knob.
+    """
 
     name: str
     values: tuple[Any, ...]
@@ -46,7 +51,7 @@ class Knobs:
         knobs: the family, then every knob in the order of the config records. nvec: int64[knobs], choices of each.
     """
 
-    def __init__(self, knobs: Sequence[Knob]) -> None:
+    def __init__(self, knobs: Sequence[KnobChoices]) -> None:
         self.knobs = tuple(knobs)
         self.nvec: NDArray[np.int64] = np.array([len(knob.values) for knob in knobs], np.int64)
         self._place = [{value: i for i, value in enumerate(knob.values)} for knob in knobs]
@@ -85,7 +90,7 @@ class Knobs:
         values = {knob.name: knob.values[i] for knob, i in zip(self.knobs, chosen, strict=True)}
         family = values.pop(FAMILY)
         cls = FAMILIES[family].config
-        config: KernelConfig = cls(**{f.name: values[f.name] for f in fields(cls)})
+        config: KernelConfig = cls(**{knob.name: values[knob.name] for knob in knob_schema(cls)})
         return config
 
     def applies(self, config: KernelConfig) -> NDArray[np.bool_]:
@@ -110,18 +115,13 @@ def all_knobs() -> Knobs:
 
 def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] | None = None) -> Knobs:
     """The knobs of the config records, with the values that any of ``configs`` has (``more``: and these, by name)."""
-    found: dict[str, list[str]] = {}
-    schema: dict[str, KnobField] = {}
-    for name, family in FAMILIES.items():
-        for knob in knob_schema(family.config):
-            found.setdefault(knob.name, []).append(name)
-            schema[knob.name] = knob
-    knobs = [Knob(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
-    for name, families in found.items():
-        numbers = {getattr(c, name) for c in configs if c.family in families} | set((more or {}).get(name, ()))
+    knobs = [KnobChoices(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
+    for name, schema in knobs_by_name().items():
+        numbers = {getattr(c, name) for c in configs if c.family in schema} | set((more or {}).get(name, ()))
         # A switch and a word have all their values; a number that nobody names has its least.
-        values = (False, True) if schema[name].kind == "bool" else schema[name].words or sorted(numbers or {0})
-        knobs.append(Knob(name, tuple(values), tuple(families)))
+        listed = dict.fromkeys(value for knob in schema.values() for value in knob.all_values)
+        values = (*listed, *sorted(numbers - set(listed))) or (0,)
+        knobs.append(KnobChoices(name, values, tuple(schema)))
     return Knobs(knobs)
 
 

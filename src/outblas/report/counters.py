@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +100,7 @@ def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> li
 
 def short_config(config: KernelConfig) -> str:
     """Family, tile and the knobs that differ from their defaults."""
-    knobs = [
-        f"{f.name}={getattr(config, f.name)}"
-        for f in fields(config)
-        if f.default is not MISSING and getattr(config, f.name) != f.default
-    ]
+    knobs = [f"{name}={value}" for name, value in config.changed().items()]
     return " ".join([config.family, f"{config.bm}x{config.bn}", *knobs])
 
 
