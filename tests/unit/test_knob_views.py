@@ -121,12 +121,8 @@ def test_kernel_tuner_has_it(load: Load, tmp_path: Path) -> None:
     assert set(OWN) <= set(space.PARAMETERS)
     for config in (PLAIN, TWISTED, OTHER):
         assert space.config_at(dict(zip(space.PARAMETERS, space.point(config), strict=True))) == config
-    assert space.point(OTHER, OWN) == (space.ABSENT,) * len(OWN) and space.point(TWISTED, OWN) == (
-        5,
-        "right",
-        True,
-        128,
-    )
+    assert space.point(OTHER, OWN) == (space.ABSENT,) * len(OWN)
+    assert space.point(TWISTED, OWN) == (5, "right", True, 128)
     assert space.tunable([PLAIN, TWISTED, OTHER], ("depth",)) == {"depth": [space.ABSENT, 3, 5]}
     task = files.Task(PROBLEM, {config: files.Cell(Status.PASSED, 2.0) for config in (PLAIN, TWISTED, OTHER)})
     for text in (json.dumps(files.to_t4(task)), files.to_cache(task)):
