@@ -105,6 +105,15 @@ class KernelConfig:
         """``{"family": ..., knob: value, ...}``, the knobs that :attr:`name` writes."""
         return {"family": self.family, **self.written()}
 
+    def knobs(self) -> dict[str, Any]:
+        """Knob -> value, of every knob, in field order."""
+        return {knob.name: getattr(self, knob.name) for knob in knob_schema(type(self))}
+
+    def changed(self) -> dict[str, Any]:
+        """Knob -> value, of the knobs that have a default and are not at it."""
+        values = self.knobs()
+        return {name: values[name] for name, default in self.defaults().items() if values[name] != default}
+
     def with_knobs(self: AnyConfig, **values: Any) -> AnyConfig:
         """The config with other values of some of its knobs."""
         return replace(self, **values)
@@ -117,6 +126,11 @@ class KernelConfig:
             if not later or value != default:
                 found[name] = value
         return found
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Knob -> default, of the knobs that have one."""
+        return {knob.name: knob.default for knob in knob_schema(cls) if knob.default is not None}
 
 
 @dataclass(frozen=True)
@@ -138,6 +152,11 @@ class Knob:
     default: bool | int | str | None
     later: bool
     launch_option: bool
+
+    @property
+    def all_values(self) -> tuple[bool, ...] | tuple[str, ...]:
+        """Every value that a switch or a word can have; empty for a number."""
+        return (False, True) if self.kind == "bool" else self.words
 
 
 def knob_schema(config: type[KernelConfig]) -> tuple[Knob, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from outblas import model
 from outblas.config import KernelConfig
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import LEARNED_FAMILIES
 from outblas.kernels.geometry_terms import SM_SMEM
 from outblas.model_columns import columns_by_family, problem_columns
 from outblas.problem import ELEMENT_BYTES, Problem
@@ -62,8 +62,9 @@ _MADE = (
     *("tiles_m", "tiles_n", "waves", "full_waves", "last_wave", "used_m", "used_n", "steps", "steps_per_stage"),
     *("traffic", "ring", "tall", "consumers", "vec", "rows", "rough", "rough_behind"),
 )
-#: Names of :func:`candidate_features`, in its order.
-CANDIDATE = (*(f"family_{family}" for family in FAMILIES), *_LOGS, *_SWITCHES, *_MADE)
+#: Names of :func:`candidate_features`, in its order. Packaged policies have these names in their files, so that a new
+#: knob is in here only once they are trained anew with it.
+CANDIDATE = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LOGS, *_SWITCHES, *_MADE)
 
 
 def problem_features(problem: Problem, gpu: Gpu) -> Features:
@@ -91,10 +92,10 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     out = np.zeros((len(configs), len(CANDIDATE)), dtype=np.float32)
     if not configs:
         return out
-    families, top = list(FAMILIES), len(FAMILIES)
+    top = len(LEARNED_FAMILIES)
     p = problem_columns(problem, gpu)
     for family, where, c in columns_by_family(configs):
-        out[where, families.index(family)] = 1
+        out[where, :top] = [family == learned for learned in LEARNED_FAMILIES]
         middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in _SWITCHES]
         out[where, top:] = np.stack([*middle, *_made(problem, c, gpu), *np.zeros((2, len(where)))], axis=1)
     rough = np.log(model.predict_by(model.START, None, problem, configs, gpu) / p["floor"])
@@ -121,4 +122,4 @@ def _made(problem: Problem, c: dict[str, NDArray[np.float64]], gpu: Gpu) -> list
 
 def knobs_of(features: Features) -> Features:
     """float32[C, K]: of :func:`candidate_features`, those that tell kernels apart whatever the problem."""
-    return features[:, : len(FAMILIES) + len(_LOGS) + len(_SWITCHES)]
+    return features[:, : len(LEARNED_FAMILIES) + len(_LOGS) + len(_SWITCHES)]

@@ -7,20 +7,17 @@ that a family lacks has the value :data:`ABSENT` there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from outblas.config import KernelConfig
 from outblas.errors import ConfigError, ToolchainMissing
 from outblas.kernels.config_text import template_from_json
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import knobs_by_name
 
 #: Value of a knob that a family does not have.
 ABSENT = "none"
 #: Every parameter: the family, and each knob of any family once, in order of declaration.
-PARAMETERS = ("family", *dict.fromkeys(f.name for family in FAMILIES.values() for f in fields(family.config)))
-
-_KNOBS = {name: {f.name for f in fields(family.config)} for name, family in FAMILIES.items()}
+PARAMETERS = ("family", *knobs_by_name())
 
 Value = str | int | bool
 #: One value per parameter, in the order of the parameters.
@@ -29,7 +26,8 @@ Point = tuple[Value, ...]
 
 def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point:
     """A config's values of the parameters."""
-    return tuple(getattr(config, name) if _has(config, name) else ABSENT for name in parameters)
+    values = {"family": config.family, **config.knobs()}
+    return tuple(values.get(name, ABSENT) for name in parameters)
 
 
 def config_at(values: Mapping[str, Any]) -> KernelConfig:
@@ -91,10 +89,6 @@ def need_kernel_tuner() -> None:
             "kernel_tuner 1.5 or later",
             "pip install 'outblas[kernel-tuner]'",
         ) from error
-
-
-def _has(config: KernelConfig, name: str) -> bool:
-    return name == "family" or name in _KNOBS[config.family]
 
 
 def _order(value: Value) -> tuple[bool, str, int]:

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outblas.config import KernelConfig, config_name, knob_schema
-from outblas.config import Knob as KnobField
 from outblas.errors import UsageError
 from outblas.kernels.catalogue import candidates, catalogue
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.legality import why_illegal
 from outblas.problem import Problem
 from outblas.roofline import Gpu
 
 #: The knob that the others depend on.
 FAMILY = "family"
-#: Values beside those that catalogue and pool have: of later searches, and of rows that are not aligned.
-_MORE: Mapping[str, tuple[int, ...]] = {
-    name: values for family in FAMILIES.values() for name, values in family.more_values.items()
-}
 
 
 @dataclass(frozen=True)
-class Knob:
-    """A name, and the values that may be chosen, in order; ``families``: those that have it."""
+class KnobChoices:
+    """The choices of one knob.
+
+    Attributes:
+        name: The knob's name.
+        values: The values that may be chosen, in order.
+        families: The families that have the knob.
+    """
 
     name: str
     values: tuple[Any, ...]
@@ -47,7 +48,7 @@ class Knobs:
         knobs: the family, then every knob in the order of the config records. nvec: int64[knobs], choices of each.
     """
 
-    def __init__(self, knobs: Sequence[Knob]) -> None:
+    def __init__(self, knobs: Sequence[KnobChoices]) -> None:
         self.knobs = tuple(knobs)
         self.nvec: NDArray[np.int64] = np.array([len(knob.values) for knob in knobs], np.int64)
         self._place = [{value: i for i, value in enumerate(knob.values)} for knob in knobs]
@@ -86,7 +87,7 @@ class Knobs:
         values = {knob.name: knob.values[i] for knob, i in zip(self.knobs, chosen, strict=True)}
         family = values.pop(FAMILY)
         cls = FAMILIES[family].config
-        config: KernelConfig = cls(**{f.name: values[f.name] for f in fields(cls)})
+        config: KernelConfig = cls(**{knob.name: values[knob.name] for knob in knob_schema(cls)})
         return config
 
     def applies(self, config: KernelConfig) -> NDArray[np.bool_]:
@@ -106,23 +107,29 @@ class Knobs:
 def all_knobs() -> Knobs:
     """The knobs with every value that the pool, the catalogue, what is offered beside it and later searches have."""
     few = (each for family in FAMILIES.values() for each in family.special_kernels())
-    return knobs_of((*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _MORE)
+    return knobs_of(
+        (*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _more_values()
+    )
+
+
+def _more_values() -> Mapping[str, tuple[int, ...]]:
+    """Knob -> values beside those that catalogue and pool have: what families add for searches and odd rows."""
+    found: dict[str, tuple[int, ...]] = {}
+    for family in FAMILIES.values():
+        for name, values in family.more_values.items():
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *values)))
+    return found
 
 
 def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] | None = None) -> Knobs:
     """The knobs of the config records, with the values that any of ``configs`` has (``more``: and these, by name)."""
-    found: dict[str, list[str]] = {}
-    schema: dict[str, KnobField] = {}
-    for name, family in FAMILIES.items():
-        for knob in knob_schema(family.config):
-            found.setdefault(knob.name, []).append(name)
-            schema[knob.name] = knob
-    knobs = [Knob(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
-    for name, families in found.items():
-        numbers = {getattr(c, name) for c in configs if c.family in families} | set((more or {}).get(name, ()))
+    knobs = [KnobChoices(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]
+    for name, schema in knobs_by_name().items():
+        numbers = {getattr(c, name) for c in configs if c.family in schema} | set((more or {}).get(name, ()))
         # A switch and a word have all their values; a number that nobody names has its least.
-        values = (False, True) if schema[name].kind == "bool" else schema[name].words or sorted(numbers or {0})
-        knobs.append(Knob(name, tuple(values), tuple(families)))
+        listed = dict.fromkeys(value for knob in schema.values() for value in knob.all_values)
+        values = (*listed, *sorted(numbers - set(listed))) or (0,)
+        knobs.append(KnobChoices(name, values, tuple(schema)))
     return Knobs(knobs)
 
 

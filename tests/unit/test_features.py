@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outblas import model
+from outblas import features, model
 from outblas.features import CANDIDATE, PROBLEM, candidate_features, knobs_of, problem_features
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
@@ -56,6 +56,18 @@ def test_what_the_names_say() -> None:
     assert named["used_m"] == 1 and named["rough_behind"] == 0
     about = dict(zip(PROBLEM, problem_features(problem, H200).tolist(), strict=True))
     assert about["log_m"] == pytest.approx(12 / 8 - 1) and about["layout_nn"] == 0
+
+
+def test_a_family_that_no_net_was_taught_has_no_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other features are as ever, and so is all of the other families: packaged nets go on."""
+    problem, configs = Problem(512, 512, 512), [WGMMA, Sm80MmaConfig(64, 64)]
+    before = candidate_features(problem, configs, H200)
+    named = tuple(name if name != Sm80MmaConfig.family else "sm75_gone_gemm" for name in features.LEARNED_FAMILIES)
+    monkeypatch.setattr(features, "LEARNED_FAMILIES", named)
+    after = candidate_features(problem, configs, H200)
+    np.testing.assert_array_equal(after[0], before[0])
+    np.testing.assert_array_equal(after[1, len(named) :], before[1, len(named) :])
+    assert before[1, : len(named)].tolist() == [0, 1, 0, 0] and not after[1, : len(named)].any()
 
 
 def test_knobs_are_the_same_on_every_problem() -> None:

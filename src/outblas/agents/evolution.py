@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from outblas.agents.base import Agent, unexplored
 from outblas.config import KernelConfig
 from outblas.evaluation import Evaluation, Status
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import knobs_by_name
 from outblas.problem import Problem
 from outblas.reward import reward
 
@@ -22,7 +21,7 @@ PARENTS = 4
 EXPLORE = 0.15
 
 #: Names of all knobs of all families, sorted.
-KNOBS = tuple(sorted({f.name for family in FAMILIES.values() for f in fields(family.config)}))
+KNOBS = tuple(sorted(knobs_by_name()))
 _codes: dict[object, int] = {}
 
 

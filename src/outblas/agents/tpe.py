@@ -70,11 +70,11 @@ def _optuna() -> Any:
 def _knob_class() -> Any:
     from optuna.distributions import CategoricalDistribution
 
-    class Knob(CategoricalDistribution):  # type: ignore[misc]
+    class KnobCategories(CategoricalDistribution):  # type: ignore[misc]
         """Never changed, so never copied: Optuna copies and compares the categories of all knobs for every trial, which
         would take most of a proposal's time."""
 
-        def __deepcopy__(self, memo: object) -> Knob:
+        def __deepcopy__(self, memo: object) -> KnobCategories:
             return self
 
         def __eq__(self, other: object) -> bool:
@@ -82,7 +82,7 @@ def _knob_class() -> Any:
 
         __hash__ = CategoricalDistribution.__hash__
 
-    return Knob
+    return KnobCategories
 
 
 @functools.lru_cache(maxsize=16384)

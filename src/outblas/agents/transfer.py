@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from outblas.agents.base import Agent, by_launch, in_turns, unexplored
 from outblas.agents.recorded import RECORDING_VARIABLE
@@ -120,8 +119,7 @@ def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[Kern
 
 def _core(config: KernelConfig) -> KernelConfig:
     """A config with the knobs that a translation may change set to one value."""
-    knobs: dict[str, Any] = {field.name: 0 for field in fields(config) if field.name in _TRANSLATED}
-    return replace(config, **knobs)
+    return config.with_knobs(**{name: 0 for name in config.knobs() if name in _TRANSLATED})
 
 
 def _stages(config: KernelConfig) -> int:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
-from outblas.config import KernelConfig, config_to_json, knob_schema
+from outblas.config import KernelConfig, knob_schema
 from outblas.errors import ConfigError
 from outblas.kernels.config_text import template_from_json
 from outblas.kernels.families.registry import FAMILIES
 
 #: Values of a knob that a prompt lists, at most.
 _LISTED = 40
-#: Knobs that are launch options, for callers to allow.
-LAUNCH_OPTIONS = ("pdl", "early", "even", "warm_k")
 
 
 def read_config(data: Any) -> KernelConfig:
@@ -29,14 +26,16 @@ def read_config(data: Any) -> KernelConfig:
     if not isinstance(data, dict):
         raise ConfigError(f"a config that is {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
     family = FAMILIES.get(str(data.get("family")))
-    defaults = {} if family is None else {f.name: f.default for f in fields(family.config) if f.default is not MISSING}
-    return template_from_json({**defaults, **data})
+    return template_from_json({**({} if family is None else family.config.defaults()), **data})
 
 
 def write_config(config: KernelConfig) -> dict[str, Any]:
     """The shortest object that :func:`read_config` makes the config of."""
-    defaults = {f.name: f.default for f in fields(config)}
-    return {k: v for k, v in config_to_json(config).items() if k == "family" or defaults[k] != v}
+    defaults = config.defaults()
+    return {
+        "family": config.family,
+        **{k: v for k, v in config.knobs().items() if k not in defaults or defaults[k] != v},
+    }
 
 
 def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
@@ -56,20 +55,18 @@ def describe_offered(offered: Sequence[KernelConfig]) -> str:
 
 def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
     cls = FAMILIES[family].config
-    schema = {knob.name: knob for knob in knob_schema(cls)}
     about, _, knobs = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
     yield f"family {family}. {about}\n{knobs.rstrip()}\n  Values:"
-    for field in fields(cls):
-        knob = schema[field.name]
-        if offered is None and field.name in LAUNCH_OPTIONS:
+    for knob in knob_schema(cls):
+        if offered is None and knob.launch_option:
             continue
         if offered is not None:
-            values: Sequence[Any] = sorted({getattr(c, field.name) for c in offered})
+            values: Sequence[Any] = sorted({getattr(c, knob.name) for c in offered})
         else:
-            values = (False, True) if knob.kind == "bool" else knob.words or _usual()[family, field.name]
+            values = knob.all_values or _usual()[family, knob.name]
         shown = [_json(v) for v in _thinned(values)]
-        default = "" if field.default is MISSING else f", default {_json(field.default)}"
-        yield f"    {field.name}: {', '.join(shown)}{default}"
+        default = "" if knob.default is None else f", default {_json(knob.default)}"
+        yield f"    {knob.name}: {', '.join(shown)}{default}"
 
 
 def _thinned(values: Sequence[Any]) -> list[Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-
 from outblas.compare_result import Comparison
 from outblas.config import KernelConfig
 from outblas.splits import SPLITS
@@ -14,11 +12,7 @@ PDL_NAMES = {False: "without PDL", True: "with PDL"}
 
 def short_config(config: KernelConfig) -> str:
     """Family, tile and the knobs that differ from their defaults."""
-    knobs = [
-        f"{f.name}={getattr(config, f.name)}"
-        for f in fields(config)
-        if f.default is not MISSING and getattr(config, f.name) != f.default
-    ]
+    knobs = [f"{name}={value}" for name, value in config.changed().items()]
     return " ".join([config.family, f"{config.bm}x{config.bn}", *knobs])
 
 

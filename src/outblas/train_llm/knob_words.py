@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outblas.config import Candidate, KernelConfig, knob_schema
@@ -13,9 +13,6 @@ from outblas.llm.train.answer_language import Read
 from outblas.problem import Problem
 from outblas.train_llm.rewards import Refused
 
-#: The record that sentences are of: for a toy, one family will do.
-_CONFIG: type[KernelConfig] = next(iter(FAMILIES.values())).config
-
 
 class KnobWords:
     """``bm=128 bn=256 stages=4 consumers=2``.
@@ -24,11 +21,11 @@ class KnobWords:
     what is legal, so that a random model's answers compile or do not, and are fast or slow.
 
     Args:
-        knobs: knob of the registry's first family -> values, in the order of the sentence; the others keep
-            their defaults.
+        knobs: Knob -> values, in the order of the sentence. A sentence is about the first family that has all of them
+            as numbers. Its other knobs keep their defaults.
 
     Raises:
-        UsageError: no such knob, or one without values.
+        UsageError: No family has them all as numbers, or one is without values.
     """
 
     name = "knobs"
@@ -40,7 +37,7 @@ class KnobWords:
     }
 
     def __init__(self, knobs: Mapping[str, Sequence[int]] = KNOBS) -> None:
-        known = {knob.name for knob in knob_schema(_CONFIG) if knob.kind == "int"}
+        self.record, known = _record_of(knobs)
         for knob, values in knobs.items():
             if knob not in known or not values:
                 raise UsageError(f"knob {knob!r} of {len(values)} values", f"values of {sorted(known)}", "name such")
@@ -70,10 +67,10 @@ class KnobWords:
         values: dict[str, Any] = {
             knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
         }
-        return _CONFIG(**{"bm": 64, "bn": 64, **values})
+        return self.record(**{"bm": 64, "bn": 64, **values})
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        if not isinstance(candidate, _CONFIG):
+        if not isinstance(candidate, self.record):
             return None
         said = " ".join(f"{knob}={getattr(candidate, knob)}" for knob in self.knobs)
         return said if self.read(problem, said) == candidate else None
@@ -87,3 +84,13 @@ class KnobWords:
             for before in tokenizer.convert_tokens_to_ids(list(here)):
                 banned += [[before, after] for after in range(vocabulary) if after not in allowed]
         return {"bad_words_ids": banned}
+
+
+def _record_of(knobs: Iterable[str]) -> tuple[type[KernelConfig], set[str]]:
+    """The record of the first family that has most of the knobs as numbers, and all its numbers."""
+    numbers = {
+        name: {knob.name for knob in knob_schema(family.config) if knob.kind == "int"}
+        for name, family in FAMILIES.items()
+    }
+    name = max(numbers, key=lambda name: len(numbers[name].intersection(knobs)))
+    return FAMILIES[name].config, numbers[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from outblas.config import Knob, knob_schema
 from outblas.kernels.families.family import Family
 
 #: One line a family: the module beside this one that has it as ``FAMILY``. Encodings of configs keep this order.
@@ -15,3 +16,18 @@ _NAMES = (
     "sm80_direct_gemm",
 )
 FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}").FAMILY for name in _NAMES}
+#: Families that have a column among the inputs of packaged policies and models, in order. A name stays when its family
+#: goes. One is added only when all of them are trained anew. Kernels of another family have 0 in every such column.
+LEARNED_FAMILIES = ("sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma", "sm80_direct_gemm")
+
+
+def knobs_by_name() -> dict[str, dict[str, Knob]]:
+    """Knob -> family -> the knob as the family has it.
+
+    Every encoding of all families has its knobs from here: family after family, each knob where it is first met.
+    """
+    found: dict[str, dict[str, Knob]] = {}
+    for name, family in FAMILIES.items():
+        for knob in knob_schema(family.config):
+            found.setdefault(knob.name, {})[name] = knob
+    return found
