@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+import runpy
 import signal
+from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +19,10 @@ except ImportError:  # the tests that use it skip themselves
 else:
     settings.register_profile("outblas", deadline=None, derandomize=True, database=None)
     settings.load_profile("outblas")
+
+
+#: Every test in it is marked ``gpu``.
+GPU_TESTS = Path(__file__).resolve().parent / "gpu"
 
 
 def pytest_configure() -> None:
@@ -31,16 +39,16 @@ def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str:
-    """Empty when GPU tests can run, else one line that says what is missing."""
-    try:
-        import torch
-    except ImportError:
+    """Empty when GPU tests can run, else one line that says what is missing; a CPU build is told without its import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return "torch is not installed"
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a CPU build"
-    if not torch.cuda.is_available():
-        return "no CUDA GPU on this machine"
-    return ""
+    version = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    if version["cuda"] is None:
+        return f"torch {version['__version__']} is a CPU build"
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA GPU on this machine"
 
 
 def pytest_report_header() -> str:
@@ -50,6 +58,21 @@ def pytest_report_header() -> str:
 
         gpu = f"{torch.cuda.get_device_name(0)} (torch {torch.__version__})"
     return f"outblas: Python {platform.python_version()}; gpu: {gpu}"
+
+
+class NotHere(pytest.File):
+    """A file of tests that need a GPU, where there is none: one skip that says why, and nothing is imported."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        pytest.skip(f"needs a GPU: {why_no_gpu()}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Where there is no GPU the files of tests/gpu are imported only to list their tests."""
+    if parent.config.option.collectonly or module_path.parent != GPU_TESTS or not why_no_gpu():
+        return None
+    return NotHere.from_parent(parent, path=module_path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
