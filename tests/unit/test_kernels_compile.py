@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("cuda.bindings")
 
+from disassembly import Code, Together, cases, disassembled
 from outblas.compile import compile_source
 from outblas.config import KernelConfig, Sm80DirectConfig, Sm80GemvConfig, Sm80MmaConfig, Sm90WgmmaConfig, config_name
 from outblas.errors import CompileError
 from outblas.geometry import gemv_blocks, gemv_loads, geometry
 from outblas.pool import direct_kernels, gemv_kernels
 from outblas.problem import Problem
-from outblas.sass import _code_sections, _disassemble, check_static, disassembled_facts, listing
+from outblas.sass import _code_sections, check_static, disassembled_facts
 from outblas.source import make_source
 from outblas.space import why_illegal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from outblas.cubin import Cubin
 
@@ -77,6 +78,10 @@ DIRECT = {
 }
 
 
+Kernel = tuple[Problem, KernelConfig, str]
+
+
+@cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)
@@ -140,22 +145,21 @@ def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> N
     """What bandwidth hangs on: every weight of ``unroll`` steps is asked for, 16 bytes at a time."""
     problem = Problem(8, 4096, 4096, layout)  # type: ignore[arg-type]
     kernels = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8]
-    legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1]
-    for config in legal[::2]:
-        opcodes = _disassemble(build(problem, config).image)
+    legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1][::2]
+    for config, code in zip(legal, disassembled("sm_90a", [build(problem, c).image for c in legal]), strict=True):
+        opcodes = code.opcodes
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
         batched = [text for text in opcodes[:first] if text.startswith("LDG.E.NA") and text.endswith(".128")]
         assert len(batched) == config.unroll * gemv_loads(problem, config)[0], config
 
 
-def controlled(image: bytes) -> list[tuple[str, int, set[int]]]:
+def controlled(image: bytes, texts: Sequence[str]) -> list[tuple[str, int, set[int]]]:
     """(instruction, scoreboard that its result sets or 7, scoreboards that it waits for), in order.
 
     The control bits are not published: 105 to 125 of the 128, as disassemblers of earlier generations read them.
     """
     words = [struct.unpack(f"<{len(code) // 8}Q", code) for code in _code_sections(image)]
     assert len(words) == 1
-    texts = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", listing(image))
     control = [high >> 41 for high in words[0][1::2]]
     assert len(texts) == len(control)
     return [
@@ -167,19 +171,30 @@ def controlled(image: bytes) -> list[tuple[str, int, set[int]]]:
 WALKS = [c for c in gemv_kernels() if isinstance(c, Sm80GemvConfig) and c.persistent]
 
 
-@pytest.mark.parametrize("layout", ["TN", "NN"])
-@pytest.mark.parametrize("config", WALKS, ids=config_name)
-def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
-    config: Sm80GemvConfig, layout: str
-) -> None:
-    """All loads of a round are asked for before the sums of a tile, which wait for none of them; and ptxas holds the
-    registers to what geometry.gemv_blocks counts on."""
+def walk(config: Sm80GemvConfig, layout: str) -> Kernel:
     problem = Problem(config.bm, 8192, config.kept_k or 8192, layout)  # type: ignore[arg-type]
     if why_illegal(problem, config) is not None:
         pytest.skip("16-byte loads along N need 64 rows per warp")
-    cubin, shape = build(problem, config), geometry(problem, config)
+    return problem, config, "sm_90a"
+
+
+@pytest.fixture(scope="module")
+def walks(request: pytest.FixtureRequest) -> Together[tuple[Sm80GemvConfig, str]]:
+    named = cases(request, "test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store")
+    return Together(lambda key: build(*walk(*key)), [(case["config"], case["layout"]) for case in named])
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("config", WALKS, ids=config_name)
+def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
+    walks: Together[tuple[Sm80GemvConfig, str]], config: Sm80GemvConfig, layout: str
+) -> None:
+    """All loads of a round are asked for before the sums of a tile, which wait for none of them; and ptxas holds the
+    registers to what geometry.gemv_blocks counts on."""
+    problem, _, _ = walk(config, layout)
+    (cubin, disassembly), shape = walks[config, layout], geometry(problem, config)
     assert cubin.registers * shape.threads * gemv_blocks(problem, config) <= 65536
-    code = controlled(cubin.image)
+    code = controlled(cubin.image, disassembly.texts)
     loads = [i for i, (text, _, _) in enumerate(code) if "LDG.E.NA" in text or "LDGSTS.E.BYPASS" in text]
     stores = [i for i, (text, _, _) in enumerate(code) if "STG" in text]
     per_step = gemv_loads(problem, config)[0]
@@ -198,7 +213,8 @@ def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
 
 def test_a_hint_for_l2_is_a_policy_on_every_load_of_weights() -> None:
     config = Sm80GemvConfig(8, 64, 1, 4, 2)
-    plain, hinted = (listing(build(DECODE_8, replace(config, l2=l2)).image) for l2 in ("plain", "stream_b"))  # type: ignore[arg-type]
+    images = [build(DECODE_8, replace(config, l2=l2)).image for l2 in ("plain", "stream_b")]  # type: ignore[arg-type]
+    plain, hinted = ("\n".join(code.texts) for code in disassembled("sm_90a", images))
     assert hinted != plain and hinted.count("LDG") == plain.count("LDG")
 
 
@@ -208,12 +224,21 @@ def direct_loads(layout: str, c: Sm80DirectConfig) -> int:
     return c.unroll * (2 * m_blocks + (n_blocks if layout == "TN" else 4))
 
 
+@pytest.fixture(scope="module")
+def direct(request: pytest.FixtureRequest) -> Together[tuple[str, str, str]]:
+    named = cases(request, "test_direct_kernels_of_every_kind_and_architecture")
+    keys = [(case["name"], case["arch"], case["kind"]) for case in named]
+    return Together(lambda key: build(KINDS[key[2]], DIRECT[key[0]], key[1]), keys)
+
+
 @pytest.mark.parametrize(("name", "arch", "kind"), covering(DIRECT, KINDS))
-def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kind: str) -> None:
+def test_direct_kernels_of_every_kind_and_architecture(
+    direct: Together[tuple[str, str, str]], name: str, arch: str, kind: str
+) -> None:
     """From global memory to the products: no copy to shared memory, which only warps that share K use, for sums."""
     config, problem = DIRECT[name], KINDS[kind]
-    cubin = build(problem, config, arch)
-    facts, opcodes = cubin.facts, _disassemble(cubin.image)
+    cubin, code = direct[name, arch, kind]
+    facts, opcodes = cubin.facts, code.opcodes
     assert not facts.hgmma and not facts.utmaldg and not facts.utmastg and not facts.ldgsts
     blocks = config.bm // config.wm // 16 * (config.bn // config.wn // 8)
     assert facts.hmma == 2 * config.unroll * blocks
@@ -226,9 +251,10 @@ def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kin
 def test_direct_loads_of_a_batch_all_come_before_the_first_product(layout: str) -> None:
     """What the family is for: one latency per ``unroll`` chunks. Without the fence ptxas interleaves them."""
     problem = replace(P, layout=layout)  # type: ignore[arg-type]
-    for config in [*list(direct_kernels())[::38], *DIRECT.values()]:
+    configs = [*list(direct_kernels())[::38], *DIRECT.values()]
+    for config, code in zip(configs, disassembled("sm_90a", [build(problem, c).image for c in configs]), strict=True):
         assert isinstance(config, Sm80DirectConfig)
-        opcodes = _disassemble(build(problem, config).image)
+        opcodes = code.opcodes
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
         before, after = ([t for t in part if t.startswith("LDG")] for part in (opcodes[:first], opcodes[first:]))
         assert (len(before), len(after)) == (direct_loads(layout, config), 0), config
@@ -236,21 +262,24 @@ def test_direct_loads_of_a_batch_all_come_before_the_first_product(layout: str) 
             assert all(text.endswith(".128") for text in before), config
 
 
-def k_loop(image: bytes) -> list[str]:
-    """Instructions from the label before the first wgmma to the branch back to it."""
-    labels: dict[str, int] = {}
-    code: list[str] = []
-    for line in listing(image).splitlines():
-        if label := re.match(r"\s*(\.L_\w+):", line):
-            labels[label[1]] = len(code)
-        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
-            code.append(instruction[1])
-    first = next(i for i, text in enumerate(code) if "HGMMA" in text)
-    for i in range(first, len(code)):
-        back = re.search(r"\bBRA `\((\.L_\w+)\)", code[i])
-        if back and labels[back[1]] <= first:
-            return code[labels[back[1]] : i + 1]
+def k_loop(code: Code) -> tuple[str, ...]:
+    """Instructions from where the first wgmma's loop begins to the branch back to it."""
+    first = next(i for i, text in enumerate(code.texts) if "HGMMA" in text)
+    for i in range(first, len(code.texts)):
+        begin = code.target(code.texts[i])
+        if begin is not None and begin <= first:
+            return code.texts[begin : i + 1]
     raise AssertionError("no branch goes back over the first HGMMA")
+
+
+def looping(kind: str, across: tuple[int, int]) -> Kernel:
+    return KINDS[kind], Sm90WgmmaConfig(128, 128, 64, 5, 2, "pingpong", *across, persistent=True), "sm_90a"
+
+
+@pytest.fixture(scope="module")
+def loops(request: pytest.FixtureRequest) -> Together[tuple[str, tuple[int, int]]]:
+    keys = [(case["kind"], case["across"]) for case in cases(request, "test_the_k_loop_is_short")]
+    return Together(lambda key: build(*looping(*key)), keys)
 
 
 @pytest.mark.parametrize(
@@ -261,11 +290,12 @@ def k_loop(image: bytes) -> list[str]:
         for loop in (((1, 1), 64), (((2, 1), (1, 2))[(i + i // 2) % 2], 72))
     ],
 )
-def test_the_k_loop_is_short(kind: str, across: tuple[int, int], most: int) -> None:
+def test_the_k_loop_is_short(
+    loops: Together[tuple[str, tuple[int, int]]], kind: str, across: tuple[int, int], most: int
+) -> None:
     """Two consumers and a producer share the schedulers: at 122 instructions a stage the compute-bound products
     were about 5% slower. Descriptors are walked by adding; with a cluster there are the peers to tell."""
-    base = Sm90WgmmaConfig(128, 128, 64, 5, 2, "pingpong", *across, persistent=True)
-    loop = k_loop(build(KINDS[kind], base).image)
+    loop = k_loop(loops[kind, across][1])
     assert sum("HGMMA" in text for text in loop) == 2 * 64 // 16, "the loop that is counted is the K loop"
     assert len(loop) <= most
 
