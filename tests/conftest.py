@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import runpy
 import signal
@@ -11,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+
+from outblas.cubin import CubinCache
 
 try:
     from hypothesis import settings
@@ -35,6 +38,13 @@ def pytest_configure() -> None:
 def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the developer has tuned on this machine is no part of a test."""
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
+
+
+@pytest.fixture(scope="session")
+def fresh_cubins(tmp_path_factory: pytest.TempPathFactory) -> CubinCache:
+    """Kernels that this session compiled, in whichever of its processes; empty in the beginning."""
+    base = tmp_path_factory.getbasetemp()
+    return CubinCache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cubins")
 
 
 @lru_cache(maxsize=1)
@@ -76,6 +86,9 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU; put files that take long before the others, whose ends fill the cores evenly."""
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)
     reason = why_no_gpu()
     if reason:
         skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")

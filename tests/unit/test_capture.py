@@ -25,6 +25,7 @@ from outblas.cli.capture import python_command
 from outblas.errors import RecordError, UsageError
 from outblas.problem import Problem
 
+pytestmark = pytest.mark.long
 SEEN = Product(64, 128, 256, "TN", "fp16", "cpu", "mm")
 
 

@@ -19,6 +19,7 @@ from outblas.sass import check_static
 from outblas.source import make_source
 from outblas.space import why_illegal
 
+pytestmark = pytest.mark.long
 LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
 CONFIGS: dict[str, KernelConfig] = {
     "wgmma": Sm90WgmmaConfig(64, 64, stages=6),

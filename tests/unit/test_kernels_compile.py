@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from outblas.cubin import Cubin
 
+pytestmark = pytest.mark.long
 P = Problem(1024, 1024, 4096)
 KINDS = {
     "_".join((p.layout, p.dtype, p.acc)): p

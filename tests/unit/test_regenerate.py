@@ -32,6 +32,7 @@ from outblas.second_search import near_the_best, worth_trying
 from outblas.source import kernels_sha
 from outblas.space import candidates
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
 #: Of suite llm: one shape is of the other suite too.

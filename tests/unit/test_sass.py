@@ -16,6 +16,8 @@ from outblas.errors import CompileError, ToolchainMissing
 from outblas.sass import SassFacts, check_static, disassembled_facts, facts_of_opcodes, sass_facts
 from outblas.source import Source
 
+pytestmark = pytest.mark.long
+
 
 def mma(shape: str, operand: str, acc: str, a_regs: int, b_regs: int) -> str:
     """A kernel with one mma.sync."""

@@ -35,6 +35,7 @@ from outblas.workers.transport import Evaluate, Spec, Task
 from outblas.workers.units import Units
 from virtual_workers import VirtualTransport
 
+pytestmark = pytest.mark.long
 RECORDING = synthetic_recording()
 BUDGET = 6
 
