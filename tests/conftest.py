@@ -40,6 +40,14 @@ def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def libraries_are_read_once() -> None:
+    """A library is frozen, and reading the packaged one takes half a second, in hundreds of tests."""
+    from outblas import library
+
+    library._parse = lru_cache(maxsize=32)(library._parse)  # by the file's text
+
+
 @pytest.fixture(scope="session")
 def fresh_cubins(tmp_path_factory: pytest.TempPathFactory) -> CubinCache:
     """Kernels that this session compiled, in whichever of its processes; empty in the beginning."""
