@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 # pip compiles bytecode on one core; this on all. What is no Python 3 among the packages' files does not matter.
-BYTECODE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+BYTECODE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 RUN    ?= runs/demo
 # What an editable install has to be repeated for: it builds the C extension, too.
 INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
@@ -27,8 +27,8 @@ demo: $(VENV)/.base
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 
-# Tests on a GPU one after the other: they time, and fill its memory. The others side by side, in the order of their
-# names: files with few tests have the longest ones, and pytest-xdist would begin those last.
+# Tests on a GPU one after the other: they time, and fill its memory. The others side by side, marked ones first: files
+# with few tests have the longest ones, and pytest-xdist would begin those last.
 test: check imports
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import platform
+import runpy
 import signal
+from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
+
+from outblas.cubin import CubinCache
 
 try:
     from hypothesis import settings
@@ -15,6 +22,10 @@ except ImportError:  # the tests that use it skip themselves
 else:
     settings.register_profile("outblas", deadline=None, derandomize=True, database=None)
     settings.load_profile("outblas")
+
+
+#: Every test in it is marked ``gpu``.
+GPU_TESTS = Path(__file__).resolve().parent / "gpu"
 
 
 def pytest_configure() -> None:
@@ -29,18 +40,33 @@ def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def libraries_are_read_once() -> None:
+    """A library is frozen, and reading the packaged one takes half a second, in hundreds of tests."""
+    from outblas import library
+
+    library._parse = lru_cache(maxsize=32)(library._parse)  # by the file's text
+
+
+@pytest.fixture(scope="session")
+def fresh_cubins(tmp_path_factory: pytest.TempPathFactory) -> CubinCache:
+    """Kernels that this session compiled, in whichever of its processes; empty in the beginning."""
+    base = tmp_path_factory.getbasetemp()
+    return CubinCache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cubins")
+
+
 @lru_cache(maxsize=1)
 def why_no_gpu() -> str:
-    """Empty when GPU tests can run, else one line that says what is missing."""
-    try:
-        import torch
-    except ImportError:
+    """Empty when GPU tests can run, else one line that says what is missing; a CPU build is told without its import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return "torch is not installed"
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a CPU build"
-    if not torch.cuda.is_available():
-        return "no CUDA GPU on this machine"
-    return ""
+    version = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    if version["cuda"] is None:
+        return f"torch {version['__version__']} is a CPU build"
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA GPU on this machine"
 
 
 def pytest_report_header() -> str:
@@ -52,7 +78,25 @@ def pytest_report_header() -> str:
     return f"outblas: Python {platform.python_version()}; gpu: {gpu}"
 
 
+class NotHere(pytest.File):
+    """A file of tests that need a GPU, where there is none: one skip that says why, and nothing is imported."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        pytest.skip(f"needs a GPU: {why_no_gpu()}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Where there is no GPU the files of tests/gpu are imported only to list their tests."""
+    if parent.config.option.collectonly or module_path.parent != GPU_TESTS or not why_no_gpu():
+        return None
+    return NotHere.from_parent(parent, path=module_path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU; put files that take long before the others, whose ends fill the cores evenly."""
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)
     reason = why_no_gpu()
     if reason:
         skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")

@@ -16,6 +16,7 @@ from outblas.captured import Captured
 from outblas.errors import RecordError, UsageError
 from outblas.problem import Problem
 
+pytestmark = pytest.mark.long
 # -- the recorder ----------------------------------------------------------------------------------------------------
 
 torch = pytest.importorskip("torch")

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 pytest.importorskip("cuda.bindings")
 
+from disassembly import Together, cases
 from outblas.compile import compile_source
 from outblas.config import KernelConfig
+from outblas.cubin import Cubin
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.problem import Layout, Problem
-from outblas.sass import _disassemble, check_static
+from outblas.sass import check_static
 from outblas.source import make_source
 
+pytestmark = pytest.mark.long
 LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
 CONFIGS: dict[str, KernelConfig] = {
     "wgmma": Sm90WgmmaConfig(64, 64, stages=6),
@@ -45,13 +48,41 @@ CONFIGS: dict[str, KernelConfig] = {
 READS, WRITES, WAIT = ("LDG", "LDGSTS", "UTMALDG"), ("STG", "UTMASTG", "ATOMG", "RED"), "ACQBULK"
 
 
-@cache
-def opcodes(problem: Problem, config: KernelConfig) -> list[str]:
+Kernel = tuple[Problem, KernelConfig]
+
+
+def build(kernel: Kernel) -> Cubin:
+    problem, config = kernel
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)
     cubin = compile_source(source, "sm_90a", cache=None)
     assert check_static(cubin.facts, source, cubin) is None
-    return _disassemble(cubin.image)
+    return cubin
+
+
+@pytest.fixture(scope="module")
+def opcodes(request: pytest.FixtureRequest) -> Callable[[Kernel], list[str]]:
+    """Opcodes of a kernel; those of all selected tests are disassembled at once."""
+    waiting = [early_and_late(**case) for case in cases(request, "test_only_weights_are_read_before_the_wait")]
+    warming = [
+        cold_and_warmed(**case) for case in cases(request, "test_l2_is_warmed_before_the_wait_and_by_nobody_else")
+    ]
+    together = Together(build, [kernel for pair in (*waiting, *warming) for kernel in pair])
+    return lambda kernel: together[kernel][1].opcodes
+
+
+def early_and_late(name: str, layout: Layout) -> tuple[Kernel, Kernel]:
+    config, problem = replace(CONFIGS[name], pdl=True), Problem(8, 1024, 4096, layout)
+    if isinstance(config, Sm80GemvConfig):
+        problem = replace(problem, m=config.bm)
+    return (problem, replace(config, early=True)), (problem, config)
+
+
+def cold_and_warmed(name: str) -> tuple[Kernel, Kernel]:
+    early = replace(CONFIGS[name], pdl=True, early=True)
+    assert isinstance(early, Sm80GemvConfig)
+    problem = Problem(early.bm, 1024, 4096)
+    return (problem, early), (problem, replace(early, warm_k=2048))
 
 
 def count(code: list[str], kinds: tuple[str, ...]) -> int:
@@ -77,13 +108,13 @@ def start(code: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_only_weights_are_read_before_the_wait(name: str, layout: Layout) -> None:
+def test_only_weights_are_read_before_the_wait(
+    opcodes: Callable[[Kernel], list[str]], name: str, layout: Layout
+) -> None:
     """As many loads as B needs, none of A; without the knob none at all."""
-    config, problem = replace(CONFIGS[name], pdl=True), Problem(8, 1024, 4096, layout)
-    if isinstance(config, Sm80GemvConfig):
-        problem = replace(problem, m=config.bm)
+    early_kernel, (problem, config) = early_and_late(name, layout)
     workspace = isinstance(config, Sm90WgmmaConfig) and config.split_kind == "workspace"
-    early, late = opcodes(problem, replace(config, early=True)), opcodes(problem, config)
+    early, late = opcodes(early_kernel), opcodes((problem, config))
     waits = 2 if workspace else 1
     assert early.count(WAIT) == late.count(WAIT) == waits
     # The producer of wgmma stands behind the consumers, whose reads are of a workspace.
@@ -95,11 +126,10 @@ def test_only_weights_are_read_before_the_wait(name: str, layout: Layout) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemv")])
-def test_l2_is_warmed_before_the_wait_and_by_nobody_else(name: str) -> None:
-    early = replace(CONFIGS[name], pdl=True, early=True)
+def test_l2_is_warmed_before_the_wait_and_by_nobody_else(opcodes: Callable[[Kernel], list[str]], name: str) -> None:
+    (problem, early), warming = cold_and_warmed(name)
     assert isinstance(early, Sm80GemvConfig)
-    problem = Problem(early.bm, 1024, 4096)
-    cold, warmed = opcodes(problem, early), opcodes(problem, replace(early, warm_k=2048))
+    cold, warmed = opcodes((problem, early)), opcodes(warming)
     assert count(cold, ("UBLKPF",)) == 0
     assert count(warmed, ("UBLKPF",)) == count(start(warmed), ("UBLKPF",)) == early.bn // early.wn // 8
     assert count(start(warmed), READS) == count(start(cold), READS)

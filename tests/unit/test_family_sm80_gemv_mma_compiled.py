@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytest.importorskip("cuda.bindings")
 
 
+pytestmark = pytest.mark.long
 P = Problem(1024, 1024, 4096)
 
 KINDS = {

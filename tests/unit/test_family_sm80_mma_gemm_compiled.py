@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytest.importorskip("cuda.bindings")
 
 
+pytestmark = pytest.mark.long
 P = Problem(1024, 1024, 4096)
 
 MMA = {

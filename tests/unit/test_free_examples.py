@@ -21,6 +21,7 @@ from outblas.free.gate import examine
 from outblas.free.kernel import FreeKernel
 from outblas.problem import Problem
 
+pytestmark = pytest.mark.long
 BAD = Path(__file__).parents[1] / "free_kernels"
 #: Texts that the compiler reads in a second, and the emulation at all.
 PLAIN = [name for name, kernel in all_examples().items() if not kernel.launch.uses]

@@ -17,6 +17,7 @@ from outblas.free.gate import check_built
 from outblas.free.templates.fill import CuteSm80, CutlassSm90, template_text
 from outblas.problem import Problem
 
+pytestmark = pytest.mark.long
 SMALL = Problem(72, 136, 200)
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 from fused_fixture import KERNELS, OnTheHost, P, host_fixture
+from outblas.cubin import CubinCache
 from outblas.epilogue import ACTIVATIONS, PLAIN, Activation, Epilogue, alignment, why_not_fused
 from outblas.evaluation import Status
 from outblas.fused_launch import Extra, row_stride, why_unfit
@@ -25,6 +26,7 @@ from outblas.source import make_source
 from outblas.verify_fused import activated, prove_fused
 from served_fixture import served_fixture
 
+pytestmark = pytest.mark.long
 __all__ = ["host_fixture", "served_fixture"]
 
 
@@ -74,13 +76,13 @@ def test_every_kernel_file_takes_the_parameters_that_the_launch_gives() -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_fused_kernels_multiply_as_before_and_spill_nothing(name: str) -> None:
+def test_fused_kernels_multiply_as_before_and_spill_nothing(name: str, fresh_cubins: CubinCache) -> None:
     pytest.importorskip("cuda.bindings")
     from outblas.compile import compile_source
     from outblas.sass import check_static
 
     problem, config = KERNELS[name]
-    plain = compile_source(make_source(problem, config), cache=None)
+    plain = compile_source(make_source(problem, config), cache=fresh_cubins)
     for kind, epilogue in (
         (problem, ALL),
         (replace(problem, dtype="bf16"), Epilogue(True, "silu", True)),
@@ -105,7 +107,7 @@ def test_epilogues_of_the_sm_80_families_compile_for_older_architectures(layout:
         assert cubin.facts.hmma and not cubin.spill_bytes
 
 
-def test_plain_kernels_are_golden() -> None:
+def test_plain_kernels_are_golden(fresh_cubins: CubinCache) -> None:
     """Their machine code is what it was before there were epilogues, as far as the same NVRTC can tell: the packaged
     library was proved with it (tools/restamp.py compares all that ships)."""
     pytest.importorskip("cuda.bindings")
@@ -117,7 +119,7 @@ def test_plain_kernels_are_golden() -> None:
         pytest.skip(f"the golden code is NVRTC {golden['nvrtc']}'s")
     assert set(golden["code"]) == set(KERNELS)
     for name, sha in golden["code"].items():
-        image = compile_source(make_source(*KERNELS[name]), cache=None).image
+        image = compile_source(make_source(*KERNELS[name]), cache=fresh_cubins).image
         assert hashlib.sha256(b"".join(_code_sections(image))).hexdigest() == sha, name
 
 

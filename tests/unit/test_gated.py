@@ -16,6 +16,7 @@ import outblas
 from fused_fixture import KERNELS, OnTheHost, host_fixture
 from outblas import affine, device_registry, fused
 from outblas.config import KernelConfig
+from outblas.cubin import CubinCache
 from outblas.decide import Decision, without_promises
 from outblas.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.errors import TensorError, UsageError
@@ -41,13 +42,13 @@ WIDE = Problem(64, 28672, 4096)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_gated_kernels_multiply_as_before_store_no_tile_and_spill_nothing(name: str) -> None:
+def test_gated_kernels_multiply_as_before_store_no_tile_and_spill_nothing(name: str, fresh_cubins: CubinCache) -> None:
     pytest.importorskip("cuda.bindings")
     from outblas.compile import compile_source
     from outblas.sass import check_static
 
     problem, config = KERNELS[name]
-    plain = compile_source(make_source(problem, config), cache=None)
+    plain = compile_source(make_source(problem, config), cache=fresh_cubins)
     for kind, epilogue in ((problem, SWIGLU), (replace(problem, dtype="bf16"), BIASED)):
         source = make_source(kind, config, epilogue)
         cubin = compile_source(source, cache=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -33,8 +34,13 @@ def sample(count: int) -> list[tuple[Problem, KernelConfig]]:
         problem = Problem(*LARGE, *KINDS[i % len(KINDS)])  # type: ignore[arg-type]
         if i % 4 == 3:  # few tokens: the gemv family is legal too
             problem = replace(problem, m=8, acc="fp32")
-        pairs.append((problem, rng.choice([c for c in pool() if why_illegal(problem, c) is None])))
+        pairs.append((problem, rng.choice(legal(problem))))
     return pairs
+
+
+@cache
+def legal(problem: Problem) -> list[KernelConfig]:
+    return [c for c in pool() if why_illegal(problem, c) is None]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,12 @@ PROBLEMS = (
     *(Problem(8, 4096, 4096), Problem(24, 4096, 8192), Problem(33, 777, 100), Problem(200, 328, 64)),
     *(Problem(4096, 4096, 4096, "NN"), Problem(64, 64, 16384, "TN", "bf16"), Problem(512, 512, 512, acc="fp16")),
 )
-POOLS = {problem: wide(problem, H200) for problem in PROBLEMS}
 vectors = st.tuples(*(st.integers(0, int(n) - 1) for n in KNOBS.nvec)).map(np.array)
+
+
+@cache
+def pool_of(problem: Problem) -> Any:
+    return wide(problem, H200)
 
 
 def test_every_field_of_every_record_is_a_knob_once() -> None:
@@ -46,7 +51,7 @@ def test_every_field_of_every_record_is_a_knob_once() -> None:
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.key)
 def test_whatever_is_offered_goes_there_and_back(problem: Problem) -> None:
-    pool = POOLS[problem]
+    pool = pool_of(problem)
     assert set(candidates(problem, H200, early=True, even=True)) <= set(pool)
     for config in pool:
         vector = KNOBS.encode(config)
@@ -71,7 +76,7 @@ def test_every_vector_is_a_config_and_the_predicate_has_an_answer(vector: Any) -
 
 @given(st.sampled_from(PROBLEMS), st.data())
 def test_a_choice_is_allowed_where_a_config_that_is_left_makes_it(problem: Problem, data: st.DataObject) -> None:
-    pool = POOLS[problem]
+    pool = pool_of(problem)
     left = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=5, unique=True))
     mask = np.split(KNOBS.mask(np.stack([KNOBS.encode(c) for c in left])), np.cumsum(KNOBS.nvec)[:-1])
     for knob, allowed in zip(KNOBS.knobs, mask, strict=True):

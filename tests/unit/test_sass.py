@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import pytest
 
 pytest.importorskip("cuda.bindings")
 
+from disassembly import Together, cases
 from outblas import sass
 from outblas.compile import Cubin, compile_source
 from outblas.cubin import SassFacts
 from outblas.errors import CompileError, ToolchainMissing
 from outblas.sass import check_static, disassembled_facts, facts_of_opcodes, sass_facts
 from outblas.source import Source
+
+pytestmark = pytest.mark.long
 
 
 def mma(shape: str, operand: str, acc: str, a_regs: int, b_regs: int) -> str:
@@ -97,6 +101,7 @@ def source(text: str, acc: str = "fp32") -> Source:
     return Source(text, "probe", (), (), acc, "probe")
 
 
+@cache
 def build(text: str, acc: str = "fp32", arch: str = "sm_90a") -> tuple[Source, Cubin]:
     src = source(text, acc)
     return src, compile_source(src, arch, cache=None)
@@ -116,15 +121,27 @@ def test_facts_name_the_instruction(name: str) -> None:
     assert counted == set(present)
 
 
-@pytest.mark.parametrize("name", [n for n in PROBES if "n64" in n or "wgmma" not in n])
-def test_decoder_agrees_with_nvdisasm(name: str) -> None:
+@pytest.fixture(scope="module")
+def probes(request: pytest.FixtureRequest) -> Together[str]:
     try:
         sass.find_nvdisasm()
     except ToolchainMissing as missing:
         pytest.skip(str(missing))
-    text, arch, _, _ = PROBES[name]
-    image = build(text, arch=arch)[1].image
-    assert sass_facts(image) == disassembled_facts(image)
+    names = [case["name"] for case in cases(request, "test_decoder_agrees_with_nvdisasm")]
+    return Together(lambda name: build(PROBES[name][0], arch=PROBES[name][1])[1], names)
+
+
+@pytest.mark.parametrize("name", [n for n in PROBES if "n64" in n or "wgmma" not in n])
+def test_decoder_agrees_with_nvdisasm(probes: Together[str], name: str) -> None:
+    cubin, code = probes[name]
+    assert sass_facts(cubin.image) == facts_of_opcodes(code.opcodes)
+
+
+def test_opcodes_are_the_same_alone_and_behind_other_kernels(probes: Together[str]) -> None:
+    for name in ("tma", "local sm_90", "mma sm_90a m16n8k16 f16 f32", "wgmma n64 f16 f32 shared"):
+        cubin, code = probes[name]
+        assert sass._disassemble(cubin.image) == code.opcodes
+        assert disassembled_facts(cubin.image) == sass_facts(cubin.image)
 
 
 def test_opcode_text() -> None:

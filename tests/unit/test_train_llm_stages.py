@@ -29,11 +29,9 @@ from outblas.train_llm.settings import TrainSettings
 from outblas.train_llm.stages import train
 from outblas.train_llm.tiny import RANDOM_TINY
 
-for package in ("torch", "trl", "peft", "datasets", "cuda.bindings"):
-    pytest.importorskip(package)
-
 PROBLEM = Problem(512, 512, 512)
 STEPS = 5
+NEEDED = ("torch", "trl", "peft", "datasets", "cuda.bindings")
 #: A free kernel with a hole; it compiles if that is filled with a multiple of 16.
 TEMPLATE = """/* outblas-launch
 {"form": "device", "entry": "gemm", "acc": "fp32", "grid": ["ceil(N, 16)", "ceil(M, 16)", 1], "block": [16, 16, 1]} */
@@ -47,6 +45,13 @@ extern "C" __global__ void gemm(const half* A, const half* B, half* C, int M, in
     C[m * N + n] = __float2half(sum);
 }
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed() -> None:
+    """Imported by the process that runs these tests, not by each that lists them: it takes seconds."""
+    for package in NEEDED:
+        pytest.importorskip(package)
 
 
 class Holes(KnobWords):

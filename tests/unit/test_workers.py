@@ -33,6 +33,7 @@ from outblas.workers.pool import MOST_LOSSES, PoolEvaluator
 from outblas.workers.transport import Spec, Task
 from virtual_workers import VirtualTransport
 
+pytestmark = pytest.mark.long
 RECORDING = synthetic_recording()
 BUDGET = 6
 

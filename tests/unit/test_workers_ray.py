@@ -24,6 +24,7 @@ from outblas.workers.pool import PoolEvaluator
 from outblas.workers.ray_actors import RayTransport
 from outblas.workers.transport import Spec
 
+pytestmark = pytest.mark.long
 RECORDING = synthetic_recording()
 
 

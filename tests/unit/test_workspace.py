@@ -25,6 +25,7 @@ from outblas.problem import Problem
 from outblas.source import make_source
 from outblas.workspace import StreamWorkspaces, apart
 
+pytestmark = pytest.mark.long
 PAIRS = Sm90WgmmaConfig(64, 64, 64, 8, cluster_m=2, split_k=5, store="direct", split_kind="workspace")
 CASES = [
     (Problem(256, 512, 12288), PAIRS),
