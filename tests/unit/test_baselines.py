@@ -14,6 +14,7 @@ from outblas.chosen_algorithms import ALGORITHM_BYTES, ChosenAlgorithms
 from outblas.core import rivals
 from outblas.errors import DeviceError, ToolchainMissing
 from outblas.journal import Journal
+from outblas.kernels.families.family import TileChoice
 from outblas.problem import Problem
 
 
@@ -89,7 +90,7 @@ for m, n, k, layout, precision in problems:
 def test_a_problem_that_kills_the_package_costs_only_itself():
     found = nvmmh.choices([Problem(m, 8, 8) for m in (1, 13, 2, 14, 13, 3)], script=FAKE)
     assert [c is not None for c in found] == [True, False, True, False, False, True]
-    assert found[0] == nvmmh.Choice(64, 64, 64, 8, 1, 1, 2, 0)
+    assert found[0] == TileChoice(64, 64, 64, 8, 1, 1, 2, 0)
 
 
 def test_no_problem_no_process():
@@ -102,12 +103,12 @@ def test_the_mapping_is_legal_and_near():
     from outblas.roofline import H200
 
     problem = Problem(4096, 4096, 4096)
-    config = nvmmh.nearest(problem, nvmmh.Choice(128, 256, 64, 4, 1, 2, 1, 1))
+    config = nvmmh.nearest(problem, TileChoice(128, 256, 64, 4, 1, 2, 1, 1))
     assert why_illegal(problem, config, H200) is None
     assert (config.bm, config.bn, config.bk) == (128, 256, 64)
-    odd = nvmmh.nearest(problem, nvmmh.Choice(64, 60, 100, 99, 12, 1, 1, 0))
+    odd = nvmmh.nearest(problem, TileChoice(64, 60, 100, 99, 12, 1, 1, 0))
     assert odd is not None and why_illegal(problem, odd, H200) is None
-    assert nvmmh.nearest(Problem(127, 1001, 333), nvmmh.Choice(64, 64, 64, 4, 1, 1, 1, 0)) is None
+    assert nvmmh.nearest(Problem(127, 1001, 333), TileChoice(64, 64, 64, 4, 1, 1, 1, 0)) is None
 
 
 @pytest.mark.skipif(

@@ -26,6 +26,7 @@ from outblas.decide import Decision
 from outblas.errors import ToolchainMissing
 from outblas.geometry import geometry, grid
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.launch import Prepared
 from outblas.library import Choice, Library, Row
 from outblas.problem import Problem
@@ -221,7 +222,7 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatc
     )  # fmt: skip
     assert made.output == ((64, 128), (128, 1), torch.float16)
     swizzles, kinds = real.CUtensorMapSwizzle, real.CUtensorMapDataType
-    assert [m[:4] for m in made.maps] == list(launch.tensor_boxes(TUNED, CONFIG))
+    assert [m[:4] for m in made.maps] == list(tensor_boxes(TUNED, CONFIG))
     assert [m[4] for m in made.maps] == [kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16] * 3
     assert made.maps[0][5:] == (
         swizzles.CU_TENSOR_MAP_SWIZZLE_128B, real.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
