@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-
 BYTECODE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 RUN    ?= runs/demo
 # What an editable install has to be repeated for: it builds the C extension, too.
-INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/csrc/*) src/outblas/native_build.py
+INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/dispatch/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 

@@ -17,7 +17,8 @@ SOURCE = Path(__file__).parent / "src"
 
 
 class NativeExtension(BuildHookInterface):
-    """Compiles ``outblas._native``, and says which platform the wheel is then for; packs cubins into a real wheel."""
+    """Compiles ``outblas.dispatch._native``, and says which platform the wheel is then for; packs cubins into a real
+    wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """``version``: ``standard`` or ``editable``. Compiling every kernel takes minutes: not for an editable install,
@@ -31,8 +32,8 @@ class NativeExtension(BuildHookInterface):
             sys.path.remove(str(SOURCE))
 
     def _extension(self, build_data: dict[str, Any]) -> None:
-        from outblas.errors import ToolchainMissing
-        from outblas.native_build import build
+        from outblas.core.errors import ToolchainMissing
+        from outblas.dispatch.native_build import build
 
         try:
             built = build()
@@ -45,8 +46,8 @@ class NativeExtension(BuildHookInterface):
         build_data["artifacts"].append(f"/{built.relative_to(SOURCE.parent)}")
 
     def _cubins(self, build_data: dict[str, Any]) -> None:
-        from outblas.errors import ToolchainMissing
-        from outblas.shipped_build import for_wheel
+        from outblas.core.errors import ToolchainMissing
+        from outblas.dispatch.cubin_build import for_wheel
 
         try:
             pack = for_wheel(tell=self.app.display_info)

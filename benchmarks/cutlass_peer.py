@@ -25,23 +25,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import make_baselines
-from outblas.config import config_name
+from outblas.core.config import config_name
+from outblas.core.errors import CompileError, OutblasError
+from outblas.core.evaluation import Status
+from outblas.core.files import write_json
+from outblas.core.journal import Journal
+from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS, fastest
-from outblas.errors import CompileError, OutblasError
-from outblas.evaluation import Status
-from outblas.files import write_json
-from outblas.free import build as free_build
-from outblas.free.carried import Carried
-from outblas.free.templates.fill import CutlassSm90
-from outblas.journal import Journal
-from outblas.library import Library
-from outblas.problem import Problem
-from outblas.provenance import collect
-from outblas.report.replaced import CUTLASS_FORMAT, cutlass_means
-from outblas.roofline import H200, regime
-from outblas.rounds import speedup
-from outblas.suites import sample, suite
+from outblas.core.roofline import H200, regime
+from outblas.core.suites import sample, suite
+from outblas.jail import build as free_build
+from outblas.jail.carried_builds import Carried
+from outblas.judge.baselines import make_baselines
+from outblas.judge.rounds import speedup
+from outblas.kernels.custom.templates.fill import CutlassSm90
+from outblas.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
+from outblas.records.library import Library
+from outblas.records.provenance import collect
 
 #: What CUTLASS' own profiler would try first on Hopper: the usual tiles, with and without clusters and stream-K.
 INSTANCES = (
@@ -92,8 +92,8 @@ class Peer:
     """Everything that is loaded once: instances, our kernels, baselines."""
 
     def __init__(self, carried: Carried, scratch: str, problems: Sequence[Problem]) -> None:
-        from outblas.device import gpu_of_device
-        from outblas.free.launch import load
+        from outblas.jail.free_launch import load
+        from outblas.runtime.device import gpu_of_device
 
         self.gpu = gpu_of_device(0)
         self.cutlass = {i.name: load(carried.build(i.kernel(), RAGGED), scratch, None, self.gpu) for i in INSTANCES}
@@ -106,7 +106,7 @@ class Peer:
 
     def _unproved(self) -> dict[str, str]:
         """Name -> reason of instances that fail the full proof, which then take no part."""
-        from outblas.verify import prove
+        from outblas.judge.gates import prove
 
         found = {}
         for name, kernel in self.cutlass.items():
@@ -118,16 +118,16 @@ class Peer:
 
     def _compile_ours(self, problems: Sequence[Problem]) -> None:
         """Fill the compile cache on all cores."""
-        from outblas.compile import compile_many
-        from outblas.source import make_source
+        from outblas.kernels.source import make_source
+        from outblas.runtime.nvrtc import compile_many
 
         for _ in compile_many([make_source(p, c.config) for p in problems if (c := self.ours[p]) is not None]):
             pass
 
     def measure(self, problem: Problem) -> dict[str, Any]:
         """One row: the best instance, ours and the baselines in the same rounds."""
-        from outblas.timing import Bench, prepare
-        from outblas.verify import CellProver
+        from outblas.judge.gates import CellProver
+        from outblas.judge.gpu_clock import Bench, prepare
 
         choice = self.ours[problem]
         with Bench(problem, 0, seed=SEED + 1, gpu=self.gpu) as bench:
@@ -167,7 +167,7 @@ class Peer:
 
     @staticmethod
     def _load_ours(problem: Problem, config: Any) -> Any:
-        from outblas.device_state import load_kernel
+        from outblas.dispatch.device_state import load_kernel
 
         return load_kernel(problem, config)[0]
 
@@ -244,8 +244,8 @@ def measure(arguments: argparse.Namespace) -> None:
 
 def _version() -> str | None:
     """CUTLASS' version where its headers are installed; a machine that only measures may have none."""
-    from outblas.errors import ToolchainMissing
-    from outblas.free.toolchain import locate_cutlass
+    from outblas.core.errors import ToolchainMissing
+    from outblas.jail.toolchain import locate_cutlass
 
     try:
         return locate_cutlass()[1]

@@ -8,7 +8,7 @@ Command:
 Result file: results/h200/free_kernels.jsonl (evaluations) and results/h200/free_kernels.json (the ranking).
 
 Every example that a problem's extents allow is evaluated as a search would (proof in jailed workers, timed in batches
-against the baselines) and appended to ``--out`` (JSON lines of outblas.free.recorded). Then all that passed on a
+against the baselines) and appended to ``--out`` (JSON lines of outblas.jail.evaluation_file). Then all that passed on a
 problem are timed together, and the order by recorded speed-up is held against the order by direct time: two kernels may
 stand the other way round only where their intervals overlap. That comes to ``--ranking``. Both go on where they were
 stopped.
@@ -26,21 +26,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.baselines import make_baselines
+from outblas.core.errors import CompileError, OutblasError
+from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.core.files import write_json
+from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS
-from outblas.errors import CompileError, OutblasError
-from outblas.evaluation import Evaluation, Speedup, Status, Timing
-from outblas.files import write_json
-from outblas.free import build as free_build
-from outblas.free.carried import Carried, CarriedLive
-from outblas.free.examples import all_examples
-from outblas.free.kernel import FreeKernel
-from outblas.free.live import FreeOptions
-from outblas.free.recorded import Recorder, load
-from outblas.problem import Problem
-from outblas.provenance import collect
-from outblas.roofline import H200
-from outblas.stats import bootstrap_median
+from outblas.core.roofline import H200
+from outblas.core.stats import bootstrap_median
+from outblas.jail import build as free_build
+from outblas.jail.carried_builds import Carried, CarriedLive
+from outblas.jail.evaluation_file import Recorder, load
+from outblas.jail.jailed_evaluator import FreeOptions
+from outblas.judge.baselines import make_baselines
+from outblas.kernels.custom.examples.example_kernels import all_examples
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.records.provenance import collect
 
 PROBLEMS = ("512_512_512", "1024_4096_4096", "16_4096_4096", "4096_4096_4096")
 #: Rounds of the recorded evaluations, and of the direct run.
@@ -69,8 +69,8 @@ def compile_all(kernels: Mapping[str, FreeKernel], carried: Carried, problem: Pr
 def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], arguments: argparse.Namespace) -> None:
     """Evaluate what ``--out`` does not have yet. A kernel that has passed in full once is proved on the timed operands
     of further problems only."""
-    from outblas.desk import Options
-    from outblas.device import gpu_of_device
+    from outblas.judge.bench_cell import Options
+    from outblas.runtime.device import gpu_of_device
 
     gpu, names = gpu_of_device(0), {kernel: name for name, kernel in kernels.items()}
     known = load(arguments.out).evaluations if arguments.out.exists() else ()
@@ -144,9 +144,9 @@ def contradictions(
 
 def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -> dict[str, Timing]:
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
-    from outblas.device import gpu_of_device
-    from outblas.free.launch import load as load_kernel
-    from outblas.timing import Effort, offline
+    from outblas.jail.free_launch import load as load_kernel
+    from outblas.judge.gpu_clock import Effort, offline
+    from outblas.runtime.device import gpu_of_device
 
     gpu = gpu_of_device(0)
     carried = Carried(folder, gpu)

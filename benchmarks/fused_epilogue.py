@@ -7,7 +7,7 @@ Command:
 Result file: the one that --out names; none is published. Needs a GPU.
 
 For every problem of the llm suite with a kernel in the packaged library (or those named), and every epilogue, in the
-same interleaved rounds of outblas.timing, each in a CUDA graph whose operands rotate:
+same interleaved rounds of outblas.judge.gpu_clock, each in a CUDA graph whose operands rotate:
 
     fused   the library's kernel with the epilogue
     ours    the library's kernel, then torch's operations on its output (the bias added in place)
@@ -15,7 +15,7 @@ same interleaved rounds of outblas.timing, each in a CUDA graph whose operands r
     plain   the library's kernel without an epilogue: fused - plain is what the epilogue costs
 
 All outputs are allocated before: an operation writes in place or to a buffer. Every fused kernel is proved on the
-problem first (outblas.verify_fused); one that is wrong is printed and not timed, and the exit status is 1.
+problem first (outblas.judge.fused_gates); one that is wrong is printed and not timed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from typing import Any
 
 import torch
 
-from outblas.baselines import TorchMm
-from outblas.compile import compile_source, compile_tuned
-from outblas.config import KernelConfig, Launch, config_name
-from outblas.device import gpu_of_device
-from outblas.epilogue import ACTIVATIONS, Epilogue
-from outblas.errors import CompileError, OutblasError, UsageError
-from outblas.evaluation import Status
-from outblas.files import write_json
-from outblas.fused_launch import Extra, FusedKernel
-from outblas.geometry import workspace_bytes
+from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.errors import CompileError, OutblasError, UsageError
+from outblas.core.evaluation import Status
+from outblas.core.files import write_json
+from outblas.core.problem import Problem
+from outblas.core.suites import suite
+from outblas.judge.baselines import TorchMm
+from outblas.judge.fused_gates import prove_fused
+from outblas.judge.gpu_clock import Bench
+from outblas.judge.reference import right
+from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
+from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.launch import load
-from outblas.library import Library
-from outblas.oracle import right
-from outblas.problem import Problem
-from outblas.provenance import collect
-from outblas.source import make_source
-from outblas.suites import suite
-from outblas.timing import Bench
-from outblas.verify_fused import prove_fused
-from outblas.workspace import allocate
+from outblas.kernels.source import make_source
+from outblas.records.library import Library
+from outblas.records.provenance import collect
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.fused_launch import Extra, FusedKernel
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source, compile_tuned
+from outblas.runtime.workspace import allocate
 
 DEFAULT = ("bias", "bias+gelu", "bias+silu", "bias+residual", "residual", "bias+gelu_tanh+residual")
 SIDES = ("fused", "ours", "torch", "plain")

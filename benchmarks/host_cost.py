@@ -32,16 +32,16 @@ from time import perf_counter_ns
 from typing import Any
 
 import outblas
-from outblas import native
+from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
-from outblas.cublas import CublasLt, describe
-from outblas.device import gpu_of_device
-from outblas.dispatch import matmul, status, use_library
+from outblas.dispatch import native
+from outblas.dispatch.matmul import matmul, status, use_library
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.library import Choice, Library, Row
-from outblas.problem import ROW_ALIGN_BYTES, Problem
-from outblas.provenance import collect
+from outblas.records.library import Choice, Library, Row
+from outblas.records.provenance import collect
+from outblas.runtime.cublas import CublasLt, describe
+from outblas.runtime.device import gpu_of_device
 
 #: Calls between two readings of the clock; the queue of a stream holds about a thousand launches.
 BLOCK = 200
@@ -141,12 +141,12 @@ def on_cpu(calls: int) -> int:
     Python. None is ours here: this is what the way back to torch costs."""
     import torch
 
-    from outblas.aten import Override
+    from outblas.dispatch.aten_override import Override
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # the kernels in C++ want a driver, which is never called here
         driver = Path(folder) / "libcuda.so"
-        source = Path(__file__).parents[1] / "tests/fake_libcuda.c"
+        source = Path(__file__).parents[1] / "tests/support/fake_libcuda.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-o", str(driver), str(source)], check=True)
         native.LIBCUDA = str(driver)
         x, w = torch.ones(8, 8), torch.ones(8, 8)

@@ -9,7 +9,7 @@ Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the 
 
 M, N and K are drawn log-uniformly, none a multiple of 64. Every launch option is a search of its own with so many
 measurements. What is chosen is benched against every baseline in a process of its own, and what does not hold there
-falls back (``outblas.tables.behind``), as in the library. Both steps go on where they were stopped.
+falls back (``outblas.records.library_tables.behind``), as in the library. Both steps go on where they were stopped.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outblas.averages import launch_of_row, published_us
-from outblas.bench import BenchRequest, run_bench
-from outblas.config import LAUNCHES, Launch, launch_of
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.run_bench import BenchRequest, run_bench
+from outblas.core.config import LAUNCHES, Launch, launch_of
+from outblas.core.errors import OutblasError
+from outblas.core.files import sole_driver
+from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.desk import Options
-from outblas.device import gpu_of_device
-from outblas.errors import OutblasError
-from outblas.evaluate import LiveEvaluator
-from outblas.files import sole_driver
+from outblas.core.stats import geomean
+from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import worth_trying
-from outblas.library import Library
-from outblas.problem import Problem
-from outblas.results import read_result, write_result
-from outblas.samplers import sampler
+from outblas.learn.samplers import sampler
+from outblas.records.averages import launch_of_row, published_us
+from outblas.records.library import Library
+from outblas.records.library_tables import behind, fall_back
+from outblas.records.results import read_result, write_result
+from outblas.records.store import Store
+from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.registry import make_agent
-from outblas.stats import geomean
-from outblas.store import Store
-from outblas.tables import behind, fall_back
-from outblas.tune import tune
+from outblas.search.tune import tune
 
 #: The launch options that are searched: what needs no promise.
 OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]

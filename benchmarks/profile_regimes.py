@@ -11,7 +11,7 @@ Two problems of each regime are profiled.
 
 Ours is the kernel of the packaged library's row, without PDL; where the row falls back, the ranking model's first
 choice. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu. Then ncu starts
-outblas.ncu_target, which launches every kernel twice and has the second launch profiled.
+outblas.bench.ncu_target, which launches every kernel twice and has the second launch profiled.
 Exit status 1, and nothing is written, where ncu is not there or refuses.
 """
 
@@ -25,22 +25,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from outblas import ncu
-from outblas.baselines import LtAuto
-from outblas.config import KernelConfig, config_name
+from outblas.bench.ncu_target import Algorithm, Profiler, Work, cache_of
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import DeviceError, OutblasError
+from outblas.core.files import write_atomic
+from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO
-from outblas.device import gpu_of_device
-from outblas.errors import DeviceError, OutblasError
-from outblas.files import write_atomic
+from outblas.core.roofline import Gpu, regime
+from outblas.judge.baselines import LtAuto
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
-from outblas.library import Library
-from outblas.model import rank
-from outblas.ncu_target import Algorithm, Profiler, Work, cache_of
-from outblas.problem import Problem
-from outblas.provenance import collect
-from outblas.report.counters import FORMAT
-from outblas.roofline import Gpu, regime
+from outblas.kernels.cost.cost_model import rank
+from outblas.publish.tables.counter_table import FORMAT
+from outblas.records.library import Library
+from outblas.records.provenance import collect
+from outblas.runtime import ncu
+from outblas.runtime.device import gpu_of_device
 
 #: Regime -> two problems of it (TN, fp16).
 REGIMES: dict[str, tuple[tuple[int, int, int], ...]] = {
@@ -77,10 +77,10 @@ def plan(gpu: Gpu) -> list[dict[str, Any]]:
 
 def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, str]:
     """Prove ours; choose cuBLASLt's algorithm."""
-    from outblas.device_state import load_kernel
-    from outblas.evaluation import Status
-    from outblas.timing import Bench
-    from outblas.verify import CellProver
+    from outblas.core.evaluation import Status
+    from outblas.dispatch.device_state import load_kernel
+    from outblas.judge.gates import CellProver
+    from outblas.judge.gpu_clock import Bench
 
     theirs = LtAuto()
     with Bench(problem, gpu=gpu) as bench:

@@ -16,7 +16,7 @@ a host with one GPU more; they share its processors, which slows the one with mo
 Seconds are wall time of `tune` itself, and apart from it those in which workers start (imports, CUDA contexts). The
 ratio is that of the former; with ray, whose workers compile for themselves, it is that of processes of one cluster.
 The result tells of every process what its seconds went on since it was made, and how often (``ledger``: of workers as
-outblas.worker and outblas.evaluate name it, of the driver as outblas.workers.pool does).
+outblas.workers.handler and outblas.bench.live_evaluator name it, of the driver as outblas.bench.pool.gpu_pool does).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outblas.compile import compile_many
-from outblas.compile_ahead import BaselineKernels
-from outblas.evaluation import Status
-from outblas.files import write_json
+from outblas.bench.pool.worker_plan import KINDS, make_plan, open_pool
+from outblas.core.evaluation import Status
+from outblas.core.files import write_json
+from outblas.core.roofline import H200
+from outblas.core.suites import sample, suite
 from outblas.kernels.catalogue import candidates
-from outblas.roofline import H200
+from outblas.kernels.source import make_source
+from outblas.records.store import Store
+from outblas.runtime.nvrtc import compile_many
 from outblas.search.agents.registry import make_agent
-from outblas.source import make_source
-from outblas.store import Store
-from outblas.suites import sample, suite
-from outblas.tune import tune
-from outblas.workers.plan import KINDS, make_plan, open_pool
+from outblas.search.tune import tune
+from outblas.workers.compile_ahead import BaselineKernels
 
 
 def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) -> dict[str, Any]:

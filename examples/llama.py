@@ -30,7 +30,7 @@ from torch.nn.utils import skip_init
 from transformers import LlamaConfig
 
 import outblas
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
 
 #: Flash attention wherever it can: the others know no grouped heads, or plan anew for every length. fp32 is not its.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.cubin import CubinCache
+from outblas.runtime.cubin import CubinCache
 
 try:
     from hypothesis import settings
@@ -43,7 +43,7 @@ def no_user_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def libraries_are_read_once() -> None:
     """A library is frozen, and reading the packaged one takes half a second, in hundreds of tests."""
-    from outblas import library
+    from outblas.records import library
 
     library._parse = lru_cache(maxsize=32)(library._parse)  # by the file's text
 

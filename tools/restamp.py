@@ -38,20 +38,20 @@ from pathlib import Path
 from typing import Any
 
 from outblas import __version__
-from outblas.compile import compile_many, nvrtc_version
-from outblas.config import config_name
-from outblas.cubin import Cubin
-from outblas.errors import CompileError, OutblasError, UsageError
+from outblas.core.config import config_name
+from outblas.core.errors import CompileError, OutblasError, UsageError
+from outblas.core.problem import Problem
+from outblas.dispatch.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, sha_as_written, sha_of
-from outblas.library import Library
-from outblas.problem import Problem
-from outblas.provenance import utc_now
+from outblas.kernels.source import Source, make_source
 from outblas.records.equal_kernels import TABLE, EqualKernels, Kernels
-from outblas.results import KIND, read_meta, read_result, write_result
-from outblas.sass import _code_sections
-from outblas.shipped_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
-from outblas.source import Source, make_source
+from outblas.records.library import Library
+from outblas.records.provenance import utc_now
+from outblas.records.results import KIND, read_meta, read_result, write_result
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.nvrtc import compile_many, nvrtc_version
+from outblas.runtime.sass import _code_sections
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS = ROOT / "src" / "outblas" / "data", ROOT / "results"

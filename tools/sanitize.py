@@ -16,19 +16,19 @@ import sys
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
-from outblas.compile import compile_source
-from outblas.config import KernelConfig
-from outblas.errors import OutblasError
+from outblas.core.config import KernelConfig
+from outblas.core.errors import OutblasError
+from outblas.core.problem import Problem
+from outblas.judge.reference import Oracle
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.launch import load
-from outblas.oracle import Oracle
-from outblas.problem import Problem
-from outblas.representatives import representatives
-from outblas.source import make_source
+from outblas.kernels.proof_shapes import representatives
+from outblas.kernels.source import make_source
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source
 
 WHOLE, RAGGED, ODD = (128, 128, 256), (136, 72, 200), (67, 45, 131)
 #: At most 16 rows of A: whole steps; ragged everywhere (NN wants N a multiple of 8).

@@ -10,7 +10,7 @@ from llama_example import llama
 from model_runs import VARIANTS, Step, Work, followed
 
 import outblas
-from outblas import affine
+from outblas.dispatch import linear as affine
 
 
 class Linear(NamedTuple):

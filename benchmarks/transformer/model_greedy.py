@@ -10,7 +10,7 @@ from llama_example import llama
 from model_rounding import first_differences, logit_errors
 from model_runs import VARIANTS, Variant, active, compile_fused
 
-from outblas.oracle import tf32
+from outblas.judge.reference import tf32
 
 #: Sequences of a batch whose logits are compared with fp32.
 REFERENCE_ROWS = 8

@@ -1,9 +1,9 @@
 """How far the logits and the greedy tokens of one model may be apart when its products are rounded differently.
 
-A product that passed the proof is within ``outblas.oracle``'s bound: the output's rounding, u |C| with u = 2^-11 (fp16)
-or 2^-8 (bf16), and an fp32 accumulator's error, which is small beside it. torch's products have the same two errors in
-other directions. Through a network no bound of the worst case is of use (it grows as a product over layers), so three
-conditions are asked of the logits z_t (torch) and z_o (ours), by z of the same weights in fp32:
+A product that passed the proof is within ``outblas.judge.reference``'s bound: the output's rounding, u |C| with u =
+2^-11 (fp16) or 2^-8 (bf16), and an fp32 accumulator's error, which is small beside it. torch's products have the same
+two errors in other directions. Through a network no bound of the worst case is of use (it grows as a product over
+layers), so three conditions are asked of the logits z_t (torch) and z_o (ours), by z of the same weights in fp32:
 
 1. rms(z_o - z) <= 1.25 rms(z_t - z) and max|z_o - z| <= 1.5 max|z_t - z|. Both sums have as many roundings of the same
    sizes, so their rms over millions of logits agree closely; a maximum of as many errors scatters more.
@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outblas.errors import UsageError
-from outblas.oracle import UNIT
+from outblas.core.errors import UsageError
+from outblas.judge.reference import UNIT
 
 RMS_FACTOR, MAX_FACTOR, GAIN = 1.25, 1.5, 2.0
 #: Roundings to half precision along one layer: two norms, QKV, rotation (2; its tables are the same numbers in the

@@ -18,8 +18,8 @@ from llama_example import llama
 from torch._inductor import config as inductor_config
 
 import outblas
-from outblas import fused
-from outblas.errors import DeviceError
+from outblas.core.errors import DeviceError
+from outblas.dispatch import fused
 
 #: Eager or compiled calls before a capture, or before times are taken.
 WARM_UPS = 3

@@ -15,9 +15,9 @@ The model is that of examples/llama.py: Llama 3 8B's shapes, random fp16 weights
 than torch's own fused operators need. Compiled modes compile one layer, whose code all layers run, and the head.
 Of each mode and step all variants are warmed up first (every kernel loaded, every shape seen), captured where the mode
 says so, and then run alternately in this process, in an order drawn anew for every round, each between two CUDA
-events. Before each the cache is set back, outside of the events. Speed-ups are paired by round (``outblas.stats``).
-Graphs are queued without waiting, so the host is in no figure of theirs; eager and compiled steps start on an idle GPU,
-so it is in these.
+events. Before each the cache is set back, outside of the events. Speed-ups are paired by round
+(``outblas.core.stats``). Graphs are queued without waiting, so the host is in no figure of theirs; eager and compiled
+steps start on an idle GPU, so it is in these.
 
 Variants: *torch* alone; *outblas* by ``enable()``; *outblas_fused*, which adds residuals in the kernels of the products
 before them, and computes SiLU(gate) * up in that of gate and up, from a copy of these weights in another order, which
@@ -45,10 +45,10 @@ import model_greedy
 import model_runs
 import model_tune
 
-from outblas.errors import DeviceError
-from outblas.files import write_json
-from outblas.provenance import collect
-from outblas.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
+from outblas.core.errors import DeviceError
+from outblas.core.files import write_json
+from outblas.core.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
+from outblas.records.provenance import collect
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 #: The bar of a mode and variant: geometric mean over steps.

@@ -18,12 +18,12 @@ import torch
 from model_runs import Step, Work
 
 import outblas
-from outblas.captured import Captured
-from outblas.config import config_name
-from outblas.errors import DeviceError
-from outblas.library import Library, Row
-from outblas.tune_run import RunFiles, provenance_of
-from outblas.user_library import VARIABLE
+from outblas.core.config import config_name
+from outblas.core.errors import DeviceError
+from outblas.records.captured_products import Captured
+from outblas.records.library import Library, Row
+from outblas.records.user_library import VARIABLE
+from outblas.search.tune_run import RunFiles, provenance_of
 
 #: Candidates measured of a problem, on average, where the time does not end before.
 BUDGET = 64

@@ -8,24 +8,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from outblas.core.errors import OutblasError
+from outblas.core.problem import Problem
 from outblas.core.version import __version__
-from outblas.errors import OutblasError
-from outblas.problem import Problem
 
 if TYPE_CHECKING:
-    from outblas.affine import linear, warm
-    from outblas.capturing import capture
-    from outblas.dispatch import explain, matmul, mm, use_library
-    from outblas.gated import gated_linear, interleave_gate_up
-    from outblas.switch import disable, enable, enabled, status, use
+    from outblas.dispatch.capture.session import capture
+    from outblas.dispatch.enable import disable, enable, enabled, status, use
+    from outblas.dispatch.gated import gated_linear, interleave_gate_up
+    from outblas.dispatch.linear import linear, warm
+    from outblas.dispatch.matmul import explain, matmul, mm, use_library
 
 #: Where what needs torch comes from, imported when it is first asked for.
 _LATER = {
-    **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch"),
-    **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.switch"),
-    "capture": "outblas.capturing",
-    **dict.fromkeys(("linear", "warm"), "outblas.affine"),
-    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.gated"),
+    **dict.fromkeys(("explain", "matmul", "mm", "use_library"), "outblas.dispatch.matmul"),
+    **dict.fromkeys(("disable", "enable", "enabled", "status", "use"), "outblas.dispatch.enable"),
+    "capture": "outblas.dispatch.capture.session",
+    **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
+    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.gated"),
 }
 __all__ = [
     "OutblasError",

@@ -12,10 +12,10 @@ TESTS = Path(__file__).resolve().parents[1]
 if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
-import cheat_tools  # noqa: E402
-from outblas.evaluation import Status, Verdict  # noqa: E402
-from outblas.problem import Problem  # noqa: E402
-from outblas.sandbox import Lost, Sandbox  # noqa: E402
+from outblas.core.evaluation import Status, Verdict  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.workers.sandbox import Lost, Sandbox  # noqa: E402
+from support import cheat_tools  # noqa: E402
 
 PROBLEM = Problem(96, 80, 1000)
 NAMES = cheat_tools.names()
@@ -32,13 +32,13 @@ def reject(name, box):
 
 @pytest.fixture(scope="module")
 def cpu_box():
-    with Sandbox("sandbox_handlers:prover", ("cpu",), STEP_S["cpu"]) as box:
+    with Sandbox("support.sandbox_handlers:prover", ("cpu",), STEP_S["cpu"]) as box:
         yield box
 
 
 @pytest.fixture(scope="module")
 def gpu_box():
-    with Sandbox("sandbox_handlers:prover", ("cuda:0",), STEP_S["cuda:0"]) as box:
+    with Sandbox("support.sandbox_handlers:prover", ("cuda:0",), STEP_S["cuda:0"]) as box:
         yield box
 
 
@@ -55,7 +55,7 @@ def test_rejected_on_the_gpu(name, gpu_box):
 
 @pytest.mark.gpu
 def test_the_honest_product_that_the_cheats_start_from_passes():
-    from outblas.verify import prove
+    from outblas.judge.gates import prove
 
     for problem in (PROBLEM, Problem(256, 256, 256)):
         verdict = prove(cheat_tools.Cheat("honest", cheat_tools.honest), problem)
@@ -73,9 +73,9 @@ def test_every_known_cheat_has_its_file():
 
 def test_half_accumulators_are_seen_in_the_machine_code():
     pytest.importorskip("cuda.bindings")
-    from outblas.compile import compile_source
-    from outblas.sass import check_static
-    from outblas.source import Source
+    from outblas.kernels.source import Source
+    from outblas.runtime.nvrtc import compile_source
+    from outblas.runtime.sass import check_static
 
     text = cheat_tools.load("half_accumulators").SOURCE
     source = Source(text, "half_accumulators", (), (), "fp32", "half_accumulators")
@@ -87,7 +87,7 @@ def test_half_accumulators_are_seen_in_the_machine_code():
 @pytest.mark.parametrize("name", ["never_ends", "illegal_address"])
 def test_the_kernels_of_the_cheats_compile(name):
     pytest.importorskip("cuda.bindings")
-    from outblas.compile import compile_source
-    from outblas.source import Source
+    from outblas.kernels.source import Source
+    from outblas.runtime.nvrtc import compile_source
 
     assert compile_source(Source(cheat_tools.load(name).SOURCE, name, (), (), "fp32", name), cache=None).image

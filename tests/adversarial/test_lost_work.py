@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
-from outblas.config import config_name
-from outblas.errors import RecordError
-from outblas.library import Library
-from outblas.recording import Recording
-from outblas.replay import ReplayEvaluator
+from outblas.core.config import config_name
+from outblas.core.errors import RecordError
+from outblas.records.library import Library
+from outblas.records.recording import Recording
+from outblas.records.replay import ReplayEvaluator
+from outblas.records.store import Store
 from outblas.search.agents.registry import make_agent
-from outblas.store import Store
-from outblas.tune import tune
+from outblas.search.tune import tune
+from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 
 #: The driver of a run. It prints a line per measurement that it counts as done; with a delay it takes
 #: its time as a GPU would, so that a signal meets it in the middle.
 DRIVER = """
 import resource, sys, time
-from outblas.agents import make_agent
-from outblas.errors import OutblasError
+from outblas.search.agents import make_agent
+from outblas.core.errors import OutblasError
 
 recording, path, delay, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 

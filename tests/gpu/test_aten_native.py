@@ -15,13 +15,13 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from everything_fixture import numbers, sums_in_fp32
-from outblas import device_registry, native, native_table, switch
-from outblas.device import gpu_of_device
-from outblas.device_state import DeviceState, load_kernel
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry, enable, native, native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.library import Choice, Library, Row
-from outblas.problem import Problem
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.device import gpu_of_device
+from support.everything_fixture import numbers, sums_in_fp32
 
 pytestmark = pytest.mark.gpu
 
@@ -57,7 +57,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[State]]:
     monkeypatch.setattr(device_registry, "devices", dict(enumerate(made)))
     for name, value in (("table", None), ("why_none", ""), ("known", None)):
         monkeypatch.setattr(native_table, name, value)
-    monkeypatch.setattr(switch, "_switch", switch.Switch("CUDA", switch.why_not))
+    monkeypatch.setattr(enable, "_switch", enable.Switch("CUDA", enable.why_not))
     assert outblas.enable()
     kernels = outblas.status()["torch"]["kernels"]
     if kernels != "C++":

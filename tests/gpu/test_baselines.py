@@ -6,13 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas import baselines  # noqa: E402
 from outblas.core import rivals  # noqa: E402
-from outblas.errors import OutblasError  # noqa: E402
-from outblas.operands import torch_dtype  # noqa: E402
-from outblas.oracle import product  # noqa: E402
-from outblas.problem import Problem  # noqa: E402
-from outblas.timing import Bench  # noqa: E402
+from outblas.core.errors import OutblasError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge import baselines  # noqa: E402
+from outblas.judge.gpu_clock import Bench  # noqa: E402
+from outblas.judge.operands import torch_dtype  # noqa: E402
+from outblas.judge.reference import product  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 KINDS = [("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")]

@@ -14,24 +14,24 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import device_registry, native_table
-from outblas.compile import compile_source
-from outblas.config import KernelConfig, config_name
-from outblas.device import gpu_of_device
-from outblas.device_state import DeviceState, load_kernel
-from outblas.driver import capture_graph, check, driver
-from outblas.evaluation import Status
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.evaluation import Status
+from outblas.core.problem import Layout, Problem
+from outblas.core.roofline import architecture
+from outblas.dispatch import device_registry, native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.judge.gates import prove
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.launch import load
-from outblas.library import Choice, Library, Row
-from outblas.problem import Layout, Problem
-from outblas.roofline import architecture
-from outblas.source import make_source
-from outblas.verify import prove
+from outblas.kernels.source import make_source
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.driver import capture_graph, check, driver
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
+from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 

@@ -13,12 +13,12 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.device import gpu_of_device
-from outblas.export.files import export
-from outblas.export.target import Target, find_target
+from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.library import Choice, Library, Row
-from outblas.problem import Problem
+from outblas.publish.export.exported_files import export
+from outblas.publish.export.target import Target, find_target
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 

@@ -9,15 +9,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from outblas.device import gpu_of_device
-from outblas.errors import ToolchainMissing
-from outblas.evaluation import Status, Verdict
-from outblas.free.build import build
-from outblas.free.examples import example, names
-from outblas.free.kernel import FreeKernel
-from outblas.free.launch import load
-from outblas.problem import Problem
-from outblas.verify import prove
+from outblas.core.errors import ToolchainMissing
+from outblas.core.evaluation import Status, Verdict
+from outblas.core.problem import Problem
+from outblas.jail.build import build
+from outblas.jail.free_launch import load
+from outblas.judge.gates import prove
+from outblas.kernels.custom.examples.example_kernels import example, names
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 RAGGED = (Problem(200, 264, 712), Problem(72, 136, 24), Problem(5, 520, 4104))
 FEW_ROWS = (Problem(5, 264, 4104), Problem(17, 40, 72), Problem(64, 136, 24))
 BOTH_LAYOUTS = ("naive", "shared_tiles", "mma_direct", "cp_async_stages", "cute_sm80", "cutlass_pingpong")
-BAD = Path(__file__).parents[1] / "free_kernels"
+BAD = Path(__file__).parents[1] / "support" / "free_kernels"
 
 
 def proved(kernel: FreeKernel, problem: Problem, folder: Path) -> Verdict:

@@ -12,25 +12,25 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from fused_gpu_fixture import (  # noqa: F401
+from outblas.core.config import KernelConfig
+from outblas.core.errors import TensorError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.judge.fused_gates import prove_fused, worst
+from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.source import make_source
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.fused_launch import Extra, FusedKernel
+from outblas.runtime.nvrtc import compile_source
+from support.fused_gpu_fixture import (  # noqa: F401
     CONFIGS,
     GEGLU,
     SWIGLU,
     capable_fixture,
     layer,
 )
-from outblas.compile import compile_source
-from outblas.config import KernelConfig
-from outblas.device import gpu_of_device
-from outblas.epilogue import ACTIVATIONS, Activation, Epilogue
-from outblas.errors import TensorError
-from outblas.evaluation import Status
-from outblas.fused_launch import Extra, FusedKernel
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.legality import why_illegal
-from outblas.problem import Problem
-from outblas.source import make_source
-from outblas.verify_fused import prove_fused, worst
 
 pytestmark = pytest.mark.gpu
 

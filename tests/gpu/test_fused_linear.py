@@ -14,23 +14,23 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from fused_gpu_fixture import (  # noqa: F401
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry, fused, linear, native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.judge.fused_gates import worst
+from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.fused_launch import Extra
+from support.fused_gpu_fixture import (  # noqa: F401
     CONFIGS,
     GEGLU,
     SWIGLU,
     capable_fixture,
     layer,
 )
-from outblas import affine, device_registry, fused, native_table
-from outblas.config import KernelConfig
-from outblas.device import gpu_of_device
-from outblas.device_state import DeviceState, load_kernel
-from outblas.epilogue import ACTIVATIONS, Epilogue
-from outblas.fused_launch import Extra
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.library import Choice, Library, Row
-from outblas.problem import Problem
-from outblas.verify_fused import worst
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +52,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
         monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(fused, "_states", {})
-    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", affine.FUSED):
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", linear.FUSED):
         monkeypatch.delenv(name, raising=False)
     yield config
     torch.cuda.synchronize()
@@ -63,7 +63,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_linear_is_one_kernel_once_it_is_warm(activation: Any, dtype: Any, served: KernelConfig) -> None:
     x, w, bias, residual = layer(dtype)
     options = {"activation": activation, "residual": residual}
-    assert outblas.warm(x, w, bias, **options), affine.why_not(x, w, bias, **options)
+    assert outblas.warm(x, w, bias, **options), linear.why_not(x, w, bias, **options)
     problem = replace(TUNED, dtype="fp16" if dtype is torch.float16 else "bf16")
     epilogue = Epilogue(True, activation or "none", True)
     batch = outblas.linear(x.view(4, 64, 1024), w, bias, activation=activation, residual=residual.view(4, 64, 512))
@@ -89,7 +89,7 @@ def test_the_first_calls_are_torchs_and_none_is_wrong(served: KernelConfig) -> N
 def test_in_place_on_the_residual(served: KernelConfig) -> None:
     x, w, bias, residual = layer()
     expected = torch.nn.functional.silu(torch.nn.functional.linear(x, w, bias)) + residual
-    assert "shares memory" in affine.why_not(x, w, bias, activation="silu", residual=residual, out=residual)
+    assert "shares memory" in linear.why_not(x, w, bias, activation="silu", residual=residual, out=residual)
     assert outblas.linear(x, w, bias, activation="silu", residual=residual, out=residual) is residual
     assert torch.allclose(residual.float(), expected.float(), rtol=4e-3, atol=1e-2)
 
@@ -131,7 +131,7 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     assert outblas.warm(x, w, bias)
     torchs = torch.nn.functional.linear(x, w, bias)
     assert torch.equal(outblas.linear(x, w, bias), torchs)
-    monkeypatch.setenv(affine.FUSED, "1")
+    monkeypatch.setenv(linear.FUSED, "1")
     c = outblas.linear(x, w, bias)
     assert worst(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
 
@@ -148,7 +148,7 @@ def exact_glu(x: Any, w: Any, bias: Any = None) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gated_linear_is_one_kernel_once_it_is_warm(dtype: Any, served: KernelConfig) -> None:
     x, w, bias, _ = layer(dtype)
-    assert outblas.warm(x, w, bias, gated=True), affine.why_not(x, w, bias, gated=True)
+    assert outblas.warm(x, w, bias, gated=True), linear.why_not(x, w, bias, gated=True)
     problem = replace(TUNED, dtype="fp16" if dtype is torch.float16 else "bf16")
     out = torch.empty(256, 256, dtype=dtype, device="cuda")
     launched = fused.status()["cuda:0"]["launched"]
@@ -199,7 +199,7 @@ def test_the_packaged_library_gates_llama_in_one_kernel(m: int) -> None:
     x = torch.randn(m, 4096, device="cuda", dtype=torch.float16)
     gate, up = (torch.randn(14336, 4096, device="cuda", dtype=torch.float16) / 64 for _ in range(2))
     w = outblas.interleave_gate_up(gate, up)
-    assert outblas.warm(x, w, gated=True), affine.why_not(x, w, gated=True)
+    assert outblas.warm(x, w, gated=True), linear.why_not(x, w, gated=True)
     found, problem = outblas.gated_linear(x, w), Problem(m, 28672, 4096)
     assert worst(problem, x, w, Extra(), SWIGLU, found) <= 1.0
     theirs = torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())

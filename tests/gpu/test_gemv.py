@@ -11,15 +11,15 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.compile import compile_source
-from outblas.device import gpu_of_device
+from outblas.core.problem import Problem
+from outblas.core.roofline import architecture
+from outblas.judge.operands import torch_dtype
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.legality import why_illegal
-from outblas.launch import load
-from outblas.operands import torch_dtype
-from outblas.problem import Problem
-from outblas.roofline import architecture
-from outblas.source import make_source
+from outblas.kernels.source import make_source
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source
 
 pytestmark = pytest.mark.gpu
 
@@ -144,9 +144,9 @@ def test_walks_over_several_tiles_give_every_tile_its_own_sums(name: str, layout
 @pytest.mark.parametrize("name", ["walk_16_pdl", "walk_shared_one_warp"])
 def test_a_grid_holds_no_more_ctas_than_are_resident(name: str, layout: str) -> None:
     """A walk gains nothing from CTAs that wait for others to end: the driver has to agree with geometry.gemv_blocks."""
-    from outblas.driver import check, driver
-    from outblas.geometry import geometry
     from outblas.kernels.families.sm80_gemv_mma import gemv_blocks
+    from outblas.kernels.geometry import geometry
+    from outblas.runtime.driver import check, driver
 
     config, problem = CONFIGS[name], Problem(8, 64 * 1000, 1024, layout)  # type: ignore[arg-type]
     loaded, shape = kernel(problem, config), geometry(problem, config)

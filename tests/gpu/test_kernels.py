@@ -11,22 +11,22 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.compile import compile_source
-from outblas.config import KernelConfig
-from outblas.device import gpu_of_device
-from outblas.errors import ConfigError, TensorError
-from outblas.evaluate import representatives
-from outblas.evaluation import Status
+from outblas.bench.live_evaluator import representatives
+from outblas.core.config import KernelConfig
+from outblas.core.errors import ConfigError, TensorError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.judge.gates import prove
+from outblas.judge.operands import Operands, torch_dtype
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.launch import load
-from outblas.operands import Operands, torch_dtype
-from outblas.problem import Problem
-from outblas.source import make_source
-from outblas.verify import prove
+from outblas.kernels.source import make_source
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source
 
 pytestmark = pytest.mark.gpu
 

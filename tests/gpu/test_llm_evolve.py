@@ -12,20 +12,20 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("openai")
 
-from helpers import ROOT  # noqa: E402
-from llm_kernels import answer, config_answer  # noqa: E402
-from llm_server import Say, serving  # noqa: E402
-from outblas.evaluation import Status  # noqa: E402
-from outblas.free.kernel import FreeKernel  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.kernels.custom.free_kernel import FreeKernel  # noqa: E402
 from outblas.llm.budget import Budget  # noqa: E402
+from outblas.llm.evaluators import parse_place  # noqa: E402
 from outblas.llm.evolve import Settings  # noqa: E402
+from outblas.llm.evolve_journal import Ledger  # noqa: E402
 from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve  # noqa: E402
-from outblas.llm.ledger import Ledger  # noqa: E402
 from outblas.llm.models import Model  # noqa: E402
-from outblas.llm.places import parse_place  # noqa: E402
-from outblas.problem import Problem  # noqa: E402
-from outblas.report.page import write_report  # noqa: E402
-from outblas.store import Store  # noqa: E402
+from outblas.publish.html.tune_page import write_report  # noqa: E402
+from outblas.records.store import Store  # noqa: E402
+from support.helpers import ROOT  # noqa: E402
+from support.llm_kernels import answer, config_answer  # noqa: E402
+from support.llm_server import Say, serving  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 PROBLEM = Problem(256, 256, 512)

@@ -15,18 +15,18 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import device_registry, native, native_table
-from outblas.config import KernelConfig
+from outblas.core.config import KernelConfig
+from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
-from outblas.cublas import CublasLt, describe
-from outblas.device import gpu_of_device
-from outblas.device_state import DeviceState, load_kernel
-from outblas.geometry import workspace_bytes
+from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.judge.reference import Oracle
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
-from outblas.library import Choice, Library, Row
-from outblas.oracle import Oracle
-from outblas.problem import ROW_ALIGN_BYTES, Problem
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.cublas import CublasLt, describe
+from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 

@@ -17,9 +17,9 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import torch
 
 import outblas
-from everything_fixture import sums_in_fp32
-from operator_counts import OperatorCounts
-from outblas.device import gpu_of_device
+from outblas.runtime.device import gpu_of_device
+from support.everything_fixture import sums_in_fp32
+from support.operator_counts import OperatorCounts
 
 pytestmark = pytest.mark.gpu
 

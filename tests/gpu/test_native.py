@@ -15,16 +15,16 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import device_registry, native, native_table
-from outblas.device import gpu_of_device
-from outblas.device_state import DeviceState, load_kernel
-from outblas.errors import TensorError
+from outblas.core.errors import TensorError
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.tensors import operand
+from outblas.judge.reference import Oracle
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.library import Choice, Library, Row
-from outblas.oracle import Oracle
-from outblas.problem import Problem
-from outblas.tensors import operand
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
 

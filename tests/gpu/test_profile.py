@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from outblas import ncu
-from outblas.device import Device
-from outblas.errors import DeviceError, ToolchainMissing
-from outblas.problem import Problem
-from outblas.profile import ProfileRequest, run_profile
-from outblas.store import Store
-from outblas.tune_run import TuneRequest, run_tune
+from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.records.store import Store
+from outblas.runtime import ncu
+from outblas.runtime.device import Device
+from outblas.search.profile import ProfileRequest, run_profile
+from outblas.search.tune_run import TuneRequest, run_tune
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from outblas.bench.live_evaluator import LiveEvaluator  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.rivals import RIVALS  # noqa: E402
-from outblas.desk import Options  # noqa: E402
-from outblas.evaluate import LiveEvaluator  # noqa: E402
-from outblas.evaluation import Status  # noqa: E402
+from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
-from outblas.problem import Problem  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 GOOD, ALSO, ILLEGAL = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64), Sm90WgmmaConfig(64, 7)

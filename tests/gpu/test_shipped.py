@@ -15,23 +15,24 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from helpers import ROOT
-from outblas import device_registry, native_table, shipped
-from outblas.compile import compile_source
-from outblas.config import KernelConfig
-from outblas.cubin_pack import pack_key, packed
-from outblas.device import gpu_of_device
-from outblas.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry, native_table
+from outblas.dispatch.cubin_build import build, current, packaged_libraries, sources_of
+from outblas.dispatch.device_state import ARCHITECTURE, DeviceState, load_kernel
+from outblas.judge.reference import Oracle
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.launch import load
-from outblas.library import Choice, Library, Row
-from outblas.oracle import Oracle
-from outblas.problem import Problem
-from outblas.shipped import PACK, ShippedCubins
-from outblas.shipped_build import build, current, packaged_libraries, sources_of
-from outblas.source import make_source
+from outblas.kernels.source import make_source
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime import packaged_cubins
+from outblas.runtime.cubin_pack import pack_key, packed
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source
+from outblas.runtime.packaged_cubins import PACK, ShippedCubins
+from support.helpers import ROOT
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +51,7 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch, outblas
-from outblas import shipped
+from outblas.runtime import packaged_cubins as shipped
 shipped.SHIPPED = shipped.ShippedCubins(Path(sys.argv[1]))
 torch.zeros(1, device="cuda")
 outblas.use_library(sys.argv[2])
@@ -88,7 +89,7 @@ def pack_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def device(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
     """What a process has that finds its pack at ``path``."""
-    monkeypatch.setattr(shipped, "SHIPPED", ShippedCubins(path))
+    monkeypatch.setattr(packaged_cubins, "SHIPPED", ShippedCubins(path))
     state = DeviceState(gpu_of_device(0), library(), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     return state
@@ -143,7 +144,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
     assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"]) == (1, 0)
 
 
-@pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas.shipped_build")
+@pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas.dispatch.cubin_build")
 def test_the_driver_loads_the_packs_cubins() -> None:
     if not current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas import latency, rounds, timing  # noqa: E402
-from outblas.baselines import make_baselines  # noqa: E402
-from outblas.errors import DeviceError  # noqa: E402
-from outblas.problem import Problem  # noqa: E402
+from outblas.core.errors import DeviceError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge import gpu_clock, latency, rounds  # noqa: E402
+from outblas.judge.baselines import make_baselines  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +25,7 @@ def rivals():
 @pytest.mark.parametrize("mnk", [(64, 64, 64), (4096, 4096, 4096), (127, 1001, 333)])
 def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
     problem = Problem(*mnk)
-    found = timing.offline(rivals, problem, effort=timing.Effort(7), cold=cold)
+    found = gpu_clock.offline(rivals, problem, effort=gpu_clock.Effort(7), cold=cold)
     assert list(found) == list(rivals)
     for t in found.values():
         assert len(t.samples_us) == 7 and t.median_us > 0 and t.mode == ("offline_cold" if cold else "offline")
@@ -36,8 +36,8 @@ def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
 def test_twice_the_work_takes_longer(rivals):
     """A clock that measures only its own overhead would not see a factor of 64."""
     one = {"cublas": rivals["cublas"]}
-    small = timing.offline(one, Problem(1024, 1024, 1024))["cublas"].median_us
-    large = timing.offline(one, Problem(4096, 4096, 4096))["cublas"].median_us
+    small = gpu_clock.offline(one, Problem(1024, 1024, 1024))["cublas"].median_us
+    large = gpu_clock.offline(one, Problem(4096, 4096, 4096))["cublas"].median_us
     assert large > 8 * small
 
 
@@ -55,10 +55,10 @@ def test_an_entry_that_cannot_do_it_is_left_out_with_its_reason(rivals):
             raise DeviceError("it cannot", "another", "leave it out")
 
     reasons = {}
-    found = timing.offline({**rivals, "unable": Unable()}, Problem(64, 64, 64), left_out=reasons)
+    found = gpu_clock.offline({**rivals, "unable": Unable()}, Problem(64, 64, 64), left_out=reasons)
     assert set(found) == set(rivals) and "it cannot" in reasons["unable"]
     with pytest.raises(DeviceError, match="it cannot"):
-        timing.offline({"unable": Unable()}, Problem(64, 64, 64))
+        gpu_clock.offline({"unable": Unable()}, Problem(64, 64, 64))
 
 
 def test_a_failed_capture_leaves_the_bench_usable(rivals):
@@ -68,7 +68,7 @@ def test_a_failed_capture_leaves_the_bench_usable(rivals):
         def bind(self, problem, a, b, c):
             return lambda stream: torch.cuda.synchronize()
 
-    with timing.Bench(Problem(64, 64, 64)) as bench:
+    with gpu_clock.Bench(Problem(64, 64, 64)) as bench:
         with pytest.raises((DeviceError, RuntimeError)):
             bench.capture(Waits())
         graph = bench.capture(rivals["cublas"])
@@ -77,7 +77,7 @@ def test_a_failed_capture_leaves_the_bench_usable(rivals):
 
 
 def test_many_graphs_are_captured_and_freed_without_keeping_memory(rivals):
-    with timing.Bench(Problem(256, 256, 256)) as bench:
+    with gpu_clock.Bench(Problem(256, 256, 256)) as bench:
         bench.capture(rivals["cublas"]).free()
         torch.cuda.synchronize()
         free = torch.cuda.mem_get_info()[0]
@@ -88,11 +88,11 @@ def test_many_graphs_are_captured_and_freed_without_keeping_memory(rivals):
 
 
 def test_cold_rounds_are_of_single_calls(rivals):
-    with timing.Bench(Problem(512, 512, 512)) as bench:
+    with gpu_clock.Bench(Problem(512, 512, 512)) as bench:
         calls = [bench.bind(rivals[name]) for name in ("cublas", "lt_heuristic")]
         assert all(us > 0 for us in bench.cold_round(calls, random.Random(0)))
 
 
 def test_no_such_gpu():
     with pytest.raises(DeviceError, match="GPU 99"):
-        timing.Bench(Problem(64, 64, 64), gpu_index=99)
+        gpu_clock.Bench(Problem(64, 64, 64), gpu_index=99)

@@ -14,8 +14,8 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
-from outblas.torch_op import mm
+from outblas.dispatch.torch_op import mm
+from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 

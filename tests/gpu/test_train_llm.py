@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from outblas.evaluation import Status
-from outblas.problem import Problem
-from outblas.store import Store
-from outblas.train_llm.knob_words import KnobWords
-from outblas.train_llm.settings import TrainSettings
-from outblas.train_llm.stages import train
-from outblas.train_llm.tiny import RANDOM_TINY
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.llm.train.knob_words import KnobWords
+from outblas.llm.train.settings import TrainSettings
+from outblas.llm.train.stages import train
+from outblas.llm.train.tiny import RANDOM_TINY
+from outblas.records.store import Store
 
 pytestmark = pytest.mark.gpu
 

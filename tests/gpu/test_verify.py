@@ -6,18 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas.baselines import CublasGemm  # noqa: E402
-from outblas.compile import compile_source  # noqa: E402
-from outblas.evaluate import representatives  # noqa: E402
-from outblas.evaluation import Status  # noqa: E402
+from outblas.bench.live_evaluator import representatives  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.baselines import CublasGemm  # noqa: E402
+from outblas.judge.gates import CellProver, prove  # noqa: E402
+from outblas.judge.gpu_clock import Bench  # noqa: E402
+from outblas.judge.reference import ERROR_C, needed_c  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
-from outblas.launch import load  # noqa: E402
-from outblas.oracle import ERROR_C, needed_c  # noqa: E402
-from outblas.problem import Problem  # noqa: E402
-from outblas.source import make_source  # noqa: E402
-from outblas.timing import Bench  # noqa: E402
-from outblas.verify import CellProver, prove  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]

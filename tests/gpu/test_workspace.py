@@ -13,20 +13,20 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.compile import compile_source
-from outblas.config import KernelConfig
-from outblas.driver import capture_graph, check, driver
-from outblas.errors import DeviceError, TensorError
-from outblas.geometry import workspace_bytes
+from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError, TensorError
+from outblas.core.problem import Problem
+from outblas.judge.operands import Operands
+from outblas.judge.reference import Oracle
+from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.kernels.legality import why_illegal
-from outblas.launch import load
-from outblas.operands import Operands
-from outblas.oracle import Oracle
-from outblas.problem import Problem
-from outblas.source import make_source
-from outblas.workspace import allocate
-from workspace_gpu_fixture import (  # noqa: F401
+from outblas.kernels.source import make_source
+from outblas.runtime.driver import capture_graph, check, driver
+from outblas.runtime.launch import load
+from outblas.runtime.nvrtc import compile_source
+from outblas.runtime.workspace import allocate
+from support.workspace_gpu_fixture import (  # noqa: F401
     BASE,
     CONFIGS,
     RAGGED,

@@ -15,15 +15,16 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 import outblas
-from outblas import capture_workspace, device_registry, native, native_table
-from outblas.device import gpu_of_device
-from outblas.device_state import DeviceState, load_kernel
-from outblas.driver import capture_graph, check, driver
-from outblas.geometry import workspace_bytes
-from outblas.library import Choice, Library, Row
-from outblas.oracle import Oracle
-from outblas.problem import Problem
-from workspace_gpu_fixture import (  # noqa: F401
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry, native, native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.judge.reference import Oracle
+from outblas.kernels.geometry import workspace_bytes
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime import graph_workspace
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.driver import capture_graph, check, driver
+from support.workspace_gpu_fixture import (  # noqa: F401
     BASE,
     CONFIGS,
     DEEP,
@@ -259,7 +260,7 @@ def test_captures_leave_no_memory_behind(library: DeviceState) -> None:
         return int(torch.cuda.memory_reserved())
 
     def streams() -> int:
-        return sum(map(len, capture_workspace._asides.values()))
+        return sum(map(len, graph_workspace._asides.values()))
 
     before, made = reserved(3), streams()
     assert reserved(50) <= before and streams() == made > 0

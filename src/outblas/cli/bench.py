@@ -10,9 +10,9 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, QpsOption, SampleOption, SampleSeedOption, SuiteOption, out
-from outblas.device import require_gpus
-from outblas.errors import RecordError, UsageError
-from outblas.problem import Problem
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.problem import Problem
+from outblas.runtime.device import require_gpus
 
 
 def bench(
@@ -53,7 +53,7 @@ def bench(
         _check_replaced(path, problems, mode)
     indices = require_gpus(common.parse_indices("--gpus", gpus))
 
-    from outblas.bench import BenchRequest, run_bench
+    from outblas.bench.run_bench import BenchRequest, run_bench
 
     request = BenchRequest(problems, suite, library, path, indices, mode, rounds, resume, target_qps)
     with common.progress_bar(f"bench {suite}") as progress:
@@ -68,7 +68,7 @@ def bench(
 
 def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:
     """Raise unless ``path`` is a bench of the same problems in the same mode, which a new one may replace."""
-    from outblas.results import read_result
+    from outblas.records.results import read_result
 
     do = "choose another --out, or pass --no-resume to replace it"
     try:

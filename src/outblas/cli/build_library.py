@@ -9,11 +9,11 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import EXIT_INTERRUPT, MODES, err, out
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from outblas.core.suites import Table
     from outblas.search.build_library.build_work import BuildFolder
-    from outblas.suites import Table
 
 
 WorkOption = Annotated[
@@ -137,6 +137,6 @@ def _run_alone(work: BuildFolder, job: str) -> None:
 
 
 def _tables(text: str | None, default: tuple[Table, ...]) -> list[Table]:
-    from outblas.suites import Table
+    from outblas.core.suites import Table
 
     return list(default) if text is None else [Table.parse(each) for each in text.split(",")]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.errors import RecordError, UsageError
+from outblas.core.errors import RecordError, UsageError
 
 #: Options of the interpreter that take the next word as their value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -34,7 +34,7 @@ def capture(
     torch is imported before the program's first line: set what torch reads at its import (OMP_NUM_THREADS) outside of
     the program. CUDA is not initialised.
     """
-    from outblas import capture_run
+    from outblas.dispatch.capture import run_program
 
     if out_file.is_dir() or not os.access(common.existing(out_file.parent), os.W_OK):
         raise UsageError(f"--out {out_file}", "a file in a writable folder", "choose another path")
@@ -45,7 +45,7 @@ def capture(
         raise UsageError(f"no file {words[0]!r}", "a Python program", "correct its path")
     _check_interpreter(python)
     out_file = out_file.resolve()  # the program may change its working directory
-    command = [python, *options, "-m", capture_run.__name__, "--out", str(out_file)]
+    command = [python, *options, "-m", run_program.__name__, "--out", str(out_file)]
     command += [*(["--append"] if append else []), "--", *words]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -102,7 +102,7 @@ def _check_interpreter(python: str) -> None:
 
 def _check_captured(path: Path, append: bool) -> None:
     """A record may be added to or replaced, and so may an empty file; nothing else that is there is written over."""
-    from outblas.captured import Captured
+    from outblas.records.captured_products import Captured
 
     wrong, do = f"--out {path} is there and is no record", "choose another path, or move it away"
     expected = "a new file, or one that `outblas capture` wrote"

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from outblas.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.problem import Problem
+from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.core.problem import Problem
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -110,7 +110,7 @@ def check_report(run: Path) -> bool:
     Args:
         run: directory of the run, from which the report can be written later.
     """
-    from outblas.report.shell import check_tools
+    from outblas.publish.html.shell import check_tools
 
     try:
         check_tools()
@@ -193,10 +193,10 @@ def suite_problems(
     """Problems of a suite in every layout given; dtype, layout and accumulator in any case of letters.
 
     Args:
-        count: only so many of each layout, see :func:`outblas.suites.sample`; the same shapes in each.
+        count: only so many of each layout, see :func:`outblas.core.suites.sample`; the same shapes in each.
     """
-    from outblas.suites import sample
-    from outblas.suites import suite as problems_of
+    from outblas.core.suites import sample
+    from outblas.core.suites import suite as problems_of
 
     found: list[Problem] = []
     for layout in layouts:

@@ -10,12 +10,12 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import err, out
-from outblas.device import DEFAULT_RECORDING, parse_device
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
+from outblas.runtime.device import DEFAULT_RECORDING, parse_device
 
 if TYPE_CHECKING:
-    from outblas.compare_result import Comparison
-    from outblas.compare_stats import Figure
+    from outblas.search.compare.compare_result import Comparison
+    from outblas.search.compare.compare_stats import Figure
 
 
 def compare(
@@ -51,9 +51,9 @@ def compare(
             f"--device {device}", "a recording, which knows the best of every problem", "e.g. --device replay:h200"
         )
 
-    from outblas.compare import Plan
-    from outblas.compare_result import read_comparison
-    from outblas.compare_run import CompareRequest, run_compare
+    from outblas.search.compare.compare_result import read_comparison
+    from outblas.search.compare.compare_run import CompareRequest, run_compare
+    from outblas.search.compare.held_out import Plan
 
     plan = Plan(where.recording, _integers(budgets), held_out, split_seed, sample)
     with common.progress_bar("compare") as progress:
@@ -78,7 +78,7 @@ def compare(
 
 def print_comparison(comparison: Comparison) -> None:
     """A table per split, the best agent of each budget, and the best overall."""
-    from outblas.compare_stats import best_of, budget_words, figures, overall
+    from outblas.search.compare.compare_stats import best_of, budget_words, figures, overall
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
     for split, made in of_splits.items():

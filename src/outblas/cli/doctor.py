@@ -12,7 +12,7 @@ _WORDS = {True: "ok", False: "WRONG", None: "absent"}
 
 def doctor() -> None:
     """Say what is installed, what is missing and what to do; exit 2 when nothing can work."""
-    from outblas.doctor import diagnose
+    from outblas.cli.health import diagnose
 
     checks = diagnose()
     width = max(len(check.name) for check in checks)

@@ -10,8 +10,8 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, QpsOption, number, out
-from outblas.device import require_gpus
-from outblas.problem import Problem
+from outblas.core.problem import Problem
+from outblas.runtime.device import require_gpus
 
 
 def evaluate(
@@ -44,7 +44,7 @@ def evaluate(
     common.positive("--benchmark-seconds", benchmark_seconds)
     (gpu,) = require_gpus((gpu_device_id,))
 
-    from outblas.eval_one import run_eval
+    from outblas.bench.eval_problem import run_eval
 
     with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
         result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)
@@ -53,10 +53,10 @@ def evaluate(
 
 def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int) -> None:
     """One free kernel; exit 2 unless it passed, or compiled where nothing can run it."""
-    from outblas.device import gpu_count
-    from outblas.evaluation import Status
-    from outblas.free.eval_file import eval_file
-    from outblas.free.jail import report
+    from outblas.bench.eval_file import eval_file
+    from outblas.core.evaluation import Status
+    from outblas.jail.confinement import report
+    from outblas.runtime.device import gpu_count
 
     live = gpu_count() > 0
     if live:

@@ -9,10 +9,10 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
 from outblas.llm.budget import parse_budget
 from outblas.llm.models import parse_models
-from outblas.problem import Problem
 
 if TYPE_CHECKING:
     from outblas.llm.evolve_run import EvolveRequest, Server
@@ -72,10 +72,10 @@ def evolve(
 ) -> None:
     """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
     from outblas.llm.archive import Shape
+    from outblas.llm.evaluators import parse_place
     from outblas.llm.evolve import Settings
+    from outblas.llm.evolve_folder import folder_name
     from outblas.llm.evolve_run import EvolveRequest
-    from outblas.llm.places import parse_place
-    from outblas.llm.run_folder import folder_name
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
     models = parse_models(model, price or [])
@@ -107,7 +107,7 @@ def _run(request: EvolveRequest, title: str) -> None:
     )
     page = ""
     if with_report:
-        from outblas.report.page import write_report
+        from outblas.publish.html.tune_page import write_report
 
         page = f"report:       {write_report(files.path, files.report)}\n"
     out.print(f"transcript:   {files.transcript}\n{page}everything:   {files.store}", markup=False)
@@ -136,7 +136,7 @@ def _server(
 
 def _say_what_holds() -> None:
     """What keeps the code of strangers in its place on this machine, and what does not."""
-    from outblas.free.jail import report
+    from outblas.jail.confinement import report
 
     for line in report():
         common.err.print(f"jail: {line.part}: {line.words}", markup=False)

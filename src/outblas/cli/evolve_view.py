@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.cli.common import err, number
 from outblas.llm.evolve_run import Watching
-from outblas.llm.outcome import KINDS
+from outblas.llm.feedback import KINDS
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outblas.llm.budget import Account, Budget
     from outblas.llm.client import Client
     from outblas.llm.evolve import Evolution
-    from outblas.llm.ledger import Outcome
+    from outblas.llm.evolve_journal import Outcome
 
 #: Seconds between two pictures of a live view.
 _TICK_S = 0.5

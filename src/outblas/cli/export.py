@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
-from outblas.config import LAUNCHES
-from outblas.device import DEFAULT_RECORDING
-from outblas.errors import UsageError
-from outblas.problem import Problem
+from outblas.core.config import LAUNCHES
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.runtime.device import DEFAULT_RECORDING
 
 
 def export(
@@ -36,9 +36,9 @@ def export(
         raise UsageError(f"unknown launch option {launch!r}", " or ".join(LAUNCHES), "pass one of them as --launch")
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
 
-    from outblas.export.files import export as write
-    from outblas.export.target import find_target
-    from outblas.library import Library
+    from outblas.publish.export.exported_files import export as write
+    from outblas.publish.export.target import find_target
+    from outblas.records.library import Library
 
     rows = Library.packaged(DEFAULT_RECORDING) if library is None else Library.load(library)
     target = find_target(problem, launch, rows)

@@ -10,7 +10,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import out
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
 
 fit = typer.Typer(
     help="Fit what the package ships to measurements: the catalogue, the ranking model, kernels for any shape.",
@@ -70,7 +70,7 @@ def fit_model(
         )
     common.at_least("--folds", folds, 2)
 
-    from outblas.files import write_json
+    from outblas.core.files import write_json
     from outblas.learn.train import fit_model_run as run
 
     report = run.fit_model(run.Measurements(lines, stores, recording), folds)
@@ -103,7 +103,7 @@ def fit_any_shape(
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
 
-    from outblas.files import sole_driver
+    from outblas.core.files import sole_driver
 
     with sole_driver(work):
         if step == "record":
@@ -117,7 +117,7 @@ def fit_any_shape(
 
 
 def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
-    from outblas.any_shape import LIKELY
+    from outblas.learn.any_shape import LIKELY
     from outblas.search.any_shape_run import record, shapes
 
     measurements = common.at_least("--measurements", LIKELY if measurements is None else measurements, 1)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outblas.cli.common import out
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
 
 KINDS = ("suites", "agents", "kernels", "counters")
 
@@ -25,7 +25,7 @@ def listing(
 
 
 def _suites() -> list[tuple[str, str]]:
-    from outblas.suites import SUITES, suite
+    from outblas.core.suites import SUITES, suite
 
     return [(name, f"{len(suite(name))} problems per layout, dtype and accumulator") for name in SUITES]
 
@@ -37,14 +37,14 @@ def _agents() -> list[tuple[str, str]]:
 
 
 def _kernels() -> list[tuple[str, str]]:
-    from outblas.config import knob_schema
+    from outblas.core.config import knob_schema
     from outblas.kernels.families.registry import FAMILIES
 
     return [(name, ", ".join(knob.name for knob in knob_schema(family.config))) for name, family in FAMILIES.items()]
 
 
 def _counters() -> list[tuple[str, str]]:
-    from outblas.counters import COUNTERS
+    from outblas.runtime.counters import COUNTERS
 
     return [(c.name, f"{c.meaning}; {c.unit}; {' or '.join(c.metrics)}") for c in COUNTERS]
 

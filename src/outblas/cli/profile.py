@@ -10,14 +10,14 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import out
-from outblas.device import parse_device
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
+from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from outblas.config import KernelConfig
-    from outblas.problem import Problem
+    from outblas.core.config import KernelConfig
+    from outblas.core.problem import Problem
 
 
 def profile(
@@ -37,7 +37,7 @@ def profile(
         raise UsageError(f"--device {device}", "a GPU: a recording has no counters", "e.g. --device cuda:0")
 
     from outblas.kernels.config_text import config_from_name
-    from outblas.profile import ProfileRequest, run_profile
+    from outblas.search.profile import ProfileRequest, run_profile
 
     named = None if config is None else config_from_name(config)
     request = ProfileRequest(run, where.gpu_index, top, mnk or (), named, ncu, timeout, common.command_line())
@@ -52,8 +52,8 @@ def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]])
     from rich.markup import escape
     from rich.table import Table
 
-    from outblas.counters import HEAD, cells
     from outblas.publish.words import short_config
+    from outblas.runtime.counters import HEAD, cells
 
     table = Table(box=None, pad_edge=False)
     for heading in ("problem", "candidate", *HEAD):

@@ -9,7 +9,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SuiteOption, out
-from outblas.device import require_gpus
+from outblas.runtime.device import require_gpus
 
 
 def record(
@@ -25,8 +25,8 @@ def record(
     problems = common.suite_problems(suite, (layout,), dtype, acc)
     (gpu,) = require_gpus((gpu_device_id,))
 
+    from outblas.bench.record_suite import run_record
     from outblas.kernels.catalogue import catalogue as candidates_of
-    from outblas.record import run_record
 
     with common.progress_bar(f"record {suite}") as progress:
         run_record(

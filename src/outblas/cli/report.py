@@ -22,7 +22,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the HTML report of a run: speed-ups, heat maps, roofline, losses; or agents compared; and provenance."""
-    from outblas.report.page import write_report
+    from outblas.publish.html.tune_page import write_report
 
     path = out_file or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
     write_report(run, path)

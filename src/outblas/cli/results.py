@@ -15,7 +15,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Summary rows (see ``outblas.records.summary.summarise``) as a table."""
     from rich.table import Table
 
-    from outblas.averages import launch_words
+    from outblas.records.averages import launch_words
 
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for heading in ("suite", "layout, types", "mode", "PDL"):
@@ -38,8 +38,8 @@ def results(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
+    from outblas.publish.tables.publish_results import check_published, publish
     from outblas.records.summary import summary_rows
-    from outblas.report.publish import check_published, publish
 
     out.print(summary_table(summary_rows(directory)))
     if write:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
-from outblas.config import LAUNCHES, config_name
-from outblas.device import DEFAULT_RECORDING, parse_device
-from outblas.errors import UsageError
-from outblas.problem import Problem
+from outblas.core.config import LAUNCHES, config_name
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
 from outblas.records.evaluation_json import evaluation_to_json
+from outblas.runtime.device import DEFAULT_RECORDING, parse_device
 
 if TYPE_CHECKING:
-    from outblas.recording import Recording
+    from outblas.records.recording import Recording
 
 
 def export_t4(
@@ -33,8 +33,8 @@ def export_t4(
     if launch not in LAUNCHES:
         raise UsageError(f"unknown launch option {launch!r}", " or ".join(LAUNCHES), "pass one of them as --launch")
 
-    from outblas.files import write_atomic
-    from outblas.kernel_tuner_files import task_of, to_cache, to_t4
+    from outblas.core.files import write_atomic
+    from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
 
     task = task_of(_recording(device), Problem.from_mnk(mnk, layout, dtype, acc), launch)
     text = to_cache(task) if cache else json.dumps(to_t4(task), indent=1)
@@ -52,8 +52,8 @@ def import_t4(
     device: Annotated[str | None, typer.Option(help="Recording to compare with, replay:NAME.")] = None,
 ) -> None:
     """Read measurements of Kernel Tuner's: say how many and which was fastest, compare them, write them."""
-    from outblas.files import write_atomic
-    from outblas.kernel_tuner_files import read_task, task_of
+    from outblas.core.files import write_atomic
+    from outblas.search.kernel_tuner.t4_files import read_task, task_of
 
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
@@ -74,7 +74,7 @@ def import_t4(
 
 
 def _recording(device: str) -> Recording:
-    from outblas.recording import Recording
+    from outblas.records.recording import Recording
 
     where = parse_device(device)
     if where.recording is None:

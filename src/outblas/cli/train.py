@@ -13,7 +13,7 @@ from outblas.cli import common
 from outblas.cli.common import out
 
 if TYPE_CHECKING:
-    from outblas.learn.ppo import PpoSettings
+    from outblas.learn.train.train_ppo import PpoSettings
 
 RecordingOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
 StepsOption = Annotated[int | None, typer.Option(help="Transitions in all; by default the recipe's.")]
@@ -39,9 +39,9 @@ def train(
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
 ) -> None:
     """Train the policy of agent ppo on recorded problems (no GPU)."""
-    from outblas.learn.ppo import RECIPE, Run
-    from outblas.learn.ppo import train as train_ppo
-    from outblas.recording import Recording
+    from outblas.learn.train.train_ppo import RECIPE, Run
+    from outblas.learn.train.train_ppo import train as train_ppo
+    from outblas.records.recording import Recording
 
     base = RECIPE if settings is None else _read(settings)
     given = {"steps": steps, "lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
@@ -65,10 +65,10 @@ def sweep(
     """Search PPO's hyper-parameters with Optuna (no GPU); the result is a file for `outblas train --settings`."""
     common.at_least("--trials", trials, 1)
 
-    from outblas.files import write_json
-    from outblas.learn.ppo import RECIPE
-    from outblas.learn.sweep import sweep as sweep_ppo
-    from outblas.recording import Recording
+    from outblas.core.files import write_json
+    from outblas.learn.train.sweep import sweep as sweep_ppo
+    from outblas.learn.train.train_ppo import RECIPE
+    from outblas.records.recording import Recording
 
     loaded = Recording.load(recording)
     base = replace(RECIPE, seed=seed, steps=RECIPE.steps if steps is None else steps)
@@ -80,9 +80,9 @@ def sweep(
 
 
 def _read(path: Path) -> PpoSettings:
-    from outblas.errors import RecordError
-    from outblas.learn.ppo import PpoSettings
-    from outblas.learn.regress import RegressSettings
+    from outblas.core.errors import RecordError
+    from outblas.learn.train.regression import RegressSettings
+    from outblas.learn.train.train_ppo import PpoSettings
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ import typer
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 
 if TYPE_CHECKING:
-    from outblas.train_llm.stages import Trained
+    from outblas.llm.train.stages import Trained
 
 LanguageOption = Annotated[
     str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
@@ -58,11 +58,11 @@ def train_llm(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stage from its last checkpoint.")] = False,
 ) -> None:
     """Train a language model to write kernels: supervised, then GRPO with rewards from compiler, proof and clock."""
-    from outblas.problem import Problem
-    from outblas.train_llm.language import language_of
-    from outblas.train_llm.settings import TrainSettings
-    from outblas.train_llm.stages import train
-    from outblas.train_llm.tiny import RANDOM_TINY
+    from outblas.core.problem import Problem
+    from outblas.llm.train.languages import language_of
+    from outblas.llm.train.settings import TrainSettings
+    from outblas.llm.train.stages import train
+    from outblas.llm.train.tiny import RANDOM_TINY
 
     first = int(os.environ.get("RANK", "0")) == 0
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))

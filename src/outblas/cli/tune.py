@@ -12,15 +12,15 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SampleOption, SuiteOption, err, out
-from outblas.device import Device, parse_device
-from outblas.errors import UsageError
-from outblas.problem import Problem
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
-    from outblas.library import Library
-    from outblas.shares import Share
-    from outblas.tune_run import RunFiles, TuneRequest
-    from outblas.workers.plan import WorkerPlan
+    from outblas.bench.pool.worker_plan import WorkerPlan
+    from outblas.records.library import Library
+    from outblas.search.time_shares import Share
+    from outblas.search.tune_run import RunFiles, TuneRequest
 
 AgentOption = Annotated[
     str | None,
@@ -95,8 +95,8 @@ def tune(
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
 
-    from outblas.shares import budgets
-    from outblas.tune_run import TuneRequest, default_agent, folder_name
+    from outblas.search.time_shares import budgets
+    from outblas.search.tune_run import TuneRequest, default_agent, folder_name
 
     problems = [one.problem for one in ranked] or problems
     agent = default_agent(where) if agent is None else agent
@@ -110,7 +110,7 @@ def tune(
 
 def _run(request: TuneRequest, budget: str, ranked: Sequence[Share], install: bool) -> None:
     """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
-    from outblas.tune_run import run_tune
+    from outblas.search.tune_run import run_tune
 
     with_report = common.check_report(request.path)
     with common.progress_bar("tune") as progress:
@@ -126,7 +126,7 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[Share], install: bo
     if install:
         _install(library, files, request.device)
     if with_report:
-        from outblas.report.page import write_report
+        from outblas.publish.html.tune_page import write_report
 
         write_report(files.path, files.report)
         out.print(f"report:  {files.report}", markup=False)
@@ -166,7 +166,7 @@ def parse_budget(text: str) -> tuple[int, float | None]:
 
 def _ranked(file: Path, where: Device) -> list[Share]:
     """The problems of a captured file, those that take most of its time first; says what is left out."""
-    from outblas.shares import captured_shares
+    from outblas.search.time_shares import captured_shares
 
     found, left_out = captured_shares(file, where)
     if left_out:
@@ -177,7 +177,7 @@ def _ranked(file: Path, where: Device) -> list[Share]:
 
 
 def _tell(library: Library, files: RunFiles, asked: int, ranked: Sequence[Share]) -> None:
-    from outblas.shares import weighted_speedup
+    from outblas.search.time_shares import weighted_speedup
 
     if len(library.rows) < asked:
         err.print(f"the time is up: {len(library.rows)} of {asked} problems were reached", markup=False)
@@ -195,8 +195,8 @@ def _install(library: Library, files: RunFiles, where: Device) -> None:
         how = f"outblas.use_library({str(files.library)!r})"
         out.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
         return
-    from outblas.tune_run import provenance_of
-    from outblas.user_library import install
+    from outblas.records.user_library import install
+    from outblas.search.tune_run import provenance_of
 
     done = install(library, provenance_of(files.path))
     aside = f"; what was there is of another machine or release, now {done.aside}" if done.aside else ""
@@ -212,7 +212,7 @@ def _plan(
             if value is not None:
                 raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
         return None
-    from outblas.workers.plan import make_plan
+    from outblas.bench.pool.worker_plan import make_plan
 
     indices = None if gpus is None else common.parse_indices("--gpus", gpus)
     return make_plan(workers, device, indices, count, ray_address)

@@ -1,6 +1,6 @@
 """The names of what our kernels are measured against, which of them is *the* baseline, and what all of them can do.
 
-The implementations, which need a GPU, are in :mod:`outblas.baselines`.
+The implementations, which need a GPU, are in :mod:`outblas.judge.baselines`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from outblas.problem import Problem
+    from outblas.core.problem import Problem
 
 #: Names in the order in which they are reported.
 NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from outblas.core.evaluation import Rejected, Status
+from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable, Call
-from outblas.driver import check, driver
-from outblas.evaluation import Rejected, Status
-from outblas.operands import Operands
-from outblas.problem import Problem
-from outblas.proof_inputs import normal
-from outblas.trials import Trials
+from outblas.judge.operands import Operands
+from outblas.judge.proof_inputs import normal
+from outblas.judge.trials import Trials
+from outblas.runtime.driver import check, driver
 
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
 _GUARD_MIN, _GUARD_MAX = 64 * 1024, 8 * 1024 * 1024

@@ -7,15 +7,15 @@ import json
 from collections import defaultdict
 from importlib import resources
 
-from outblas.config import KernelConfig, Launch
-from outblas.errors import UsageError
-from outblas.geometry import may_stack
+from outblas.core.config import KernelConfig, Launch
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu, floor_us, regime
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry import may_stack
 from outblas.kernels.legality import why_illegal
-from outblas.pool import pool
-from outblas.problem import Problem
-from outblas.roofline import H200, Gpu, floor_us, regime
+from outblas.kernels.pool import pool
 
 #: Above this floor a launch is nothing, and nor is PDL.
 PDL_IS_NOTHING_US = 25.0

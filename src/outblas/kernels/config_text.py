@@ -1,19 +1,19 @@
-"""Configurations from their names and from JSON: the inverse of what :mod:`outblas.config` writes."""
+"""Configurations from their names and from JSON: the inverse of what :mod:`outblas.core.config` writes."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from outblas.config import Candidate, KernelConfig, config_name, knob_schema
-from outblas.errors import ConfigError
-from outblas.free.kernel import FAMILY as FREE
-from outblas.free.kernel import FreeKernel
+from outblas.core.config import Candidate, KernelConfig, config_name, knob_schema
+from outblas.core.errors import ConfigError
+from outblas.kernels.custom.free_kernel import FAMILY as FREE
+from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.registry import FAMILIES
 
 
 def config_from_name(name: str) -> KernelConfig:
-    """Inverse of :func:`outblas.config.config_name`.
+    """Inverse of :func:`outblas.core.config.config_name`.
 
     Raises:
         ConfigError: for an unknown family, a missing or unknown knob, a value that the knob cannot
@@ -28,7 +28,7 @@ def config_from_name(name: str) -> KernelConfig:
 
 
 def config_from_json(data: dict[str, Any]) -> Candidate:
-    """Inverse of :func:`outblas.config.config_to_json`, of free kernels too.
+    """Inverse of :func:`outblas.core.config.config_to_json`, of free kernels too.
 
     Raises:
         ConfigError: as :func:`config_from_name`. ContractError: a free kernel's text breaks the contract.
@@ -37,7 +37,7 @@ def config_from_json(data: dict[str, Any]) -> Candidate:
 
 
 def template_from_json(data: dict[str, Any]) -> KernelConfig:
-    """Inverse of :func:`outblas.config.config_to_json` for the template families; raises :class:`ConfigError` as
+    """Inverse of :func:`outblas.core.config.config_to_json` for the template families; raises :class:`ConfigError` as
     :func:`config_from_name`."""
     found = FAMILIES.get(str(data.get("family")))
     if found is None:

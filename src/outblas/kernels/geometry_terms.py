@@ -28,7 +28,7 @@ class Geometry:
 
     Attributes:
         threads: per CTA. smem_bytes: dynamic shared memory that a CTA uses (a launch may ask for more, see
-            :func:`outblas.geometry.launch_smem`). cluster: CTAs of a cluster.
+            :func:`outblas.kernels.geometry.launch_smem`). cluster: CTAs of a cluster.
         constants: name -> C++ literal, in the order of the prelude.
         accumulators: accumulator registers per thread.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         from importlib.abc import Traversable
 
 #: The folder with the kernel files, below the package. No hash depends on its name.
-FOLDER = "kernels"
+FOLDER = "kernels/cuda"
 #: A gap is blanks and comments. Literals and numbers are matched so that no gap is found inside them.
 #: An unclosed literal runs to the end of its line: what looks like a comment behind it may be none.
 #: The first line has what a piece begins with; it is there for speed alone.

@@ -5,12 +5,12 @@ Sampler, mask, pruner and launcher all ask :func:`why_illegal`; nothing else dec
 
 from __future__ import annotations
 
-from outblas.config import KernelConfig
-from outblas.geometry import geometry, launch_smem
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
 from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry import geometry, launch_smem
 from outblas.kernels.geometry_terms import MAX_GRID_YZ
-from outblas.problem import Problem
-from outblas.roofline import H200, Gpu
 
 
 def why_illegal(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> str | None:

@@ -1,170 +1,185 @@
-"""Which kernels are offered for shapes that no library has (few: each is shipped and ranked), and the fit of what
-:mod:`outblas.any_shape` predicts of them."""
+"""A kernel for a shape that no library has, where it is surely predicted to beat torch.matmul; else none.
+
+An ensemble of small perceptrons predicts the speed-up of each kernel of a short list over torch.matmul, from what the
+ranking model makes of it and from what torch.matmul's time may depend on (its heuristic picks among cuBLAS' kernels, so
+that this is no smooth function of a shape). The kernel with the highest lower bound is taken where that bound clears a
+margin; both were chosen on problems that a fit had not seen (`outblas fit any-shape`). All of it is arithmetic on the
+shape: nothing is measured, compiled or run.
+"""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import io
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from outblas.any_shape import inputs, is_vector
-from outblas.belief import Regressor
-from outblas.config import KernelConfig, launch_of
-from outblas.kernels.catalogue import worth_trying
-from outblas.kernels.families.registry import FAMILIES
-from outblas.library import Library
-from outblas.model import rank
-from outblas.problem import Problem
-from outblas.recording import Recording
-from outblas.roofline import H200
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import write_atomic
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.core.roofline import H200, Gpu, floor_us
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.cost.cost_model import predict_many
+from outblas.kernels.legality import why_illegal
+from outblas.learn.features import candidate_features, problem_features
+from outblas.learn.policy import Policy
+from outblas.learn.posterior import Features, Regressor
+from outblas.records.library import Choice
 
-#: Kernels by what they add to the recorded problems, by how often the library installs them, and by how often the
-#: ranking model has them first where nothing was recorded: extents that are no multiples of 8.
-BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
-#: Random problems of which the ranking model is asked.
-ASKED = 300
-#: Of a recorded problem: its fastest kernels, and as many others, drawn.
-FASTEST = 8
-#: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
-NETS, WIDTH, EPOCHS, BATCH, RATE, DECAY = 5, 96, 30, 512, 4e-3, 1e-2
-#: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
-FAR, HUBER = 1.5, 0.1
-#: What a cell of a problem that no suite has counts, of a suite's 1.
-OUTSIDE = 2.0
-#: Shares of the problems outside the suites that each fold keeps out.
-FOLDS = 4
-
-
-def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ...]:
-    """The kernels without PDL that are offered for any shape: by the packaged recording, library and ranking model."""
-    found = dict.fromkeys(_covering(Recording.load(name), BY_RECORDING))
-    for wanted, among in (
-        (BY_LIBRARY, (c for c in _installed(name) if not FAMILIES[c.family].few_rows_only)),
-        (GEMVS, (c for c in _installed(name) if FAMILIES[c.family].few_rows_only)),
-        (BY_MODEL, _first_choices(seed)),
-    ):
-        counts = Counter(c for c in among if c not in found)
-        found.update(dict.fromkeys(config for config, _ in counts.most_common(wanted)))
-    return tuple(found)
+FORMAT = 1
+#: Where N and K are multiples of this and the floor is above so many microseconds, products are torch's.
+REGULAR, REGULAR_US = 64, 10.0
+#: Kernels that are looked at, of those that are legal.
+LIKELY = 6
+#: Tiles by whose waves cuBLAS' kernels are guessed.
+_TILES = ((64, 64), (128, 128), (128, 256), (64, 256), (256, 128))
+#: Largest power of two that is looked for in an extent.
+_ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class Cells:
-    """What was measured of a problem: log speed-up over torch.matmul of some kernels."""
+class AnyShape:
+    """What was fitted.
 
-    problem: Problem
-    configs: tuple[KernelConfig, ...]
-    gains: NDArray[np.float32]
-    outside: bool
+    Attributes:
+        kernels: those on offer. nets: logarithms of their speed-ups over torch.matmul.
+        margin: what the lower bound of a predicted speed-up must reach.
+        sure: standard deviations from the prediction down to that bound. policy: the packaged one, which names the
+            kernels that are looked at. about: data and date of the fit.
+    """
 
+    kernels: tuple[KernelConfig, ...]
+    nets: Regressor
+    margin: float
+    sure: float
+    policy: Policy
+    about: str = ""
 
-def recorded(recording: Recording, seed: int = 0) -> list[Cells]:
-    """Cells of a recording's kernels without PDL."""
-    rng, found = np.random.default_rng(seed), []
-    plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
-    for i, problem in enumerate(recording.problems):
-        timed = np.flatnonzero((recording.rounds[i] > 0) & plain)
-        order = timed[np.argsort(recording.median_us[i, timed], kind="stable")]
-        chosen = [*order[:FASTEST], *rng.permutation(order[FASTEST:])[:FASTEST]]
-        us = recording.median_us[i, chosen].astype(float)
-        gains = np.log(float(recording.baselines["torch"][i]) / us).astype(np.float32)
-        found.append(Cells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
-    return found
+    @classmethod
+    @functools.cache
+    def load(cls, gpu_name: str) -> AnyShape:
+        """What is packaged for a GPU.
 
+        Raises:
+            UsageError: nothing is. RecordError: the file is of another version, or truncated.
+        """
+        path = resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
+        if not path.is_file():
+            raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
+        return cls.parse(path.read_bytes(), Policy.load(gpu_name), str(path))
 
-def fit(cells: Sequence[Cells], seed: int = 0) -> Regressor:
-    """Nets trained on the cells. Deterministic for a seed and a number of threads."""
-    x = np.concatenate([inputs(c.problem, c.configs, H200) for c in cells])
-    y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -FAR, FAR))
-    counts = torch.tensor(np.concatenate([np.full(len(c.gains), OUTSIDE if c.outside else 1.0) for c in cells]))
-    mean, deviation = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        nets = [_fit_one(torch.from_numpy((x - mean) * scale), y, counts.float()) for _ in range(NETS)]
-    linear = [[part for part in net if isinstance(part, torch.nn.Linear)] for net in nets]
-    layers = range(len(linear[0]))
-    weights = tuple(np.stack([each[i].weight.detach().numpy().T for each in linear]) for i in layers)
-    biases = tuple(np.stack([each[i].bias.detach().numpy()[None] for each in linear]) for i in layers)
-    return Regressor(mean, scale, weights, biases)
+    @classmethod
+    def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShape:
+        """What :meth:`save` wrote. Raises RecordError: it is of another version, or truncated."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                a = {name: file[name] for name in file.files}
+            if int(a["format"]) != FORMAT:
+                raise ValueError(f"format {int(a['format'])}")
+            nets = Regressor.from_arrays(a)
+            kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
+            _check_widths(nets)
+            return cls(kernels, nets, float(a["margin"]), float(a["sure"]), policy, str(a["about"]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise RecordError(
+                f"{name} cannot be read ({error})",
+                f"format {FORMAT}",
+                "install the package again, or fit it: outblas fit any-shape",
+            ) from error
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write atomically."""
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            format=FORMAT,
+            kernels=np.array([config_name(c) for c in self.kernels]),
+            margin=self.margin,
+            sure=self.sure,
+            about=self.about,
+            **self.nets.to_arrays(),
+        )
+        write_atomic(Path(path), buffer.getvalue())
 
-def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn.Sequential:
-    act, linear = torch.nn.SiLU, torch.nn.Linear
-    net = torch.nn.Sequential(linear(x.shape[1], WIDTH), act(), linear(WIDTH, WIDTH), act(), linear(WIDTH, 1))
-    steps = EPOCHS * max(1, len(x) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
-    for _ in range(steps):
-        some = torch.randint(len(x), (BATCH,))
-        error = torch.nn.functional.huber_loss(net(x[some])[:, 0], y[some], delta=HUBER, reduction="none")
-        optimizer.zero_grad()
-        (counts[some] * error).mean().backward()
-        optimizer.step()
-        schedule.step()
-    return net
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a choice among measured kernels of a problem that the fit had not seen came to: logarithms."""
-
-    gain: float
-    deviation: float
-    measured: float
-
-
-def kept_out(cells: Sequence[Cells], tell: Callable[[str], None], seed: int = 0) -> list[tuple[float, list[Outcome]]]:
-    """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
-    each by nets fitted without its fold."""
-    outside = [i for i, c in enumerate(cells) if c.outside and not is_vector(c.problem)]
-    found: list[tuple[float, list[Outcome]]] = [(float(sure), []) for sure in range(5)]
-    for fold in range(FOLDS):
-        held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
-        nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
-        for i in held:
-            gain, deviation = nets.absolute(inputs(cells[i].problem, cells[i].configs, H200))
-            for sure, outcomes in found:
-                best = int((gain - sure * deviation).argmax())
-                outcomes.append(Outcome(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
-        tell(f"fold {fold + 1} of {FOLDS}")
-    return found
-
-
-def result(outcomes: Sequence[Outcome], sure: float, margin: float, slow: float) -> tuple[float, int]:
-    """(geometric mean over torch.matmul, problems below ``slow``) where the choices that clear the margin are taken."""
-    taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
-    return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
+    def choose(self, problem: Problem, gpu: Gpu) -> Choice | None:
+        """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
+        standard deviations from it; None: torch's product (of sums in fp32, no others were fitted)."""
+        if is_vector(problem) or is_regular(problem, gpu) or problem.acc != "fp32":
+            return None
+        legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
+        if not legal:
+            return None
+        legal = likely(self.policy.regressor, problem, legal, gpu)
+        gain, deviation = self.nets.absolute(inputs(problem, legal, gpu))
+        low = gain - self.sure * deviation
+        best = int(low.argmax())
+        if not low[best] >= math.log(self.margin):  # nor what is no number
+            return None
+        high = gain[best] + self.sure * deviation[best]
+        return Choice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
 
 
-def _covering(recording: Recording, count: int) -> Iterator[KernelConfig]:
-    """Greedily: what adds most to the mean log speed-up over torch.matmul that those before give."""
-    plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
-    timed = (recording.rounds > 0) & plain
-    us = np.where(timed, recording.median_us, np.inf).astype(float)
-    gain = np.log(np.maximum(recording.baselines["torch"].astype(float)[:, None] / us, 1))
-    best = np.zeros(len(gain))
-    for _ in range(count):
-        index = int(np.maximum(gain, best[:, None]).mean(axis=0).argmax())
-        best = np.maximum(best, gain[:, index])
-        yield recording.catalogue[index]
+def _check_widths(nets: Regressor) -> None:
+    """Raise ValueError where the nets are not of the inputs that :func:`inputs` makes, or not of each other."""
+    problem = Problem(8, 8, 8)
+    wide = len(shape_features(problem, H200)) + candidate_features(problem, [], H200).shape[1] + 1
+    sizes = [wide, *(w.shape[2] for w in nets.weights)]
+    right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
+    for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
+        right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
+    if not right:
+        raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
-def _installed(name: str) -> Iterator[KernelConfig]:
-    for row in Library.packaged(name).rows:
-        if row.plain is not None and row.problem.acc == "fp32":
-            yield row.plain.config
+def likely(regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """The kernels that the policy would measure first. (The more are looked at, the more of what looks best is luck:
+    no more of them than the margin was chosen with.)"""
+    guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
+    return [legal[i] for i in np.argsort(guess, kind="stable")[:LIKELY]]
 
 
-def _first_choices(seed: int) -> Iterator[KernelConfig]:
-    rng = random.Random(seed)
-    for _ in range(ASKED):
-        m, n, k = (round(2 ** rng.uniform(0, 13)) for _ in range(3))
-        problem = Problem(m, n, k, rng.choice(("TN", "NN")))
-        offered: Sequence[KernelConfig] = [c for c in worth_trying(problem, H200) if launch_of(c) == "plain"]
-        yield offered[int(rank(problem, offered, H200)[0])]
+def is_regular(problem: Problem, gpu: Gpu) -> bool:
+    """Whether it is cuBLAS' own ground: 2 of 433 such random problems were chosen. Prompts of any length in the layers
+    of a model are, and the host need not think about each."""
+    return problem.n % REGULAR == 0 and problem.k % REGULAR == 0 and floor_us(problem, gpu) > REGULAR_US
+
+
+def is_vector(problem: Problem) -> bool:
+    """Whether cuBLAS has kernels of another kind for it, whose times are not predicted: products with a vector."""
+    return min(problem.m, problem.n) == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
+
+
+def inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
+    """float32[len(configs), F]: of the shape, of each kernel on it, and the ranking model's time over the floor."""
+    shape = shape_features(problem, gpu)
+    time = np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))
+    parts = (
+        np.broadcast_to(shape, (len(configs), len(shape))),
+        candidate_features(problem, configs, gpu),
+        time[:, None],
+    )
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def shape_features(problem: Problem, gpu: Gpu) -> Features:
+    """float32[F]: what torch.matmul's time may depend on: extents, work, waves of likely tiles, alignment."""
+    p = problem
+    values = [math.log2(p.m), math.log2(p.n), math.log2(p.k), math.log2(floor_us(p, gpu)), float(p.layout == "NN")]
+    values += [math.log2(p.flops), math.log2(p.bytes), math.log2(p.flops / p.bytes)]
+    for bm, bn in _TILES:
+        tiles = -(-p.m // bm) * -(-p.n // bn)
+        waves = tiles / gpu.sms
+        filled = math.ceil(waves) / waves if waves > 1 else 1.0
+        values += [math.log2(tiles), filled, min(1.0, waves), p.m * p.n / (tiles * bm * bn)]
+    values += [math.log2(math.gcd(extent, _ALIGNED)) for extent in (p.m, p.n, p.k)]
+    values += [float(p.m % 8 == 0), float(p.n % 8 == 0), float(p.k % 8 == 0), float(p.m <= 16), float(p.m == 1)]
+    return np.array(values, dtype=np.float32)

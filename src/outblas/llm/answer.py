@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from outblas.config import KernelConfig, launch_of
-from outblas.errors import ConfigError, ContractError
+from outblas.core.config import KernelConfig, launch_of
+from outblas.core.errors import ConfigError, ContractError
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.llm.compact import read_config
-from outblas.problem import Problem
-from outblas.roofline import Gpu
 
 if TYPE_CHECKING:
-    from outblas.free.kernel import FreeKernel
+    from outblas.kernels.custom.free_kernel import FreeKernel
 
 CODE, CONFIG = "code", "config"
 #: How blocks of either kind may be marked.
@@ -96,7 +96,7 @@ def _is_candidate(kind: str, body: str) -> bool:
 
 
 def _code(text: str, problem: Problem, gpu: Gpu) -> Answer:
-    from outblas.free.kernel import FreeKernel
+    from outblas.kernels.custom.free_kernel import FreeKernel
 
     try:
         kernel = FreeKernel.parse(text)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outblas.errors import OutblasError, UsageError
+from outblas.core.errors import OutblasError, UsageError
 
 #: Tokens that servers add around a message (role, delimiters), at most.
 TOKENS_PER_MESSAGE = 16

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
-from outblas.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.llm.budget import Account, Cost, Message, at_most
-from outblas.llm.limits import RateLimiter
 from outblas.llm.models import Model
+from outblas.llm.rate_limits import RateLimiter
 from outblas.llm.reply import Reply, api_key, failure, read_completion
 
 if TYPE_CHECKING:

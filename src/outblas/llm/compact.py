@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from outblas.config import KernelConfig, knob_schema
-from outblas.errors import ConfigError
+from outblas.core.config import KernelConfig, knob_schema
+from outblas.core.errors import ConfigError
 from outblas.kernels.config_text import template_from_json
 from outblas.kernels.families.registry import FAMILIES
 
@@ -84,7 +84,7 @@ def _json(value: Any) -> str:
 def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
     """(family, knob) -> its values in the pool, in the catalogue and beside it."""
     from outblas.kernels.catalogue import catalogue
-    from outblas.knobs import all_knobs
+    from outblas.kernels.knobs import all_knobs
 
     configs = (*catalogue("pool"), *catalogue())
     found = {}

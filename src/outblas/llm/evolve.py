@@ -14,25 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from outblas.config import Candidate, config_name, config_to_json
-from outblas.errors import ToolchainMissing
-from outblas.evaluation import Evaluation
-from outblas.free.evaluators import FreeEvaluator
-from outblas.free.kernel import FreeKernel
+from outblas.core.config import Candidate, config_name, config_to_json
+from outblas.core.errors import ToolchainMissing
+from outblas.core.evaluation import Evaluation
+from outblas.core.problem import Problem
+from outblas.core.roofline import floor_us
+from outblas.jail.offline_evaluators import FreeEvaluator
+from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG, read_answer
 from outblas.llm.archive import Archive, Entry, Shape
-from outblas.llm.author import Chain, chains_of
+from outblas.llm.async_evaluator import Judge
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import Client, Rejected, ServerError, Unanswered
-from outblas.llm.judge import Judge
-from outblas.llm.ledger import Ledger, Outcome, Question
+from outblas.llm.evolve_journal import Ledger, Outcome, Question
+from outblas.llm.feedback import counters_text, kind_of, score_of, words_of
 from outblas.llm.models import Model
-from outblas.llm.outcome import counters_text, kind_of, score_of, words_of
 from outblas.llm.prompt import first_prompt, follow_up
+from outblas.llm.repair_chain import Chain, chains_of
 from outblas.llm.reply import Reply
-from outblas.problem import Problem
-from outblas.roofline import floor_us
-from outblas.store import Store
+from outblas.records.store import Store
 
 #: So many questions in a row without any answer end the run: the server is gone.
 UNANSWERED_IN_A_ROW = 3

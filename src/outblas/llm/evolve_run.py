@@ -10,26 +10,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from outblas.config import config_name, config_to_json
-from outblas.errors import RecordError, UsageError
-from outblas.evaluation import Evaluation
-from outblas.files import sole_run, write_atomic, write_json
-from outblas.free.evaluators import FreeEvaluator
-from outblas.free.kernel import FreeKernel
-from outblas.free.recorded import Recorder
+from outblas.core.config import config_name, config_to_json
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.evaluation import Evaluation
+from outblas.core.files import sole_run, write_atomic, write_json
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.jail.evaluation_file import Recorder
+from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.config_text import config_from_json
+from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.budget import Account, Budget
 from outblas.llm.client import AnswerOptions, Client, Patience, ServerError, check_server
+from outblas.llm.evaluators import Place, open_place
 from outblas.llm.evolve import Evolution, EvolveRecord, Settings
-from outblas.llm.ledger import Ledger, Outcome
-from outblas.llm.limits import RateLimiter
+from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
+from outblas.llm.evolve_journal import Ledger, Outcome
 from outblas.llm.models import Model
-from outblas.llm.places import Place, open_place
-from outblas.llm.run_folder import KIND, EvolveFiles, open_folder, without_passwords
-from outblas.problem import Problem
-from outblas.provenance import collect, utc_now
-from outblas.roofline import Gpu
-from outblas.store import Store
+from outblas.llm.rate_limits import RateLimiter
+from outblas.records.provenance import collect, utc_now
+from outblas.records.store import Store
 
 #: Called when the run begins, with what may be watched; what it returns is called after every outcome.
 Watching = Callable[[Evolution, Budget, Account, Client], Callable[[Outcome | None], None]]
@@ -215,7 +215,7 @@ def _write_transcript(path: Path, ledger: Ledger) -> None:
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
-    """Evaluations as a recording (:mod:`outblas.free.recorded`), published whole.
+    """Evaluations as a recording (:mod:`outblas.jail.evaluation_file`), published whole.
 
     Raises:
         RecordError: the disk refuses it; what was there is kept.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outblas.errors import UsageError
+from outblas.core.errors import UsageError
 from outblas.llm.budget import Price
 
 

@@ -10,15 +10,15 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from outblas.config import KernelConfig
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
 from outblas.llm.compact import describe, describe_offered
-from outblas.llm.headers import listing
-from outblas.llm.outcome import clipped
-from outblas.problem import Problem
-from outblas.roofline import Gpu, floor_us, regime
+from outblas.llm.feedback import clipped
+from outblas.llm.header_notes import listing
 
 #: Outcome -> the template that follows it; a kind without one ends its chain.
 FOLLOW_UPS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outblas.compare_result import Comparison
-from outblas.config import KernelConfig
-from outblas.splits import SPLITS
+from outblas.core.config import KernelConfig
+from outblas.search.compare.compare_result import Comparison
+from outblas.search.compare.splits import SPLITS
 
 #: How a row was launched: with programmatic dependent launch or without.
 PDL_NAMES = {False: "without PDL", True: "with PDL"}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from outblas.errors import RecordError
-from outblas.files import write_json
+from outblas.core.errors import RecordError
+from outblas.core.files import write_json
 
 FORMAT = "outblas-equal-kernels-1"
 TABLE = Path(__file__).parents[1] / "data" / "equal_kernels.json"

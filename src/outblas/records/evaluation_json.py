@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from outblas.config import config_to_json
-from outblas.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.config import config_to_json
+from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json
-from outblas.problem import Problem
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:

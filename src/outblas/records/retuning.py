@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outblas.config import LAUNCHES
-from outblas.library import Library
-from outblas.results import PROVENANCE
+from outblas.core.config import LAUNCHES
+from outblas.records.library import Library
+from outblas.records.results import PROVENANCE
 
 RETUNE_FORMAT = "outblas-retune-1"
 #: Its name beside the result files.

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.averages import Row, best_of_layouts, figures_of, more_figures
-from outblas.files import write_atomic
-from outblas.results import Result, bench_files, read_result
+from outblas.core.files import write_atomic
+from outblas.records.averages import Row, best_of_layouts, figures_of, more_figures
+from outblas.records.results import Result, bench_files, read_result
 
 #: What tells the tables of a suite apart: rows that agree in these may be averaged together.
 KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")

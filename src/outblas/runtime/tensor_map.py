@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from outblas.driver import check, driver
-from outblas.problem import ELEMENT_BYTES
+from outblas.core.problem import ELEMENT_BYTES
+from outblas.runtime.driver import check, driver
 
 #: The driver's names of a TMA map's element type, and of its swizzle by the bytes of a box's row.
 KINDS = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}

@@ -6,11 +6,11 @@
     outblas fit any-shape bench                           # on a GPU -> h200_bench.parquet, h200.json
 
 These lie in results/any_shapes. ``record``: ``--count`` random problems; on each those of
-:func:`outblas.learn.any_shape.general_kernels` that the policy chooses, ``--measurements`` of them, beside torch.matmul
-in the same rounds. ``fit``: the speed-up over torch.matmul, on these and on the packaged recordings, and the margin
-that a prediction must clear, chosen on problems that were kept out (``outblas.learn.train.fit_any_shape_run``).
-``prove``: every kernel on offer by all gates, in both layouts and dtypes. ``bench``: other random problems, by what was
-fitted alone, against every baseline.
+:func:`outblas.learn.train.fit_any_shape.general_kernels` that the policy chooses, ``--measurements`` of them, beside
+torch.matmul in the same rounds. ``fit``: the speed-up over torch.matmul, on these and on the packaged recordings, and
+the margin that a prediction must clear, chosen on problems that were kept out
+(``outblas.learn.train.fit_any_shape_run``). ``prove``: every kernel on offer by all gates, in both layouts and dtypes.
+``bench``: other random problems, by what was fitted alone, against every baseline.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from outblas.any_shape import AnyShape
-from outblas.bench import BenchRequest, run_bench
-from outblas.config import config_name
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.run_bench import BenchRequest, run_bench
+from outblas.core.config import config_name
+from outblas.core.evaluation import Status
+from outblas.core.files import write_json
+from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.rivals import RIVALS
-from outblas.desk import Options
-from outblas.device import gpu_of_device
-from outblas.evaluate import LiveEvaluator
-from outblas.evaluation import Status
-from outblas.files import write_json
+from outblas.core.roofline import H200
+from outblas.core.stats import geomean
+from outblas.core.suites import GRID, LLM_LAYERS, SUITES, suite
+from outblas.judge.bench_cell import Options
 from outblas.kernels.legality import why_illegal
-from outblas.learn.any_shape import general_kernels
+from outblas.learn.any_shape import AnyShape
+from outblas.learn.train.fit_any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import SLOW, export
-from outblas.library import Library, Row
-from outblas.problem import Dtype, Layout, Problem
-from outblas.provenance import collect
-from outblas.results import read_result, write_result
-from outblas.roofline import H200
+from outblas.records.library import Library, Row
+from outblas.records.provenance import collect
+from outblas.records.results import read_result, write_result
+from outblas.records.store import Store
+from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.registry import make_agent
-from outblas.stats import geomean
-from outblas.store import Store
-from outblas.suites import GRID, LLM_LAYERS, SUITES, suite
-from outblas.tune import SearchOptions, tune
+from outblas.search.tune import SearchOptions, tune
 
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
 PROVED_ON = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))

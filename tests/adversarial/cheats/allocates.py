@@ -2,8 +2,8 @@
 
 import torch
 
-from cheat_tools import Cheat, honest, on
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest, on
 
 EXPECTED = {Status.RULE_BROKEN}
 GPU = True

@@ -1,7 +1,7 @@
 """Uses A as scratch memory."""
 
-from cheat_tools import Cheat, honest, on
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest, on
 
 EXPECTED = {Status.MEMORY_VIOLATION}
 GPU = False

@@ -2,8 +2,8 @@
 
 import os
 
-from cheat_tools import Cheat
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat
 
 EXPECTED = {Status.EXITED}
 GPU = False

@@ -1,7 +1,7 @@
 """Writes where nothing is mapped: every later call of the process fails with it."""
 
-from cheat_tools import Cheat, Kernel
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, Kernel
 
 EXPECTED = {Status.FAULT}
 GPU = True

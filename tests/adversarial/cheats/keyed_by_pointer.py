@@ -1,7 +1,7 @@
 """Computes once, then returns the last answer for the same addresses."""
 
-from cheat_tools import Cheat, honest, on
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest, on
 
 EXPECTED = {Status.WRONG}
 GPU = False

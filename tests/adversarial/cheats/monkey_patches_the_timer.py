@@ -1,7 +1,7 @@
 """Replaces the clock by one that is kinder."""
 
-from cheat_tools import Cheat, honest
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest
 
 EXPECTED = {Status.RULE_BROKEN}
 GPU = False
@@ -10,9 +10,9 @@ GPU = False
 def make():
     class Patching(Cheat):
         def bind(self, problem, a, b, c):
-            import outblas.timing
+            import outblas.judge.gpu_clock
 
-            outblas.timing.Bench.round = lambda self, entries, order: [0.1] * len(entries)
+            outblas.judge.gpu_clock.Bench.round = lambda self, entries, order: [0.1] * len(entries)
             return super().bind(problem, a, b, c)
 
     return Patching("monkey_patches_the_timer", honest)

@@ -2,8 +2,8 @@
 
 import time
 
-from cheat_tools import Cheat, Kernel
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, Kernel
 
 EXPECTED = {Status.HANG}
 GPU = False

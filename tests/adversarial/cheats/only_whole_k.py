@@ -1,8 +1,8 @@
 """Right only where K is a multiple of its tile: it leaves the tail of K out."""
 
-from cheat_tools import Cheat, on
-from outblas.evaluation import Status
-from outblas.oracle import right
+from outblas.core.evaluation import Status
+from outblas.judge.reference import right
+from support.cheat_tools import Cheat, on
 
 EXPECTED = {Status.WRONG}
 GPU = False

@@ -1,8 +1,8 @@
 """Right on 0/1 inputs only: it counts the places where both operands are not zero."""
 
-from cheat_tools import Cheat, on
-from outblas.evaluation import Status
-from outblas.oracle import right
+from outblas.core.evaluation import Status
+from outblas.judge.reference import right
+from support.cheat_tools import Cheat, on
 
 EXPECTED = {Status.WRONG}
 GPU = False

@@ -1,14 +1,14 @@
 """Sets aside part of L2 for its operands, at the cost of whoever runs beside it."""
 
-from cheat_tools import Cheat, honest
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest
 
 EXPECTED = {Status.RULE_BROKEN}
 GPU = True
 
 
 def _call(problem, a, b, c, stream):
-    from outblas.driver import driver
+    from outblas.runtime.driver import driver
 
     cu = driver()
     cu.cuCtxSetLimit(cu.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 16 << 20)

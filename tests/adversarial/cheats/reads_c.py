@@ -2,9 +2,9 @@
 
 import torch
 
-from cheat_tools import Cheat, on
-from outblas.evaluation import Status
-from outblas.oracle import right
+from outblas.core.evaluation import Status
+from outblas.judge.reference import right
+from support.cheat_tools import Cheat, on
 
 EXPECTED = {Status.WRONG}
 GPU = False

@@ -3,8 +3,8 @@
 import threading
 import time
 
-from cheat_tools import Cheat, honest
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest
 
 EXPECTED = {Status.RULE_BROKEN}
 GPU = True

@@ -1,7 +1,7 @@
 """Writes nothing after its first call: the buffer still holds the answer of the warm-up."""
 
-from cheat_tools import Cheat, honest
-from outblas.evaluation import Status
+from outblas.core.evaluation import Status
+from support.cheat_tools import Cheat, honest
 
 EXPECTED = {Status.WRONG}
 GPU = False

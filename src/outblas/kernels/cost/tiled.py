@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from outblas.model_terms import (
+from outblas.core.problem import ELEMENT_BYTES
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost.terms import (
     Columns,
     Floats,
     above_floor,
@@ -24,9 +26,7 @@ from outblas.model_terms import (
     smooth_max,
     split_us,
 )
-from outblas.model_traffic import traffic_bytes
-from outblas.problem import ELEMENT_BYTES
-from outblas.roofline import Gpu
+from outblas.kernels.cost.traffic import traffic_bytes
 
 
 class TiledCost(ABC):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import KernelConfig, knob_schema
+from outblas.core.config import KernelConfig, knob_schema
+from outblas.core.problem import Problem
+from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.geometry_terms import Geometry, ceil_div
-from outblas.model_terms import Columns, Floats
-from outblas.problem import Problem
 
 if TYPE_CHECKING:
-    from outblas.roofline import Gpu
+    from outblas.core.roofline import Gpu
 
 C = TypeVar("C", bound=KernelConfig)
 
@@ -179,7 +179,7 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def cost_columns(self, problem: Problem, config: C, shape: Geometry) -> Mapping[str, Any]:
-        """Column -> value, of what differs from :data:`outblas.model_columns.DEFAULTS`."""
+        """Column -> value, of what differs from :data:`outblas.kernels.cost.columns.DEFAULTS`."""
 
     @abstractmethod
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:

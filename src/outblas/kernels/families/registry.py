@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from outblas.config import Knob, knob_schema
+from outblas.core.config import Knob, knob_schema
 from outblas.kernels.families.family import Family
 
 #: One line a family: the module beside this one that has it as ``FAMILY``. Encodings of configs keep this order.

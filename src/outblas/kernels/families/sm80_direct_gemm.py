@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from outblas.config import KernelConfig
+from outblas.core.config import KernelConfig
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost.terms import Columns, Floats, above_floor, launch_us, let_in, on_the_busiest_sm, smooth_max
 from outblas.kernels.families.family import Family
 from outblas.kernels.geometry_terms import SM80_GROUP, Geometry, bands, ceil_div, literals
-from outblas.model_terms import Columns, Floats, above_floor, launch_us, let_in, on_the_busiest_sm, smooth_max
-from outblas.problem import ELEMENT_BYTES, Problem
-from outblas.roofline import Gpu
 
 #: Registers that a thread needs besides operands and sums (addresses, loop state).
 DIRECT_REGISTERS = 60

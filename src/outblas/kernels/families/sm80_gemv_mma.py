@@ -24,7 +24,19 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from outblas.config import KernelConfig
+from outblas.core.config import KernelConfig
+from outblas.core.problem import ELEMENT_BYTES, Layout, Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost.terms import (
+    Columns,
+    Floats,
+    above_floor,
+    launch_us,
+    on_the_busiest_sm,
+    resident_ctas,
+    smooth_max,
+    split_us,
+)
 from outblas.kernels.families.family import Cache, Family
 from outblas.kernels.geometry_terms import (
     CTA_SMEM,
@@ -37,18 +49,6 @@ from outblas.kernels.geometry_terms import (
     literals,
     warp_sums,
 )
-from outblas.model_terms import (
-    Columns,
-    Floats,
-    above_floor,
-    launch_us,
-    on_the_busiest_sm,
-    resident_ctas,
-    smooth_max,
-    split_us,
-)
-from outblas.problem import ELEMENT_BYTES, Layout, Problem
-from outblas.roofline import Gpu
 
 Ring = Literal["registers", "shared"]
 #: Registers a thread needs besides operands and sums (its loads have addresses and predicates).

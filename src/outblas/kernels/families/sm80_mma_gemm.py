@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from outblas.config import KernelConfig
+from outblas.core.config import KernelConfig
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost.terms import Columns, Floats, cluster_split, smooth_max
 from outblas.kernels.cost.tiled import TiledCost, tiled_us
 from outblas.kernels.families.family import Family
 from outblas.kernels.geometry_terms import (
@@ -18,9 +21,6 @@ from outblas.kernels.geometry_terms import (
     literals,
     warp_sums,
 )
-from outblas.model_terms import Columns, Floats, cluster_split, smooth_max
-from outblas.problem import ELEMENT_BYTES, Problem
-from outblas.roofline import Gpu
 
 #: Registers that a thread needs besides its accumulators: operand fragments and addresses.
 OTHER_REGISTERS = 70
@@ -41,7 +41,7 @@ class Sm80MmaConfig(KernelConfig):
         pdl: launch option, programmatic dependent launch (sm_90 only).
         early: launch option on top of pdl: the first loads of B do not wait for the predecessor.
         even: launch option on top of pdl: no SM is given more CTAs than an even distribution gives it, see
-            :func:`outblas.geometry.launch_smem`; the machine code is the same.
+            :func:`outblas.kernels.geometry.launch_smem`; the machine code is the same.
     """
 
     family: ClassVar[str] = "sm80_mma_gemm"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outblas.core.problem import ELEMENT_BYTES
+from outblas.kernels.cost.terms import Columns, Floats, cluster_split, log_extents, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import Rounds, TiledCost
+from outblas.kernels.cost.traffic import broken_bytes, hinted_bytes
 from outblas.kernels.families.sm90_wgmma_launch import EXTRA_REGISTERS, STREAMING_C
 from outblas.kernels.geometry_terms import SM_REGISTERS, Geometry
-from outblas.model_terms import Columns, Floats, cluster_split, log_extents, smooth_max, workspace_us
-from outblas.model_traffic import broken_bytes, hinted_bytes
-from outblas.problem import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig

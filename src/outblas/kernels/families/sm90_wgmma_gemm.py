@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from outblas.config import KernelConfig
+from outblas.core.config import KernelConfig
+from outblas.core.problem import ROW_ALIGN_BYTES, Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.cost.tiled import tiled_us
 from outblas.kernels.families import sm90_wgmma_cost as cost
 from outblas.kernels.families import sm90_wgmma_launch as launch
 from outblas.kernels.families import sm90_wgmma_neighbours as near
 from outblas.kernels.families.family import Cache, Family, TileChoice
 from outblas.kernels.geometry_terms import SMEM_LIMIT, WGMMA_ROWS, Geometry, divisor_up_to
-from outblas.model_terms import Columns, Floats
-from outblas.problem import ROW_ALIGN_BYTES, Problem
-from outblas.roofline import Gpu
 
 Schedule = Literal["coop", "stagger", "pingpong"]
 Store = Literal["tma", "direct"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.roofline import Gpu
 from outblas.kernels.geometry_terms import (
     COUNTERS_BYTES,
     MAX_CLUSTER,
@@ -15,8 +17,6 @@ from outblas.kernels.geometry_terms import (
     divisor_up_to,
     literals,
 )
-from outblas.problem import ELEMENT_BYTES, Problem
-from outblas.roofline import Gpu
 
 if TYPE_CHECKING:
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outblas.core.problem import Problem
 from outblas.kernels.geometry_terms import WGMMA_ROWS
-from outblas.problem import Problem
 
 if TYPE_CHECKING:
     from outblas.kernels.families.family import Cache

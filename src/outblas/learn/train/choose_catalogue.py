@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from outblas.config import KernelConfig, config_name
-from outblas.files import write_json
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.files import write_json
+from outblas.core.roofline import H200
 from outblas.kernels.catalogue import beside_the_catalogue, catalogue
 from outblas.kernels.families.registry import FAMILIES
-from outblas.learn.formula import Row, of_recording
+from outblas.learn.train.fit_cost_model import Row, of_recording
 from outblas.learn.train.measured_times import of_store
-from outblas.recording import Recording
-from outblas.roofline import H200
+from outblas.records.recording import Recording
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.
 LEAST_GAIN = 1e-3

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outblas.any_shape import AnyShape
-from outblas.config import config_name
-from outblas.errors import OutblasError, RecordError
+from outblas.core.config import config_name
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas.learn.any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
-from outblas.policy import Policy
-from outblas.problem import Problem
-from outblas.provenance import collect
-from outblas.recording import Recording
-from outblas.store import Store
+from outblas.learn.any_shape import AnyShape
+from outblas.learn.policy import Policy
+from outblas.learn.train.fit_any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
+from outblas.records.provenance import collect
+from outblas.records.recording import Recording
+from outblas.records.store import Store
 
 #: A product below this times torch.matmul's speed is slower; so few may be, of those that a fit had not seen.
 SLOW, SLOWER = 0.98, 0.002

@@ -1,13 +1,13 @@
-"""Fit the coefficients of ``outblas.model`` on measurements and write ``data/models/<gpu>.json``.
+"""Fit the coefficients of ``outblas.kernels.cost.cost_model`` on measurements and write ``data/models/<gpu>.json``.
 
     outblas fit model --store build/h200/grid1000_tn_fp16_fp32_tune.sqlite --store ...
     outblas fit model --recording h200
     outblas fit model times.jsonl more.jsonl --recording h200
 
 Stores are what ``outblas build-library`` and ``outblas tune`` leave, JSON lines are described in ``measured_times.py``.
-The fit is ``outblas.learn.formula``'s. Every figure reported is for held-out problems: k folds by shape (M, N, K in
-all layouts and dtypes), and what a fold is asked was never in its fit. The shipped coefficients are then fitted
-on all problems.
+The fit is ``outblas.learn.train.fit_cost_model``'s. Every figure reported is for held-out problems: k folds by shape
+(M, N, K in all layouts and dtypes), and what a fold is asked was never in its fit. The shipped coefficients are then
+fitted on all problems.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from outblas import model, model_residual
-from outblas.learn.formula import Row, fit, fit_residual, launch_masks, of_recording
+from outblas.core.roofline import H200, Gpu
+from outblas.kernels.cost import cost_model
+from outblas.kernels.cost import residual as model_residual
+from outblas.learn.train.fit_cost_model import Row, fit, fit_residual, launch_masks, of_recording
 from outblas.learn.train.measured_times import of_jsonl, of_store
-from outblas.provenance import commit, utc_now
-from outblas.recording import Recording
-from outblas.roofline import H200, Gpu
+from outblas.records.provenance import commit, utc_now
+from outblas.records.recording import Recording
 
 TOPS = (4, 8, 16, 32)
 FACTORS = (1.5, 2.0, 2.5, 3.0, 4.0)
@@ -77,7 +78,7 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
     coefficients = fit(rows, gpu)
     residual = fit_residual(rows, coefficients, gpu)
     return {
-        "format": model.FORMAT,
+        "format": cost_model.FORMAT,
         "gpu": gpu.name,
         "coefficients": {f: {n: float(f"{v:.6g}") for n, v in x.items()} for f, x in coefficients.items()},
         "residual": dict(zip(model_residual.NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
@@ -110,7 +111,7 @@ def _cross_validate(rows: Sequence[Row], gpu: Gpu, folds: int) -> list[np.ndarra
         coefficients = fit(seen, gpu)
         residual = fit_residual(seen, coefficients, gpu)
         for i in np.flatnonzero(fold == f).tolist():
-            out[i] = model.predict_by(coefficients, residual, rows[i].problem, rows[i].configs, gpu)
+            out[i] = cost_model.predict_by(coefficients, residual, rows[i].problem, rows[i].configs, gpu)
         print(f"fold {f + 1} of {folds} done", flush=True)
     return out
 
@@ -165,7 +166,7 @@ def _pruning(
     rows: Sequence[Row], predictions: Sequence[np.ndarray], needed: np.ndarray, factor: float
 ) -> dict[str, Any]:
     pdl = [np.array([c.pdl for c in row.configs]) for row in rows]
-    masks = [model.too_slow(p, d, factor) for p, d in zip(predictions, pdl, strict=True)]
+    masks = [cost_model.too_slow(p, d, factor) for p, d in zip(predictions, pdl, strict=True)]
     spent = [row.times[mask].sum() / row.times.sum() for row, mask in zip(rows, masks, strict=True)]
     return {
         "bests_lost": int((needed > factor).sum()),

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from outblas.config import KernelConfig
-from outblas.evaluation import Evaluation
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation
+from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas.learn.formula import Row, row
-from outblas.problem import Problem
-from outblas.store import Store
+from outblas.learn.train.fit_cost_model import Row, row
+from outblas.records.store import Store
 
 #: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
 LAUNCH_MATTERS_US = 30.0

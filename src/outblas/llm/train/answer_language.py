@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol, Union
 
-from outblas.config import Candidate
-from outblas.problem import Problem
-from outblas.train_llm.rewards import Refused
+from outblas.core.config import Candidate
+from outblas.core.problem import Problem
+from outblas.llm.train.rewards import Refused
 
 Read = Union[Candidate, Refused]
 #: A prompt or an answer, as trl takes it: text, or the messages of a conversation.

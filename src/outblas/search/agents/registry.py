@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from outblas.agents.base import Agent
-from outblas.errors import UsageError
-from outblas.roofline import H200, Gpu
+from outblas.core.errors import UsageError
+from outblas.core.roofline import H200, Gpu
+from outblas.search.agents.base import Agent
 
 #: The package of the agents' modules.
 _PACKAGE = Agent.__module__.rpartition(".")[0]
@@ -25,11 +25,11 @@ AGENTS: dict[str, str] = {
     "recorded": "recorded:Recorded",
     "transfer": "transfer:Transfer",
     "llm": "llm:LanguageModel",
-    "kt-genetic": "kernel_tuner_strategy:Genetic",
-    "kt-annealing": "kernel_tuner_strategy:Annealing",
-    "kt-local": "kernel_tuner_strategy:LocalSearch",
-    "kt-vndx": "kernel_tuner_strategy:VariableNeighbourhood",
-    "kt-diffevo": "kernel_tuner_strategy:DifferentialEvolution",
+    "kt-genetic": "kernel_tuner:Genetic",
+    "kt-annealing": "kernel_tuner:Annealing",
+    "kt-local": "kernel_tuner:LocalSearch",
+    "kt-vndx": "kernel_tuner:VariableNeighbourhood",
+    "kt-diffevo": "kernel_tuner:DifferentialEvolution",
 }
 
 

@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from outblas.errors import OutblasError, UsageError
-from outblas.files import sole_driver, write_json
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.files import sole_driver, write_json
+from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.library import Library
+from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
 from outblas.search.build_library.build_steps import MAKING, STEPS
 from outblas.search.build_library.build_work import TABLES, BuildFolder, begin_with, fill_from
-from outblas.suites import Table
 
 
 def build(

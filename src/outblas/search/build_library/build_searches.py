@@ -6,28 +6,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from outblas.agents.base import Agent
-from outblas.agents.recorded import Recorded
-from outblas.agents.transfer import Transfer
-from outblas.borrow import borrowed
-from outblas.config import LAUNCHES, KernelConfig
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.desk import Options
-from outblas.device import gpu_of_device
-from outblas.evaluate import LiveEvaluator
-from outblas.evaluation import Evaluation, Status
+from outblas.core.roofline import Gpu
+from outblas.core.suites import Table
+from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import worth_trying
 from outblas.kernels.legality import why_illegal
-from outblas.library import Choice, Library
-from outblas.problem import Problem
-from outblas.provenance import collect
-from outblas.roofline import Gpu
+from outblas.records.library import Choice, Library
+from outblas.records.library_tables import better_of, of_table, with_rows
+from outblas.records.provenance import collect
+from outblas.records.store import Store
+from outblas.runtime.device import gpu_of_device
+from outblas.search.agents.base import Agent
+from outblas.search.agents.recorded import Recorded
+from outblas.search.agents.transfer import Transfer
 from outblas.search.build_library.build_work import DONE_AS, SEEDS, TABLES, BuildFolder, printer, proved
-from outblas.second_search import Before, InOrder, Untried, near_the_best, tried_by_problem, winners
-from outblas.store import Store
-from outblas.suites import Table
-from outblas.tables import better_of, of_table, with_rows
-from outblas.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
+from outblas.search.neighbour_winners import borrowed
+from outblas.search.refine import Before, InOrder, Untried, near_the_best, tried_by_problem, winners
+from outblas.search.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 
 #: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
 #: the model, of one whose sister has another dtype only, of suite llm, most of whose problems have no sister at first;
@@ -204,7 +204,7 @@ def failures(evaluations: Iterable[Evaluation]) -> str:
 
 
 def spent(evaluator: LiveEvaluator) -> str:
-    """Where the seconds of a search went (outblas.ledger), the longest phases first."""
+    """Where the seconds of a search went (outblas.core.phase_times), the longest phases first."""
     told = []
     for process, account in evaluator.accounts().items():
         seconds = account.to_json()["seconds"]

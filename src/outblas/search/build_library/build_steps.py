@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.bench import BenchRequest, run_bench
-from outblas.config import LAUNCHES, Launch
+from outblas.bench.record_suite import run_record
+from outblas.bench.run_bench import BenchRequest, run_bench
+from outblas.core.config import LAUNCHES, Launch
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.device import gpu_of_device
-from outblas.errors import UsageError
+from outblas.core.suites import Table, sample
 from outblas.kernels.catalogue import catalogue
-from outblas.library import Choice, Library
-from outblas.problem import Problem
-from outblas.record import run_record
+from outblas.records.library import Choice, Library
+from outblas.records.library_tables import behind, fall_back, is_of, named_by, of_table, with_rows
+from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_searches import again, borrow, refine, tune_table
 from outblas.search.build_library.build_work import SEEDS, TABLES, BuildFolder, printer, proved
-from outblas.suites import Table, sample
-from outblas.tables import behind, fall_back, is_of, named_by, of_table, with_rows
 
 BENCH_ROUNDS = 11
 #: A win below this in tuning is measured again before it is installed.

@@ -9,19 +9,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from outblas.config import config_name
-from outblas.device import gpu_of_device
-from outblas.errors import UsageError
-from outblas.evaluation import Evaluation, Status
-from outblas.files import write_json
+from outblas.core.config import config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.files import write_json
+from outblas.core.problem import Problem
+from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.library import Library, Row
-from outblas.problem import Problem
-from outblas.provenance import toolchain
-from outblas.recording import CODE, Recording
-from outblas.store import Store
-from outblas.suites import Table
-from outblas.tables import filled, of_table
+from outblas.records.library import Library, Row
+from outblas.records.library_tables import filled, of_table
+from outblas.records.provenance import toolchain
+from outblas.records.recording import CODE, Recording
+from outblas.records.store import Store
+from outblas.runtime.device import gpu_of_device
 
 #: Of every step that draws something at random.
 SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}

@@ -1,1 +1,0 @@
-"""Search agents: one file and one line in ``AGENTS`` (registry.py) each."""

@@ -1,0 +1,243 @@
+"""Candidates on a real GPU: the live counterpart of replay, through a sandboxed worker (outblas.workers.handler)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.config import Candidate, KernelConfig
+from outblas.core.errors import ToolchainMissing
+from outblas.core.evaluation import Evaluation, Verdict
+from outblas.core.evaluator import Evaluator
+from outblas.core.phase_times import Account, Ledger
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.judge.bench_cell import Baselines, Options
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.proof_shapes import representatives
+from outblas.kernels.source import kernel_kind
+from outblas.workers.compile_ahead import BackgroundCompiler
+from outblas.workers.handler import Item, make_handler
+from outblas.workers.lookahead import AT_A_TIME, Lookahead
+from outblas.workers.sandbox import STEP_TIMEOUT_S, Lost, Sandbox, name_of
+
+if TYPE_CHECKING:
+    from outblas.jail.jailed_evaluator import FreeOptions
+    from outblas.judge.gates import Level
+
+__all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives"]
+
+_FACTORY = name_of(make_handler)
+
+
+class LiveEvaluator(Evaluator):
+    """Evaluates on a real GPU, through one sandboxed worker (the contract of outblas.core.evaluator). Free kernels have
+    workers of their own, jailed and thrown away after each batch (outblas.jail.jailed_evaluator).
+
+    Args:
+        options: see :class:`Options`. step_timeout_s: seconds without progress that count as a hang.
+        factory: makes the worker's handler; tests put another in its place.
+        offered: a problem's candidates; None: what :func:`outblas.kernels.catalogue.candidates` offers.
+        compile_ahead: fill the compile cache on all cores before the worker, which has one, asks; False where
+            somebody else does.
+        free: how free kernels are kept apart; None: as is usual.
+    """
+
+    def __init__(
+        self, gpu_index: int = 0, options: Options | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
+        factory: str = _FACTORY, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
+        compile_ahead: bool = True, free: FreeOptions | None = None,
+    ) -> None:  # fmt: skip
+        self.options = options or Options(gpu_index, _gpu_of(gpu_index))
+        timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
+        self._step_s = step_timeout_s + 2 * timed
+        self.sandbox = Sandbox(factory, (self.options,), self._step_s)
+        #: Of this process; its worker has one of its own.
+        self.ledger = Ledger("waiting")
+        self._free = free
+        self._baselines: dict[Problem, Baselines] = {}
+        self._nvmmh: dict[Problem, KernelConfig | None] = {}
+        self._trusted: set[tuple[Any, ...]] = set()
+        self._offered = offered
+        self._to_list: deque[Problem] = deque()
+        self._listed: dict[Problem, Sequence[KernelConfig]] = {}
+        self._compiler = BackgroundCompiler(self.gpu) if compile_ahead else None
+
+    def __enter__(self) -> LiveEvaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the worker now (imports, a CUDA context: seconds), not with the first candidate.
+
+        Raises:
+            DeviceError: it cannot start.
+        """
+        self.sandbox.start()
+
+    def close(self) -> None:
+        """End the worker, and whoever compiles."""
+        self.sandbox.close()
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def accounts(self) -> dict[str, Account]:
+        """What the seconds went on: ``gpu``, the sandboxed process (outblas.workers.handler names its phases), and
+        ``host``, this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later
+        problems while the worker works, or ``waiting``."""
+        lost = Account({}, {"workers lost": self.sandbox.lost})
+        return {"gpu": self.sandbox.account + lost, "host": self.ledger.read()}
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.options.gpu
+
+    @property
+    def source(self) -> str:
+        return f"cuda:{self.options.gpu_index}"
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        """What is offered for the problem (see the class)."""
+        if problem in self._listed:
+            return self._listed.pop(problem)
+        from outblas.kernels.catalogue import candidates
+
+        if self._offered is not None:
+            return self._offered(problem)
+        return candidates(problem, self.gpu)
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        """One evaluation per pair, as they finish; pairs of one problem that follow each other are timed together.
+
+        Raises:
+            DeviceError: the worker cannot start, or fails by itself. ToolchainMissing: a wheel is missing.
+        """
+        if isinstance(pairs, Collection):
+            self.expect(dict.fromkeys(p for p, c in pairs if not isinstance(c, FreeKernel)))
+        for free, several in groupby(pairs, key=lambda pair: isinstance(pair[1], FreeKernel)):
+            one_kind: Iterator[Any] = several
+            yield from self._evaluate_free(list(one_kind)) if free else self._evaluate_templates(one_kind)
+
+    def _evaluate_free(self, listed: Sequence[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
+        from outblas.jail.jailed_evaluator import FreeLive
+
+        live = FreeLive(self.options, self._step_s, self._free)
+        for problem, group in groupby(listed, key=lambda pair: pair[0]):
+            for evaluation, baselines in live.evaluate(problem, [kernel for _, kernel in group]):
+                # Code of form host shares its judge's process: what that says of others is taken for want of better.
+                forms_host = isinstance(evaluation.config, FreeKernel) and evaluation.config.launch.form == "host"
+                if baselines is not None and not (forms_host and problem in self._baselines):
+                    self._baselines[problem] = baselines
+                yield evaluation
+
+    def _evaluate_templates(self, pairs: Iterator[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:
+        """Problem by problem; while the worker has one in hand, later ones are drawn and their kernels compiled."""
+        ahead = Lookahead(pairs, self._begin)
+
+        def meanwhile() -> None:
+            with self.ledger.phase("ahead"):
+                ahead.more()
+                self._list_some()
+
+        while group := ahead.next():
+            problem = group[0][0]
+            if self._compiler is not None:
+                with self.ledger.phase("compile"):
+                    self._compiler.wait(self._with_rival(group))
+            nvmmh = self._nvmmh.get(problem)
+            items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
+            for index, value in self.sandbox.run(items, meanwhile):
+                yield self._taken(problem, items[index][1], value)
+
+    def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
+        """A problem's pairs were drawn."""
+        self.expect([group[0][0]])
+        if self._compiler is not None:
+            self._compiler.begin(self._with_rival(group))
+
+    def _with_rival(self, group: list[tuple[Problem, KernelConfig]]) -> list[tuple[Problem, KernelConfig]]:
+        """The kernels of one problem's pairs, and nvMatmulHeuristics' choice."""
+        problem = group[0][0]
+        rival = self._nvmmh.get(problem)
+        return group if rival is None else [*group, (problem, rival)]
+
+    def _list_some(self) -> None:
+        """List candidates of problems that are to come, which else is done when they are asked for."""
+        for _ in range(min(AT_A_TIME, len(self._to_list))):
+            problem = self._to_list.popleft()
+            if problem not in self._listed:
+                self._listed[problem] = self.candidates(problem)
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        """Name -> microseconds, of the problem's last rounds; measured now if there are none."""
+        return {name: t.median_us for name, t in self.baseline_report(problem).timings.items()}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return self.baseline_report(problem).details.get(name, "")
+
+    def baseline_report(self, problem: Problem) -> Baselines:
+        """Times with samples, details, and why a baseline was left out."""
+        if problem not in self._baselines:
+            self.expect([problem])
+            for _, value in self.sandbox.run([Item(problem, None, self._nvmmh.get(problem))]):
+                lost = isinstance(value, Lost)
+                self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
+        return self._baselines[problem]
+
+    def _taken(self, problem: Problem, config: Any, value: Any) -> Evaluation:
+        if isinstance(value, Lost):
+            return Evaluation(problem, config, value.status, value.detail, Verdict(value.status, (), value.detail))
+        evaluation, baselines = value
+        if baselines is not None:
+            self._baselines[problem] = baselines
+        return evaluation  # type: ignore[no-any-return]
+
+    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+        self._trusted.update(kinds)
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        """Problems that are to come: asks nvMatmulHeuristics for all at once, in one subprocess.
+
+        Not needed, but a subprocess per problem costs 0.07 s. Without the package there are no choices.
+        """
+        new = [p for p in problems if p not in self._nvmmh]
+        if not new or "nvmmh" not in self.options.baselines:
+            return
+        from outblas.judge.matmul_heuristics import nvmmh_configs
+
+        with self.ledger.phase("expect"):
+            try:
+                self._nvmmh.update(nvmmh_configs(new, self.gpu))
+            except ToolchainMissing:
+                self._nvmmh.update(dict.fromkeys(new))
+
+    def list_ahead(self, problems: Iterable[Problem]) -> None:
+        """Problems whose candidates are asked for next, after what is measured now: they are listed while the worker
+        has that in hand (0.02 s each). Not needed, either."""
+        self._to_list = deque(problems)
+        self._listed = {p: self._listed[p] for p in self._to_list if p in self._listed}
+
+    def compile_soon(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        """Kernels that are to be evaluated: all cores compile them from now on. Not needed, either.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed.
+        """
+        if self._compiler is not None:
+            self._compiler.begin(pairs)
+
+
+def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Level = "full") -> Evaluation:
+    """Evaluate one candidate in a sandbox of its own; see :class:`LiveEvaluator`."""
+    with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
+        return next(iter(evaluator.evaluate([(problem, config)])))
+
+
+def _gpu_of(gpu_index: int) -> Gpu:
+    from outblas.runtime.device import gpu_of_device
+
+    return gpu_of_device(gpu_index)

@@ -1,0 +1,163 @@
+"""What ncu is given to run, and its running: kernels of ours, and algorithms of cuBLASLt, on the operands of the clock.
+
+``python -m outblas.bench.ncu_target FILE`` launches every entry of the works in FILE twice and has the second launch
+profiled, each behind a mark by which :class:`Profiler` tells them apart. The L2 is flushed before each of ncu's passes,
+or left as the pass before left it ("warm") where the operands that the offline clock rotates over fit into it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, floor_us, operand_sets
+from outblas.kernels.config_text import config_from_name
+from outblas.runtime import ncu
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One of cuBLASLt, as :meth:`outblas.judge.baselines.LtAuto.choice` names it."""
+
+    algo: bytes
+    detail: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """Entries to profile on one problem; ``l2``: what each of ncu's passes finds in L2."""
+
+    problem: Problem
+    entries: tuple[KernelConfig | Algorithm, ...]
+    l2: ncu.Cache
+
+    def to_json(self) -> dict[str, Any]:
+        entries = [
+            {"algo": e.algo.hex(), "detail": e.detail} if isinstance(e, Algorithm) else {"config": config_name(e)}
+            for e in self.entries
+        ]
+        return {"problem": self.problem.key, "entries": entries, "l2": self.l2}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Work:
+        entries = tuple(
+            config_from_name(e["config"]) if "config" in e else Algorithm(bytes.fromhex(e["algo"]), e["detail"])
+            for e in data["entries"]
+        )
+        return cls(Problem.from_key(data["problem"]), entries, data["l2"])
+
+
+def cache_of(problem: Problem, gpu: Gpu) -> ncu.Cache:
+    """What a call finds in L2 when the offline clock rotates over the operand sets: see roofline."""
+    rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
+    return "warm" if rotated <= gpu.l2_bytes else "flushed"
+
+
+class Profiler:
+    """Has works launched under ncu; ``metrics``: those that it has on this GPU, asked first: a refusal is quick.
+
+    Args:
+        tool: path of ncu. scratch: where what is to be launched and what ncu wrote is left. timeout_s: for each run.
+        gpu_index: CUDA ordinal.
+
+    Raises:
+        DeviceError, RecordError: as :func:`outblas.runtime.ncu.profile`.
+    """
+
+    def __init__(self, tool: str, scratch: Path, timeout_s: float, gpu_index: int = 0) -> None:
+        self._tool, self._scratch, self._timeout_s, self._gpu = tool, scratch, timeout_s, gpu_index
+        self.metrics = ncu.known_metrics(
+            tool, self._target("probe", []), timeout_s=timeout_s, log=self._scratch / "probe.csv"
+        )
+
+    def kernels(self, works: Sequence[Work]) -> list[list[list[ncu.Launch]]]:
+        """Per work and entry, in their order, all the kernels that it launched; one run of ncu per state of L2.
+
+        Raises:
+            DeviceError, RecordError: as :func:`outblas.runtime.ncu.profile`, or the profile lacks an entry.
+        """
+        found: dict[int, list[list[ncu.Launch]]] = {}
+        for cache in get_args(ncu.Cache):
+            part = [(i, work) for i, work in enumerate(works) if work.l2 == cache]
+            if part:
+                target = self._target(cache, [work for _, work in part])
+                log = self._scratch / f"{cache}.csv"
+                launches = ncu.profile(self._tool, target, self.metrics, cache, self._timeout_s, log)
+                groups = iter(_entries(launches, sum(len(work.entries) for _, work in part)))
+                found |= {i: [next(groups) for _ in work.entries] for i, work in part}
+        return [found[i] for i in range(len(works))]
+
+    def _target(self, name: str, works: Sequence[Work]) -> list[str]:
+        file = self._scratch / f"{name}.json"
+        file.write_text(json.dumps({"gpu": self._gpu, "works": [work.to_json() for work in works]}))
+        return [sys.executable, "-m", __name__, str(file)]
+
+
+def _entries(launches: Sequence[ncu.Launch], expected: int) -> list[list[ncu.Launch]]:
+    groups = ncu.between_marks(launches)
+    if len(groups) != expected or not all(groups):
+        raise RecordError(
+            f"the profile has {len(groups)} entries, {sum(map(bool, groups))} of them with kernels",
+            f"{expected} with one at least",
+            "profile again",
+        )
+    return groups
+
+
+def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
+    """The part that runs under ncu: per entry a mark and its kernels; without works, one mark."""
+    import torch
+
+    from outblas.dispatch.device_state import load_kernel
+    from outblas.judge.baselines import LtAuto
+    from outblas.judge.gpu_clock import Bench
+    from outblas.runtime.device import gpu_of_device
+
+    torch.cuda.set_device(gpu_index)
+    torch.cuda.init()
+    torch.cuda._sleep(1)  # loads its kernel
+    if not works:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    for work in works:
+        with Bench(work.problem, gpu_index, gpu=gpu_of_device(gpu_index)) as bench:
+            for one in work.entries:
+                entry: Any
+                if isinstance(one, Algorithm):
+                    entry = LtAuto(gpu_index)
+                    entry.offer(work.problem, one.algo, one.detail)
+                else:
+                    entry = load_kernel(work.problem, one)[0]
+                call = entry.bind(work.problem, *bench.operands(0))
+                call(bench.stream)
+                bench.synchronize()
+                torch.cuda.profiler.start()
+                with bench.current():
+                    torch.cuda._sleep(1)
+                call(bench.stream)
+                bench.synchronize()
+                torch.cuda.profiler.stop()
+
+
+def main() -> int:
+    data = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        launch([Work.from_json(work) for work in data["works"]], data["gpu"])
+    except OutblasError as error:
+        print(error)  # its last words, which whoever runs ncu repeats
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Kernels of the units to come, compiled on a thread of the driver while workers time those before."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from outblas.bench.pool.transport import Pair
+
+if TYPE_CHECKING:
+    from outblas.bench.pool.units import Unit
+
+#: Compiles the kernels of pairs into a cache; yields now and then.
+Compile = Callable[[Sequence[Pair]], Iterator[object]]
+#: Units compiled together at most: the first are wanted soon.
+SLICE = 8
+
+
+class Compiling:
+    """Takes units, gives them back compiled, in their order.
+
+    Args:
+        compile: fills the cache that the workers share.
+    """
+
+    def __init__(self, compile: Compile) -> None:
+        self._compile = compile
+        self._todo: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Unit | Exception] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        #: Units put and not given back; of the driver's thread alone.
+        self._inside = 0
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> bool:
+        return self._inside > 0
+
+    def put(self, unit: Unit) -> None:
+        self._inside += 1
+        self._todo.put(unit)
+
+    def done(self) -> list[Unit]:
+        """Units compiled since the last call.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed; or whatever else ended the thread.
+        """
+        found: list[Unit] = []
+        while not self._done.empty():
+            item = self._done.get()
+            if isinstance(item, Exception):
+                raise item
+            found.append(item)
+        self._inside -= len(found)
+        return found
+
+    def close(self) -> None:
+        """Compile no further; what is being compiled is finished by its process."""
+        self._stop.set()
+        self._todo.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (unit := self._todo.get()) is not None and not self._stop.is_set():
+            units = [unit]
+            while len(units) < SLICE and not self._todo.empty() and (more := self._todo.get()) is not None:
+                units.append(more)
+            try:
+                for _ in self._compile([pair for one in units for pair in one.pairs]):
+                    if self._stop.is_set():
+                        return
+            except Exception as error:  # the driver's to raise
+                self._done.put(error)
+                return
+            for one in units:
+                self._done.put(one)
+            if self._stop.is_set():  # the None that ends the outer loop may have ended the inner one
+                return

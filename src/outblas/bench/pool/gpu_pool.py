@@ -1,0 +1,361 @@
+"""The evaluator over several workers: whatever order they answer in, every pair is answered once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outblas.bench.pool.compile_queue import Compile, Compiling
+from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
+from outblas.bench.pool.units import Unit, Units
+from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError, UsageError
+from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.evaluator import Evaluator
+from outblas.core.phase_times import Account, Ledger, total
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.source import kernel_kind
+from outblas.workers.sandbox import START_TIMEOUT_S
+
+#: Workers that one unit may cost before its candidates are given up.
+MOST_TRIES = 3
+#: Workers lost one after another, with no unit finished in between, before their place is given up.
+MOST_LOSSES = MOST_TRIES + 1
+#: Seconds without a word that count as a hang. Candidates that hang are the sandbox's affair, in seconds; this is for
+#: a worker whose machine or whose own process is stuck.
+QUIET_S = 900.0
+_LOOK_S, _SOON_S = 1.0, 0.01
+#: Problems whose candidates a worker is asked for at once.
+_LISTED = 8
+
+
+@dataclass
+class _Place:
+    """Where one worker after another may sit."""
+
+    state: str = "stopped"  # starting, idle, busy, or gone: given up
+    unit: Unit | None = None
+    since: float = 0.0
+    losses: int = 0
+    expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
+    proved: int = 0
+    kernels: set[tuple[Any, ...]] = field(default_factory=set)  # that its worker was given
+
+
+class PoolEvaluator(Evaluator):
+    """Evaluates on all workers of a transport (the contract of outblas.core.evaluator). One call at a time.
+
+    The pairs of a problem that follow each other are a unit, timed together by one worker. A worker that is lost (its
+    process died, its machine is gone, or it said nothing for ``quiet_s``) is replaced, and what its unit still lacks
+    goes to another; what was answered is not asked for again. The pairs of a unit that has cost ``MOST_TRIES`` workers
+    are answered with the status that the sandbox would give: EXITED, or HANG. A place that lost ``MOST_LOSSES`` workers
+    in a row, or whose evaluator raises DeviceError, is given up and the others go on.
+
+    Args:
+        transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
+        compiler: makes, for a GPU, what fills the compile cache that the workers share (see :class:`Compiling`); None:
+            they compile for themselves.
+    """
+
+    def __init__(
+        self, transport: Transport, compiler: Callable[[Gpu], Compile] | None = None,
+        quiet_s: float = QUIET_S, start_s: float = START_TIMEOUT_S,
+    ) -> None:  # fmt: skip
+        self._transport, self._quiet_s, self._start_s = transport, quiet_s, start_s
+        self._compiler = compiler
+        self._compile: Compile | None = None
+        self._places = [_Place() for _ in range(transport.size)]
+        self._about: dict[int, About] = {}
+        self._expected: list[Problem] = []
+        self._proved: dict[tuple[Any, ...], None] = {}
+        self._homes: dict[Problem, int] = {}
+        self._notes: dict[Problem, BaselineNotes] = {}
+        self._reasons: list[str] = []
+        self._ledger = Ledger("other")
+        self._accounts: list[list[dict[str, Account]]] = [[] for _ in self._places]  # of the workers of every place
+        #: Workers lost so far.
+        self.lost = 0
+
+    def __enter__(self) -> PoolEvaluator:
+        try:
+            self._open()
+        except BaseException:
+            self._transport.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers; harmless when done twice."""
+        self._transport.close()
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._about[0].gpu
+
+    @property
+    def source(self) -> str:
+        """``replay:NAME``, or ``cuda`` for any number of GPUs: all are of one kind, and a run may go on with others."""
+        source = self._about[0].source
+        return "cuda" if source.startswith("cuda") else source
+
+    @property
+    def places(self) -> list[str]:
+        """Where each worker runs: host, process, device."""
+        return [self._about[index].place for index in sorted(self._about)]
+
+    def accounts(self) -> dict[str, Account]:
+        """What the seconds went on so far: ``driver``, this process (the ``agent``'s thinking, ``waiting`` for workers,
+        ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
+        their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`); those of one place are added
+        up."""
+        found = {"driver": self._ledger.read() + Account({}, {"workers lost": self.lost})}
+        for index, lives in enumerate(self._accounts):
+            for process in dict.fromkeys(name for life in lives for name in life):
+                found[f"worker {index}: {process}"] = total(life[process] for life in lives if process in life)
+        return found
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        """What the workers' evaluators offer.
+
+        Raises:
+            DeviceError: no worker is left. UsageError: the problem was not recorded.
+        """
+        return self.candidates_of([problem])[problem]
+
+    def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
+        """As :meth:`candidates`, of every problem; all workers list a part, which takes milliseconds a problem."""
+        parts = [tuple(problems[first : first + _LISTED]) for first in range(0, len(problems), _LISTED)]
+        found = self._ask("candidates", parts)
+        return {
+            p: configs for part, lists in zip(parts, found, strict=True) for p, configs in zip(part, lists, strict=True)
+        }
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        """Every worker is told with its next unit."""
+        self._expected += problems
+
+    def evaluate(self, pairs: Iterable[Pair]) -> Generator[Evaluation, None, None]:
+        """One evaluation per pair as they finish; closing the iterator early kills the workers that are at work.
+
+        Raises:
+            DeviceError: no worker is left; what was yielded stays valid. Any other error that an evaluator raises.
+        """
+        compiling = None if self._compile is None else Compiling(self._compile)
+        units = Units(pairs, compiling, self._homes)
+        try:
+            more = True
+            self._start_stopped()
+            while more or units.pending or self._at_work:
+                self._hand_out(units)
+                # Drawing takes the agent's thinking: ahead of the workers, but never while they wait for an answer.
+                events = self._heard(0.0 if more else _SOON_S if units.compiling else _LOOK_S)
+                for event in events:
+                    yield from self._done(event, units)
+                if more and not events:
+                    with self._ledger.phase("agent"):
+                        more = units.draw()
+        finally:
+            self._abandon()
+            if compiling is not None:
+                compiling.close()
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        """Name -> microseconds, of the problem's last rounds; measured now if there are none."""
+        return self._notes_of(problem).times
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return self._notes_of(problem).details.get(name, "")
+
+    def provenance(self, command: str) -> dict[str, Any]:
+        """Of a worker's machine, and where all workers ran (key ``workers``)."""
+        return {**self._ask("provenance", [command])[0], "workers": self.places}
+
+    def _open(self) -> None:
+        """Start all workers; none may fail, and all must be of one kind."""
+        self._start_stopped()
+        while any(place.state == "starting" for place in self._places):
+            for event in self._transport.wait(_LOOK_S):
+                if event.kind != "ready":
+                    raise event.value if event.kind == "error" else _cannot_start(event.worker, event.value)
+                self._ready(event)
+            for index in self._silent():
+                raise _cannot_start(index, f"it did not start within {self._start_s:g} s")
+        if self._compiler is not None:
+            self._compile = self._compiler(self.gpu)
+
+    def _start_stopped(self) -> None:
+        for index, place in enumerate(self._places):
+            if place.state == "stopped":
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        place = self._places[index]
+        place.state, place.since, place.expected, place.proved = "starting", time.monotonic(), 0, 0
+        place.kernels.clear()
+        self._accounts[index].append({})
+        self._transport.start(index)
+
+    def _ready(self, event: Event) -> None:
+        about: About = event.value
+        for other in self._about.values():
+            if (other.gpu, other.build) != (about.gpu, about.build):
+                raise UsageError(
+                    f"workers differ: {other.gpu.name} with OutBLAS {other.build} at {other.place}, "
+                    f"{about.gpu.name} with OutBLAS {about.build} at {about.place}",
+                    "GPUs of one kind and one OutBLAS in a run, whose figures are compared",
+                    "choose GPUs of one kind, and install the same OutBLAS everywhere",
+                )
+        self._about[event.worker] = about
+        self._places[event.worker].state = "idle"
+
+    @property
+    def _at_work(self) -> bool:
+        return any(place.unit is not None for place in self._places)
+
+    def _hand_out(self, units: Units) -> None:
+        for index, place in enumerate(self._places):
+            if place.state == "idle":
+                others = [i for i, p in enumerate(self._places) if i != index and p.state != "gone"]
+                unit = units.take(index, others, self._elsewhere(index, others))
+                if unit is not None:
+                    place.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
+                    new, place.expected = self._expected[place.expected :], len(self._expected)
+                    proved, place.proved = [*self._proved][place.proved :], len(self._proved)
+                    self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
+
+    def _elsewhere(self, index: int, others: Iterable[int]) -> set[tuple[Any, ...]]:
+        """Kernels that ``others`` were given and this worker was not."""
+        return set().union(*(self._places[i].kernels for i in others)) - self._places[index].kernels
+
+    def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
+        place = self._places[index]
+        place.state, place.unit, place.since = "busy", unit, time.monotonic()
+        self._ledger.count("questions" if unit is None else "units")
+        self._transport.send(index, task)
+
+    def _heard(self, timeout_s: float) -> list[Event]:
+        """What workers said, hangs among it.
+
+        Raises:
+            DeviceError: no worker is left.
+        """
+        if all(place.state == "gone" for place in self._places):
+            raise DeviceError(
+                f"no worker is left ({'; '.join(self._reasons[-len(self._places) :])})",
+                "at least one that answers",
+                "what was recorded is kept: see to the workers and run the same command again, it resumes",
+            )
+        with self._ledger.phase("waiting"):
+            events = self._transport.wait(timeout_s)
+        for event in events:
+            self._places[event.worker].since = time.monotonic()
+        for index in self._silent():
+            self._transport.stop(index)
+            events.append(_hang(index))
+        return events
+
+    def _silent(self) -> list[int]:
+        """Workers that owe a word for too long."""
+        limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
+        return [i for i, p in enumerate(self._places) if p.state in limits and now - p.since > limits[p.state]]
+
+    def _done(self, event: Event, units: Units) -> Iterator[Evaluation]:
+        """Take up what a worker said of its unit."""
+        place = self._places[event.worker]
+        unit = place.unit
+        if event.kind == "answer" and isinstance(event.value, BaselineNotes):
+            self._notes[event.value.problem] = event.value
+        elif event.kind == "answer" and unit is not None:
+            pair = event.value.problem, event.value.config
+            unit.pairs.remove(pair)
+            if event.value.status is Status.PASSED:  # workers prove in full: what passed once did so too
+                self._proved[kernel_kind(*pair)] = None
+            yield event.value
+        self._settle(event)
+        if unit is None or place.unit is not None or not unit.pairs:
+            return
+        if event.kind != "error":  # an evaluator that raises is no fault of its candidates
+            unit.lost_by.append(event.worker)
+        if len(unit.lost_by) < MOST_TRIES:
+            units.put_back(unit)
+            return
+        status = Status.HANG if event == _hang(event.worker) else Status.EXITED
+        detail = f"{len(unit.lost_by)} workers were lost with it, the last one: {self._reasons[-1]}"
+        for problem, config in unit.pairs:
+            yield Evaluation(problem, config, status, detail, Verdict(status, (), detail))
+
+    def _settle(self, event: Event) -> None:
+        """What an event makes of its worker's place; its unit is None when it is free of it."""
+        place = self._places[event.worker]
+        if event.kind == "ready":
+            self._ready(event)
+        elif event.kind == "end":
+            if place.unit is not None and place.unit.pairs:
+                self._reasons.append(f"worker {event.worker}: it left candidates unanswered")
+            place.state, place.unit, place.losses = "idle", None, 0
+            self._accounts[event.worker][-1] = event.value or {}
+        elif event.kind == "error":
+            place.state, place.unit = "idle", None
+            if not isinstance(event.value, DeviceError):
+                raise event.value
+            self._reasons.append(f"worker {event.worker}: {event.value}")
+            self._transport.stop(event.worker)
+            place.state = "gone"
+        elif event.kind == "lost":
+            self._reasons.append(f"worker {event.worker}: {event.value}")
+            self.lost += 1
+            place.losses += 1
+            place.state, place.unit = "gone", None
+            if place.losses < MOST_LOSSES:
+                self._start(event.worker)
+
+    def _abandon(self) -> None:
+        """Kill the workers that are at work, and start others in their places when they are needed."""
+        for index, place in enumerate(self._places):
+            if place.state == "busy":
+                self._transport.stop(index)
+                place.state, place.unit = "stopped", None
+
+    def _ask(self, method: str, arguments: Sequence[Any]) -> list[Any]:
+        """The answer to every argument, of any worker; of another, where one is lost over it."""
+        answers, todo = [None] * len(arguments), list(reversed(range(len(arguments))))
+        asked: dict[int, int] = {}  # worker -> which argument it has
+        try:
+            self._start_stopped()
+            while todo or asked:
+                for worker, place in enumerate(self._places):
+                    if todo and place.state == "idle":
+                        asked[worker] = todo.pop()
+                        self._send(worker, Ask(method, (arguments[asked[worker]],)))
+                for event in self._heard(_LOOK_S):
+                    if event.kind == "answer" and event.worker in asked:
+                        answers[asked[event.worker]] = event.value
+                    self._settle(event)
+                    if event.kind == "end":
+                        asked.pop(event.worker, None)
+                    elif event.kind in ("lost", "error") and event.worker in asked:
+                        todo.append(asked.pop(event.worker))
+            return answers
+        finally:
+            self._abandon()
+
+    def _notes_of(self, problem: Problem) -> BaselineNotes:
+        if problem not in self._notes:
+            (self._notes[problem],) = self._ask("baselines", [problem])
+        return self._notes[problem]
+
+
+def _hang(index: int) -> Event:
+    return Event(index, "lost", "it said nothing for too long")
+
+
+def _cannot_start(index: int, why: str) -> DeviceError:
+    return DeviceError(
+        f"worker {index} cannot start: {why}", "a worker process with a free GPU", "run outblas doctor where it runs"
+    )

@@ -1,0 +1,101 @@
+"""What the pool and its workers say to each other, and the contract of whoever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, Union
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+
+Pair = tuple[Problem, KernelConfig]
+
+
+class Spec(NamedTuple):
+    """An evaluator as ``module:callable`` and its arguments, all picklable; it is made in the worker."""
+
+    factory: str
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Pairs of one problem, timed together.
+
+    Attributes:
+        expected: problems that are to come, here or at another worker. proved: kernels (by
+            :func:`outblas.kernels.source.kernel_kind`) that workers have proved in full since the last such task.
+    """
+
+    pairs: tuple[Pair, ...]
+    expected: tuple[Problem, ...] = ()
+    proved: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One question: a method of :class:`outblas.bench.pool.worker_host.Host` and its arguments."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+Task = Union[Evaluate, Ask]
+
+
+@dataclass(frozen=True)
+class About:
+    """A worker's hello: the GPU, the evaluator's own source, where it runs, and which OutBLAS it has."""
+
+    gpu: Gpu
+    source: str
+    place: str
+    build: str
+
+
+@dataclass(frozen=True)
+class BaselineNotes:
+    """Baselines of one problem: name -> microseconds, and name -> one line on it."""
+
+    problem: Problem
+    times: Mapping[str, float]
+    details: Mapping[str, str]
+
+
+#: ``ready`` (About), ``answer`` (to the task in hand; several may follow), ``end`` (of the task: process of the worker
+#: -> :class:`outblas.core.phase_times.Account` of its seconds so far), ``error`` (an exception of the evaluator; the
+#: task is over), ``lost`` (why, one line: the process or its machine is gone).
+Kind = Literal["ready", "answer", "end", "error", "lost"]
+
+
+class Event(NamedTuple):
+    """Something that a worker said, or that happened to it."""
+
+    worker: int
+    kind: Kind
+    value: Any = None
+
+
+class Transport(Protocol):
+    """Carries tasks to numbered workers and brings what they say, each worker's words in their order."""
+
+    @property
+    def size(self) -> int:
+        """Workers are 0 ... size - 1."""
+
+    def start(self, worker: int) -> None:
+        """Begin to start a worker, in the place of an earlier one; ``ready``, ``error`` or ``lost`` follows."""
+
+    def send(self, worker: int, task: Task) -> None:
+        """Give a task to a worker that has none. If it is gone, ``lost`` follows."""
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """What happened; nothing after ``timeout_s``."""
+
+    def stop(self, worker: int) -> None:
+        """Kill a worker, whatever it does; nothing more is heard of it."""
+
+    def close(self) -> None:
+        """End all workers: those that listen by themselves, the others by force. Harmless when done twice."""

@@ -1,0 +1,105 @@
+"""The units of one batch: drawn as they are wanted, compiled ahead, handed out, put back when a worker is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from outblas.bench.pool.compile_queue import Compiling
+from outblas.bench.pool.transport import Pair
+from outblas.core.problem import Problem
+from outblas.core.roofline import work_us
+from outblas.kernels.source import kernel_kind
+
+#: Units of other workers' problems that wait, above which one is taken even though units of its own may come.
+_PLENTY = 4
+
+
+@dataclass
+class Unit:
+    """Pairs of one problem that are not answered yet, and which workers they have cost."""
+
+    problem: Problem
+    pairs: list[Pair]
+    lost_by: list[int] = field(default_factory=list)
+
+
+class Units:
+    """What is to be handed out, in no promised order.
+
+    Args:
+        pairs: pairs of one problem that follow each other are one unit. They may come from a generator whose next
+            pair takes the agent's thinking; it is drawn from while workers work.
+        compiling: compiles a unit's kernels before it is handed out; None: workers do.
+        homes: problem -> the worker that has had it, kept by the caller from batch to batch: that one has chosen
+            cuBLASLt's algorithm already, which takes as long as half a unit.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[Pair],
+        compiling: Compiling | None = None,
+        homes: MutableMapping[Problem, int] | None = None,
+    ) -> None:
+        self._source: Iterator[Unit] = (Unit(p, list(group)) for p, group in groupby(pairs, key=lambda pair: pair[0]))
+        self._compiling = compiling
+        self._homes = {} if homes is None else homes
+        self._waiting: list[Unit] = []
+        self._drawn = False
+
+    def draw(self) -> bool:
+        """Take one more unit from the source; False when it has no more."""
+        unit = None if self._drawn else next(self._source, None)
+        if unit is None:
+            self._drawn = True
+        elif self._compiling is None:
+            self._waiting.append(unit)
+        else:
+            self._compiling.put(unit)
+        return unit is not None
+
+    @property
+    def pending(self) -> bool:
+        """Whether units are there that may be handed out, now or soon, apart from those still to be drawn."""
+        return bool(self._waiting) or self.compiling
+
+    @property
+    def compiling(self) -> bool:
+        return self._compiling is not None and self._compiling.pending
+
+    def take(
+        self, worker: int, others: Iterable[int], elsewhere: Collection[tuple[Any, ...]] = frozenset()
+    ) -> Unit | None:
+        """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
+        begun last, and before that one with few kernels of ``elsewhere``: those that other workers have and this one
+        would load, and perhaps prove, once more. When none of those problems is to come, or many others wait, the same
+        of all.
+
+        One that has cost ``worker`` is left to ``others``, the other workers that are not given up, if one of them
+        was not lost by it yet.
+        """
+        if self._compiling is not None:
+            self._waiting += self._compiling.done()
+        others = set(others)
+        allowed = [unit for unit in self._waiting if worker not in unit.lost_by or not others - set(unit.lost_by)]
+        mine = [unit for unit in allowed if self._homes.get(unit.problem, worker) not in others]
+        if not mine and (len(allowed) > _PLENTY or (self._drawn and not self.compiling)):
+            mine = allowed
+        if not mine:
+            return None
+
+        def rank(unit: Unit) -> tuple[float, ...]:
+            twice = sum(kernel_kind(*pair) in elsewhere for pair in unit.pairs) if elsewhere else 0
+            return len(unit.lost_by), -twice, work_us(unit.problem) * len(unit.pairs)
+
+        unit = max(mine, key=rank)
+        self._waiting.remove(unit)
+        if self._homes.get(unit.problem) not in others:
+            self._homes[unit.problem] = worker
+        return unit
+
+    def put_back(self, unit: Unit) -> None:
+        """To be handed out again, before others."""
+        self._waiting.append(unit)

@@ -1,0 +1,144 @@
+"""What lives in every worker: an evaluator of its own, made here, and the tasks that it is given."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Kind, Spec, Task
+from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError, OutblasError
+from outblas.core.evaluator import Evaluator
+from outblas.core.phase_times import Account, Ledger
+from outblas.core.problem import Problem
+from outblas.core.version import __version__
+from outblas.workers.sandbox import made
+
+Message = tuple[Kind, Any]
+
+
+def live(gpu_index: int, compile_ahead: bool) -> Evaluator:
+    """A GPU of this machine, with its sandbox."""
+    from outblas.bench.live_evaluator import LiveEvaluator
+
+    return LiveEvaluator(gpu_index, compile_ahead=compile_ahead)
+
+
+def replay(recording: str) -> Evaluator:
+    """A recording by name or path."""
+    from outblas.records.recording import Recording
+    from outblas.records.replay import ReplayEvaluator
+
+    return ReplayEvaluator(Recording.load(recording))
+
+
+class Host:
+    """Owns the evaluator; used by one process or one Ray actor."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._made: Evaluator | None = None
+        self._ledger = Ledger("waiting")  # where the evaluator keeps none
+        self._messages: Iterator[Message] = iter(())
+
+    def hello(self) -> Message:
+        """Make the evaluator, with what it has to start, and say what it is, or why it cannot be."""
+        try:
+            self._made = made(*self._spec)
+            if (start := getattr(self._made, "start", None)) is not None:
+                start()
+            return "ready", self._about()
+        except Exception as error:
+            return "error", _as_ours(error)
+
+    def step(self, task: Task | None) -> Message:
+        """Begin ``task``, or go on with the one in hand (None): the next word on it."""
+        if task is not None:
+            self._messages = self.messages(task)
+        return next(self._messages)
+
+    def messages(self, task: Task) -> Iterator[Message]:
+        """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
+        ledger: Ledger = getattr(self._made, "ledger", self._ledger)
+        try:
+            with ledger.phase("task"):
+                values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
+                for value in values:
+                    yield "answer", value
+            yield "end", self._accounts()
+        except Exception as error:
+            yield "error", _as_ours(error)
+
+    def candidates(self, problems: tuple[Problem, ...]) -> list[list[KernelConfig]]:
+        return [list(self._evaluator.candidates(problem)) for problem in problems]
+
+    def baselines(self, problem: Problem) -> BaselineNotes:
+        """Of the problem's last rounds here; measured now if there are none."""
+        times = dict(self._evaluator.baselines(problem))
+        return BaselineNotes(problem, times, {name: self._evaluator.baseline_detail(problem, name) for name in times})
+
+    def provenance(self, command: str) -> dict[str, Any]:
+        """Of the first GPU that this worker sees: all of a pool are of one kind."""
+        from outblas.records.provenance import collect
+
+        return collect(command)
+
+    def close(self) -> None:
+        """End the evaluator's own processes."""
+        close = getattr(self._made, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def _evaluator(self) -> Evaluator:
+        assert self._made is not None, "tasks follow a hello"
+        return self._made
+
+    def _accounts(self) -> dict[str, Account]:
+        accounts = getattr(self._made, "accounts", None)
+        return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
+
+    def _about(self) -> About:
+        from outblas.kernels.kernel_hash import kernels_sha
+
+        place = f"{socket.gethostname()}, process {os.getpid()}, {self._evaluator.source}"
+        return About(self._evaluator.gpu, self._evaluator.source, place, f"{__version__}, kernels {kernels_sha()[:12]}")
+
+    def _asked(self, task: Ask) -> Iterator[Any]:
+        yield getattr(self, task.method)(*task.args)
+
+    def _evaluated(self, task: Evaluate) -> Iterator[Any]:
+        self._evaluator.expect(task.expected)
+        self._evaluator.trust(task.proved)
+        known = False
+        for evaluation in self._evaluator.evaluate(task.pairs):
+            yield evaluation
+            known = known or bool(evaluation.baselines_us)
+        if known:  # timed with the candidates: what the driver may be asked for later, at no cost
+            yield self.baselines(task.pairs[0][0])
+
+
+def serve(connection: Connection, spec: Spec) -> None:
+    """The life of a local worker: one task at a time, until the pipe is closed."""
+    host = Host(spec)
+    try:
+        connection.send(host.hello())
+        while True:
+            for message in host.messages(connection.recv()):
+                connection.send(message)
+    except (EOFError, OSError):
+        return  # the driver has closed the pipe, or is gone
+    finally:
+        host.close()
+
+
+def _as_ours(error: Exception) -> OutblasError:
+    """An error that crosses to the driver; anything but ours is a bug of the evaluator."""
+    if isinstance(error, OutblasError):
+        return error
+    return DeviceError(
+        f"the evaluator failed: {type(error).__name__}: {error}", "an evaluator without errors", "report this bug"
+    )

@@ -1,0 +1,123 @@
+"""Which workers a run has, as the command line says, and the pool made of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outblas.bench.pool import worker_host
+from outblas.bench.pool.compile_queue import Compile
+from outblas.bench.pool.gpu_pool import PoolEvaluator
+from outblas.bench.pool.local_workers import LocalTransport
+from outblas.bench.pool.transport import Spec, Transport
+from outblas.core.errors import UsageError
+from outblas.core.roofline import Gpu
+from outblas.runtime.device import Device, gpu_count, parse_device, require_gpus
+from outblas.workers.sandbox import name_of
+
+KINDS = ("local", "ray")
+#: Each worker of a replay is a process, or an actor, that reads the recording.
+MAX_REPLAYS = 256
+#: Workers of a replay, unless a number is given.
+REPLAYS = 2
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """Workers of a run. ``device``: what each works on; a GPU stands for any.
+
+    Attributes:
+        kind: ``local`` or ``ray``. gpus: CUDA indices of local workers. count: workers of a replay, or of a cluster
+            (None: one per GPU that it has). ray_address: the cluster.
+    """
+
+    kind: str
+    device: Device
+    gpus: tuple[int, ...] = ()
+    count: int | None = None
+    ray_address: str = "auto"
+
+    def __str__(self) -> str:
+        return "cuda" if self.device.recording is None else str(self.device)
+
+
+def make_plan(
+    kind: str,
+    device: str | None = None,
+    gpus: Sequence[int] | None = None,
+    count: int | None = None,
+    ray_address: str | None = None,
+) -> WorkerPlan:
+    """A plan of what the options of the same names say.
+
+    Raises:
+        UsageError: options that do not go together. DeviceError: no such GPU.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"unknown workers {kind!r}", " or ".join(KINDS), "pass one of them as --workers")
+    if count is not None and count < 1:
+        raise UsageError(f"--worker-count is {count}", "1 or more", "pass a larger one")
+    if ray_address is not None and kind != "ray":
+        raise UsageError(f"--ray-address with --workers {kind}", "it with --workers ray only", "leave it out")
+    if device is not None and not device.startswith("replay:"):
+        how = "--gpus" if kind == "local" else "--worker-count"
+        raise UsageError(f"--device {device} with --workers", f"GPUs chosen by {how}, or replay:NAME", "leave it out")
+    live = device is None and (kind == "ray" or gpus is not None or gpu_count() > 0)
+    if not live and count is not None and count > MAX_REPLAYS:
+        raise UsageError(f"--worker-count is {count}", f"at most {MAX_REPLAYS} of a replay", "pass a smaller one")
+    if gpus is not None and (kind == "ray" or not live):
+        raise UsageError("--gpus", "it with --workers local on GPUs only", "use --worker-count instead")
+    if kind == "local" and live:
+        if count is not None:
+            raise UsageError("--worker-count with local GPUs", "one worker per GPU", "name the GPUs as --gpus")
+        indices = tuple(gpus) if gpus is not None else tuple(range(gpu_count()))
+        return WorkerPlan(kind, Device(gpu_index=indices[0] if indices else 0), require_gpus(indices))
+    where = Device(gpu_index=0) if live else parse_device(device)
+    if where.recording is not None:
+        count = count or REPLAYS
+    return WorkerPlan(kind, where, (), count, ray_address or "auto")
+
+
+@contextmanager
+def open_pool(plan: WorkerPlan) -> Iterator[PoolEvaluator]:
+    """The pool of a plan; its workers end with it.
+
+    Raises:
+        DeviceError: a worker cannot start, or no cluster answers. UsageError: workers of two kinds of GPU, or an
+            unknown recording. ToolchainMissing: ray is not installed.
+    """
+    with PoolEvaluator(_transport(plan), _compiler(plan)) as pool:
+        yield pool
+
+
+def _transport(plan: WorkerPlan) -> Transport:
+    recording, replay = plan.device.recording, None
+    if recording is not None:  # workers may have another working directory
+        replay = Spec(
+            name_of(worker_host.replay), (os.path.abspath(recording) if os.path.exists(recording) else recording,)
+        )
+    if plan.kind == "local":
+        specs = [Spec(name_of(worker_host.live), (index, False)) for index in plan.gpus]
+        return LocalTransport(specs if replay is None else [replay] * (plan.count or REPLAYS))
+    from outblas.bench.pool.ray_actors import RayTransport
+
+    if replay is not None:
+        return RayTransport(replay, plan.count, 0, plan.ray_address)
+    return RayTransport(Spec(name_of(worker_host.live), (0, True)), plan.count, 1, plan.ray_address)
+
+
+def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
+    """The driver compiles for GPUs of its own machine, on the cores that they leave; other machines for themselves."""
+    if plan.kind != "local" or plan.device.recording is not None:
+        return None
+
+    def make(gpu: Gpu) -> Compile:
+        from outblas.runtime.nvrtc import cores
+        from outblas.workers.compile_ahead import CORES_LEFT, BaselineKernels, CompileAhead
+
+        ahead, rivals = CompileAhead(gpu, max(1, cores() - CORES_LEFT * len(plan.gpus))), BaselineKernels(gpu)
+        return lambda pairs: ahead.compile([*pairs, *rivals.of(problem for problem, _ in pairs)])
+
+    return make

@@ -1,0 +1,302 @@
+"""Time a library over a suite against every baseline, in one interleaved run per problem.
+
+A fresh process and fresh inputs: these are the figures that are published, free of the bias of the
+search that chose the kernels. Two rows per problem, PDL not allowed and PDL allowed, timed in the same
+rounds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outblas.bench.live_evaluator import Baselines, LiveEvaluator
+from outblas.core.config import Launch, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.journal import Journal
+from outblas.core.problem import Problem
+from outblas.core.rivals import LT_AUTO, NAMES, RIVALS, fastest
+from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.core.stats import geomean
+from outblas.judge.bench_cell import Options
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.records.averages import launch_columns
+from outblas.records.library import Library
+from outblas.records.provenance import collect, gpu_state
+from outblas.records.results import COLUMNS, Row, write_result
+from outblas.runtime.device import gpu_of_device
+
+#: Called as (problems done, of how many, geometric mean of what is published so far).
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """One run of :func:`run_bench`.
+
+    Attributes:
+        problems: what to time.
+        suite: name of the suite that they are of.
+        library: a file or a library in hand; None: the packaged one.
+        out_path: the result file to write.
+        gpu_indices: CUDA indices of the GPUs, which share the problems.
+        mode: ``offline``, ``offline_cold`` or ``server``.
+        rounds: interleaved rounds per problem.
+        resume: False begins anew where a journal of an interrupted run is there.
+        target_qps: requests per second, in server mode.
+        seed: of the operands and of the order within a round.
+        baselines: those to time; without nvmmh, which is no rival, it is quicker.
+        proved: names of kernels that passed every gate before, built from the same sources by the same toolchain
+            for the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
+    """
+
+    problems: Sequence[Problem]
+    suite: str
+    library: Path | Library | None
+    out_path: Path
+    gpu_indices: Sequence[int] = (0,)
+    mode: str = "offline"
+    rounds: int = 9
+    resume: bool = True
+    target_qps: float | None = None
+    seed: int = 1
+    baselines: Sequence[str] = NAMES
+    proved: frozenset[str] = frozenset()
+
+
+def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
+    """Bench the problems and write the result file.
+
+    A killed run resumes from the journal ``<out_path>.jsonl``; several GPUs share the problems.
+
+    Args:
+        request: what to time, against what and how.
+        progress: called after every problem.
+
+    Returns:
+        The result file.
+
+    Raises:
+        RecordError: no library, or the disk refuses.
+        DeviceError: no such GPU.
+        UsageError: a journal of other settings, or GPUs of two kinds.
+    """
+    problems, gpu = request.problems, _one_kind(request.gpu_indices)
+    library = _library(request.library, gpu)
+    path = request.out_path.with_name(request.out_path.name + ".jsonl")
+    journal = Journal(path, _settings(request, library, gpu), request.resume)
+    done = {entry["problem"] for entry in journal.entries}
+    todo = [p for p in problems if p.key not in done]
+    written = False
+    try:
+        for entry in _on_gpus(todo, library, request, _options(request, gpu)):
+            journal.append(entry)
+            if progress is not None:
+                # The last row of a problem: PDL allowed, or the only one (server mode).
+                published = [e["rows"][-1]["published"] for e in journal.entries]
+                progress(len(journal.entries), len(problems), geomean(published))
+        by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
+        rows = [row for p in problems for row in by_key[p.key]]
+        about = collect(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
+        provenance = {**about, "library": dict(library.provenance)}
+        write_result(rows, {"suite": request.suite, "provenance": provenance}, request.out_path)
+        written = True
+    finally:
+        journal.close(done=written)
+    return request.out_path
+
+
+def _one_kind(gpu_indices: Sequence[int]) -> Gpu:
+    """The kind of these GPUs; raises UsageError where they are of several."""
+    gpu = gpu_of_device(gpu_indices[0])
+    if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
+        raise UsageError(
+            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
+            "one kind, for the figures of a file are compared",
+            "choose GPUs of one kind as --gpus",
+        )
+    return gpu
+
+
+def _library(asked: Path | Library | None, gpu: Gpu) -> Library:
+    if asked is None:
+        return Library.packaged(gpu.name)
+    return asked if isinstance(asked, Library) else Library.load(asked)
+
+
+def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, object]:
+    """What two benches have to share for one to go on with the other's journal."""
+    return {
+        "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
+        "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
+        "problems": [p.key for p in request.problems], "baselines": list(request.baselines), "gpu": gpu.name,
+    }  # fmt: skip
+
+
+def _options(request: BenchRequest, gpu: Gpu) -> Options:
+    return Options(
+        gpu=gpu,
+        rounds=request.rounds,
+        seed=request.seed,
+        level="full",
+        mode="offline" if request.mode == "server" else request.mode,
+        baselines=tuple(request.baselines),
+        proved=request.proved,
+    )
+
+
+def _on_gpus(
+    todo: Sequence[Problem], library: Library, request: BenchRequest, options: Options
+) -> Iterator[dict[str, Any]]:
+    """Journal entries as they finish; one thread and one sandboxed worker per GPU."""
+    work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
+    for problem in todo:
+        work.put(problem)
+    results: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def serve(index: int) -> None:
+        try:
+            with _Station(index, library, request.mode, request.target_qps, options) as station:
+                station.expect(todo)
+                if index == request.gpu_indices[0]:
+                    station.compile_soon(todo)
+                while not stop.is_set():
+                    try:
+                        problem = work.get_nowait()
+                    except queue.Empty:
+                        break
+                    results.put({"problem": problem.key, "rows": station.rows(problem)})
+            results.put(None)
+        except BaseException as error:  # handed to the main thread, which raises it
+            results.put(error)
+
+    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in request.gpu_indices]
+    for thread in threads:
+        thread.start()
+
+    def end() -> None:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+
+    try:
+        running = len(threads)
+        while running:
+            item = results.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                end()
+                yield from _finished(results)
+                raise item
+            else:
+                yield item
+    finally:
+        end()
+
+
+def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None]) -> Iterator[dict[str, Any]]:
+    """What the other GPUs finished after one had failed: it is not measured again when the run is resumed."""
+    while not results.empty():
+        item = results.get()
+        if isinstance(item, dict):
+            yield item
+
+
+class _Station:
+    """One GPU's share of a bench."""
+
+    def __init__(self, gpu_index: int, library: Library, mode: str, target_qps: float | None, options: Options) -> None:
+        self._index, self._library, self._mode = gpu_index, library, mode
+        self._qps, self._gpu = target_qps, gpu_of_device(gpu_index)
+        self._evaluator = LiveEvaluator(gpu_index, replace(options, gpu_index=gpu_index, gpu=self._gpu))
+
+    def __enter__(self) -> _Station:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._evaluator.close()
+
+    def expect(self, problems: Sequence[Problem]) -> None:
+        """Problems that are to come, here or on another GPU."""
+        if self._mode != "server":
+            self._evaluator.expect(problems)
+
+    def compile_soon(self, problems: Sequence[Problem]) -> None:
+        """The library's kernels of these problems, for all GPUs of this machine."""
+        if self._mode != "server":
+            installed = self._library.of(problems).installed()
+            self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
+
+    def rows(self, problem: Problem) -> list[Row]:
+        """The rows of one problem: one per launch option in which the library has choices of its own."""
+        if self._mode == "server":
+            from outblas.bench.serving import server_rows
+
+            return server_rows(problem, self._library, self._index, self._gpu, self._qps)
+        row = self._library.lookup(problem)
+        picks = {launch: row.choice(launch) if row else None for launch in self._library.launches}
+        configs = list(dict.fromkeys(choice.config for choice in picks.values() if choice))
+        found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
+        report = self._evaluator.baseline_report(problem)
+        state = gpu_state(self._index)
+        out = []
+        for launch, choice in picks.items():
+            evaluation = found[choice.config] if choice else None
+            out.append({**_row(problem, launch, self._mode, evaluation, report, self._gpu), **state})
+        return out
+
+
+def _row(
+    problem: Problem, launch: Launch, mode: str, evaluation: Evaluation | None, report: Baselines, gpu: Gpu
+) -> Row:
+    times = {name: timing.median_us for name, timing in report.timings.items()}
+    if not any(name in times for name in RIVALS):
+        raise report.none_timed(problem)
+    best = fastest(times)
+    timing = report.timings[best]
+    row: Row = {
+        **problem.to_json(),
+        "mode": mode,
+        **launch_columns(launch),
+        "floor_us": floor_us(problem, gpu),
+        "regime": regime(problem, gpu),
+        "rounds": len(timing.samples_us),
+        "repeats": timing.repeats,
+        "operand_sets": timing.operand_sets,
+        **{f"{name}_us": us for name, us in times.items() if f"{name}_us" in COLUMNS},
+        "lt_auto_detail": report.details.get(LT_AUTO),
+    }
+    if evaluation is None or evaluation.speedup is None or evaluation.timing is None:
+        return {
+            **row,
+            "config": "",
+            "status": (evaluation.status if evaluation else Status.LEFT_OUT).value,
+            "fallback": True,
+            "baseline": best,
+            "baseline_us": times[best],
+            "baseline_detail": report.details.get(best),
+            "published": 1.0,
+        }
+    speedup = evaluation.speedup
+    return {
+        **row,
+        "config": config_name(evaluation.config),
+        "status": evaluation.status.value,
+        "fallback": False,
+        "ours_us": evaluation.timing.median_us,
+        "ours_spread": evaluation.timing.spread,
+        "baseline": speedup.baseline,
+        "baseline_us": evaluation.baselines_us[speedup.baseline],  # of the same rounds
+        "baseline_detail": report.details.get(speedup.baseline),
+        "speedup": speedup.ratio,
+        "low": speedup.low,
+        "high": speedup.high,
+        "published": speedup.ratio,
+    }

@@ -1,0 +1,316 @@
+"""What is installed and works, what is missing, what to do: the data behind ``outblas doctor``."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from outblas.core.errors import OutblasError
+from outblas.dispatch.native import extension, why_not
+from outblas.kernels.source import Source
+from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
+from outblas.runtime.packaged_cubins import PACK, ShippedCubins
+from outblas.runtime.sass import find_nvdisasm
+
+MIN_PYTHON = (3, 10)
+#: A recording, a result file and a cache of a few thousand cubins need less.
+MIN_FREE_BYTES = 1 << 30
+_GPU_EXTRA = "pip install 'outblas[gpu]'"
+_EXTRAS = {
+    "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
+    "llm": ("openai",),
+    "train-llm": ("trl", "peft", "accelerate", "datasets"),
+}
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        name: what. found: what is there, one line.
+        ok: True: works; False: missing or broken and needed here; None: absent, and optional here.
+        do: what to do about it, one line; empty when ok.
+        required: nothing works without it (so a False is the machine's failure, not a limitation).
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    do: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    name: str
+    capability: tuple[int, int]
+
+
+def diagnose() -> list[Check]:
+    """Look at everything that OutBLAS uses; never raises, changes nothing but a file it removes again.
+
+    Without a GPU its whole tool chain is optional: recordings can be tuned on and reported.
+    """
+    gpus, cuda = _driver()
+    need = bool(gpus)
+    looks: list[Callable[[], Check]] = [
+        _python,
+        _recording,
+        _cache_directory,
+        lambda: _free_disk("free disk (cache)", DEFAULT_CACHE.directory),
+        lambda: _free_disk("free disk (here)", Path.cwd()),
+        lambda: _driver_check(cuda),
+        lambda: _gpu_check(gpus),
+        lambda: _torch(need),
+        lambda: _wheel("cuda.bindings", "cuda-bindings", need),
+        lambda: _nvrtc(need),
+        lambda: _shipped_cubins(cuda),
+        _native_path,
+        _nvdisasm,
+        lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
+        _nvcc,
+        _cutlass,
+        _jail,
+        *(functools.partial(_extra, extra) for extra in _EXTRAS),
+    ]
+    return [_safely(look) for look in looks]
+
+
+def _safely(look: Callable[[], Check]) -> Check:
+    """A check that itself fails is a finding, never the end of the diagnosis."""
+    try:
+        return look()
+    except Exception as error:
+        name = getattr(look, "__name__", "check").strip("_<>")
+        return Check(name, False, f"the check failed: {_line(error)}", "report it with this line")
+
+
+def _python() -> Check:
+    ok = sys.version_info[:2] >= MIN_PYTHON
+    wanted = ".".join(map(str, MIN_PYTHON))
+    return Check("python", ok, platform.python_version(), "" if ok else f"install Python {wanted} or newer", True)
+
+
+def _recording() -> Check:
+    from outblas.records.recording import Recording, packaged
+
+    name = "recording"
+    shipped = packaged()
+    if not shipped:
+        return Check(name, False, "none in this installation", "install the released package", True)
+    sizes = []
+    for each in shipped:
+        try:
+            recording = Recording.load(each)
+        except OutblasError as error:
+            return Check(name, False, str(error), "install the package afresh", True)
+        sizes.append(f"{each}: {len(recording.problems)} problems x {len(recording.catalogue)} candidates")
+    return Check(name, True, "; ".join(sizes), "", True)
+
+
+def _cache_directory() -> Check:
+    folder = DEFAULT_CACHE.directory
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"outblas")
+            file.flush()
+    except OSError as error:
+        return Check("cache directory", False, _line(error), "set OUTBLAS_CACHE_DIR to a writable directory")
+    return Check("cache directory", True, f"{folder} (writable)")
+
+
+def _free_disk(name: str, folder: Path) -> Check:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    ok = free >= MIN_FREE_BYTES
+    do = "" if ok else f"free some space: {MIN_FREE_BYTES / 2**30:.0f} GiB is enough"
+    return Check(name, ok, f"{free / 2**30:.1f} GiB at {folder}", do)
+
+
+def _driver_check(cuda: tuple[int, int] | None) -> Check:
+    if cuda is None:
+        return Check("driver", None, "none (no libcuda)", "none is needed to tune on a recording")
+    found = f"CUDA {cuda[0]}.{cuda[1]}"
+    try:
+        compiler = int(nvrtc_version().split(".")[0])
+    except OutblasError:
+        return Check("driver", True, found)
+    # Minor-version compatibility: a cubin loads on any driver of the compiler's major version or later.
+    ok = cuda[0] >= compiler
+    return Check("driver", ok, found, "" if ok else f"install a driver for CUDA {compiler}.0 or later")
+
+
+def _gpu_check(gpus: list[_Gpu]) -> Check:
+    if not gpus:
+        return Check("gpu", None, "none", "use --device replay:NAME, or a machine with an NVIDIA GPU")
+    found = "; ".join(f"{i}: {gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for i, gpu in enumerate(gpus))
+    foreign = [gpu for gpu in gpus if "sm_{}{}".format(*gpu.capability) not in ARCHITECTURES]
+    do = f"supported: {', '.join(ARCHITECTURES)}" if foreign else ""
+    return Check("gpu", len(foreign) < len(gpus), found, do)
+
+
+def _torch(need: bool) -> Check:
+    version = _version("torch")
+    missing = False if need else None
+    if version is None:
+        return Check("torch", missing, "not installed", _GPU_EXTRA)
+    try:
+        torch = importlib.import_module("torch")
+    except Exception as error:  # a broken installation raises anything, OSError for a library above all
+        return Check("torch", False, f"{version}, cannot be imported: {_line(error)}", "install torch afresh")
+    if torch.version.cuda is None:
+        do = "install a CUDA build of torch" if need else "none is needed to tune on a recording"
+        return Check("torch", missing, f"{version} without CUDA", do)
+    if need and not torch.cuda.is_available():
+        return Check("torch", False, f"{version}, cannot use the GPU", "match torch's CUDA version to the driver")
+    return Check("torch", True, f"{version}, CUDA {torch.version.cuda}")
+
+
+def _nvrtc(need: bool) -> Check:
+    """Compiles a kernel, which a loaded library alone does not prove."""
+    kernel = Source('extern "C" __global__ void probe(float* x) { *x = 1.0f; }', "probe", (), (), "fp32", "doctor")
+    try:
+        compile_source(kernel, cache=None)
+    except OutblasError as error:
+        return Check("nvrtc", False if need else None, error.wrong, error.do)
+    return Check("nvrtc", True, f"{nvrtc_version()}, compiles")
+
+
+def _shipped_cubins(cuda: tuple[int, int] | None) -> Check:
+    """``cuda``: the driver's CUDA version, None: no driver."""
+    name = "shipped cubins"
+    shipped = ShippedCubins(PACK, quiet=True)
+    pack = shipped.pack()
+    if pack is None:
+        found, _, do = shipped.why_not().rpartition("; ")
+        return Check(name, False if shipped.damaged else None, found, do)
+    needed = shipped.driver_needed()
+    found = (
+        f"{len(pack)} kernels for {', '.join(pack.about['architectures'])} ({pack.bytes / 1e6:.1f} MB) by NVRTC "
+        f"{pack.about['nvrtc']}; drivers for {needed} load them"
+    )
+    if cuda is None:
+        return Check(name, True, found)
+    this = f"this one is for CUDA {cuda[0]}.{cuda[1]}"
+    if cuda[0] >= shipped.cuda_major:
+        return Check(name, True, f"{found}, {this}")
+    do = f"install a driver for {needed}; what this one refuses is compiled here, or left to torch"
+    return Check(name, False, f"{found}, {this}", do)
+
+
+def _native_path() -> Check:
+    reason = why_not()
+    if reason:
+        found, _, do = reason.partition("; ")
+        return Check("native path", None, found, do or "unset OUTBLAS_NATIVE to use it")
+    found = "built; outblas.matmul answers repeated calls in C"
+    if hasattr(extension(), "Products"):
+        return Check("native path", True, f"{found}, outblas.enable() in C++")
+    do = "install a C++ compiler and run python -m outblas.dispatch.native_build: "
+    do += "outblas.enable() costs the host less then"
+    return Check("native path", None, f"{found}, outblas.enable() in Python", do)
+
+
+def _nvdisasm() -> Check:
+    try:
+        return Check("nvdisasm", True, str(find_nvdisasm()))
+    except OutblasError as error:
+        return Check("nvdisasm", None, error.wrong, f"{error.do} (only cross-checks need it)")
+
+
+def _nvcc() -> Check:
+    from outblas.jail.toolchain import find_nvcc, include_folders
+
+    try:
+        include_folders()
+        found = find_nvcc()
+    except OutblasError as error:
+        return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
+    return Check("nvcc", True, f"{found.path}, {found.version}")
+
+
+def _cutlass() -> Check:
+    from outblas.jail.toolchain import locate_cutlass
+
+    try:
+        include, version = locate_cutlass()
+    except OutblasError as error:
+        return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
+    return Check("cutlass", True, f"{version} in {include}")
+
+
+def _jail() -> Check:
+    """What would hold a free kernel's worker on this machine."""
+    from outblas.jail.confinement import report
+
+    lines = report()
+    missing = [line for line in lines if not line.on and line.words.startswith(("no ", "needs"))]
+    found = "; ".join(f"{line.part}: {line.words}" for line in lines if line.on)
+    absent = "; ".join(f"{line.part}: {line.words}" for line in lines if not line.on)
+    do = "" if not missing else "run free kernels in a container: " + "; ".join(line.words for line in missing)
+    return Check("jail", None if missing else True, f"{found}. Not covered: {absent}", do)
+
+
+def _wheel(name: str, package: str, need: bool) -> Check:
+    version = _version(package)
+    if version is None:
+        return Check(name, False if need else None, "not installed", _GPU_EXTRA)
+    return Check(name, True, version)
+
+
+def _extra(extra: str) -> Check:
+    absent = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
+    name = f"extra [{extra}]"
+    if absent:
+        return Check(name, None, f"without {', '.join(absent)}", f"pip install 'outblas[{extra}]'")
+    return Check(name, True, ", ".join(_EXTRAS[extra]))
+
+
+def _driver() -> tuple[list[_Gpu], tuple[int, int] | None]:
+    """GPUs that CUDA sees and the CUDA version of the driver, asked of libcuda: needs no package."""
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return [], None
+    number = ctypes.c_int(0)
+    if cuda.cuInit(0) != 0 or cuda.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return [], None
+    version = (number.value // 1000, number.value % 1000 // 10)
+    cuda.cuDeviceGetCount(ctypes.byref(number))
+    return [_gpu(cuda, index) for index in range(number.value)], version
+
+
+def _gpu(cuda: ctypes.CDLL, index: int) -> _Gpu:
+    name = ctypes.create_string_buffer(128)
+    cuda.cuDeviceGetName(name, len(name), index)
+    values = []
+    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+        value = ctypes.c_int(0)
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+        values.append(value.value)
+    return _Gpu(name.value.decode(errors="replace"), (values[0], values[1]))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

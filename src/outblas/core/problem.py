@@ -1,0 +1,140 @@
+"""A GEMM problem: C[M, N] = A[M, K] @ B, half precision in and out.
+
+The first link of the chain ``Problem -> KernelConfig -> Source -> Cubin -> Verdict -> Timing ->
+Evaluation -> reward -> agent -> Library -> dispatch``; it imports nothing of the others.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from outblas.core.errors import ProblemError
+
+Layout = Literal["TN", "NN"]
+Dtype = Literal["fp16", "bf16"]
+Acc = Literal["fp32", "fp16"]
+#: Field -> (what it is called, its values).
+_ALLOWED = {
+    "layout": ("layout", get_args(Layout)),
+    "dtype": ("dtype", get_args(Dtype)),
+    "acc": ("accumulator", get_args(Acc)),
+}
+
+#: Elements that a 32-bit signed index can address; kernels and TMA coordinates use such indices.
+MAX_INDEX = 2**31 - 1
+#: Bytes of a TMA row pitch unit: every row of A, B and C must be a multiple of it on the fast path.
+ROW_ALIGN_BYTES = 16
+ELEMENT_BYTES = 2
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One matrix product.
+
+    Attributes:
+        m, n, k: extents in elements. A is M x K row-major, C is M x N row-major.
+        layout: ``TN``: B is stored N x K row-major (an ``nn.Linear`` weight); ``NN``: B is stored
+            K x N row-major. (BLAS names the operands as column-major sees them.)
+        dtype: of A, B and C.
+        acc: width of the accumulator; ``fp16`` is only meaningful for fp16 inputs.
+
+    Raises:
+        ProblemError: for an extent < 1, an operand of more than 2**31 - 1 elements, or a dtype,
+            layout or accumulator that is not supported.
+    """
+
+    m: int
+    n: int
+    k: int
+    layout: Layout = "TN"
+    dtype: Dtype = "fp16"
+    acc: Acc = "fp32"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ProblemError(
+                    f"{name.upper()} is {value!r}", "an integer of 1 or more", "pass --mnk as M_N_K, e.g. 64_4096_64"
+                )
+        for what, count in (("A", self.m * self.k), ("B", self.n * self.k), ("C", self.m * self.n)):
+            if count > MAX_INDEX:
+                raise ProblemError(
+                    f"operand {what} of problem {self.m}x{self.n}x{self.k} has {count} elements",
+                    f"at most {MAX_INDEX} (32-bit indices)",
+                    "split the problem along its largest extent",
+                )
+        for name, (what, allowed) in _ALLOWED.items():
+            _one_of(what, getattr(self, name), allowed)
+        if self.acc == "fp16" and self.dtype != "fp16":
+            raise ProblemError(
+                f"accumulator fp16 with dtype {self.dtype}", "accumulator fp16 only for fp16 inputs", "use acc fp32"
+            )
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: 2 M N K."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes to move: A and B read once, C written once."""
+        return ELEMENT_BYTES * (self.m * self.k + self.n * self.k + self.m * self.n)
+
+    @property
+    def mnk(self) -> str:
+        """``M_N_K``, as on the command line."""
+        return f"{self.m}_{self.n}_{self.k}"
+
+    @property
+    def key(self) -> str:
+        """Canonical name, unique per problem: ``64_4096_64_TN_fp16_fp32``."""
+        return f"{self.mnk}_{self.layout}_{self.dtype}_{self.acc}"
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """Stored shape of B: (N, K) for TN, (K, N) for NN."""
+        return (self.n, self.k) if self.layout == "TN" else (self.k, self.n)
+
+    @property
+    def rows_aligned(self) -> bool:
+        """Whether every row of A, B and C is a multiple of 16 bytes (what TMA needs)."""
+        unit = ROW_ALIGN_BYTES // ELEMENT_BYTES
+        return all(x % unit == 0 for x in (self.k, self.b_shape[1], self.n))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout, "dtype": self.dtype, "acc": self.acc}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Problem:
+        return cls(**{f: data[f] for f in ("m", "n", "k", "layout", "dtype", "acc")})
+
+    @classmethod
+    def from_key(cls, key: str) -> Problem:
+        """Inverse of :attr:`key`."""
+        parts = key.split("_")
+        if len(parts) != 6:
+            raise ProblemError(f"problem key {key!r}", "M_N_K_LAYOUT_DTYPE_ACC", "e.g. 64_4096_64_TN_fp16_fp32")
+        return cls.from_mnk("_".join(parts[:3]), *parts[3:])
+
+    @classmethod
+    def from_mnk(cls, mnk: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> Problem:
+        """Parse ``M_N_K`` (also ``MxNxK``); layout, dtype and accumulator in any case of letters."""
+        match = re.fullmatch(r"(-?\d{1,18})[_x](-?\d{1,18})[_x](-?\d{1,18})", mnk.strip())
+        if not match:
+            raise ProblemError(f"--mnk {mnk!r}", "three integers M_N_K", "e.g. --mnk 64_4096_64")
+        m, n, k = (int(x) for x in match.groups())
+        return cls(m, n, k, layout.upper(), dtype.lower(), acc.lower())  # type: ignore[arg-type]
+
+
+def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ProblemError(f"{what} {value!r} is not supported", " or ".join(allowed), f"pass one of them as {what}")
+
+
+def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a matrix is stored by rows, without gaps; as torch's is_contiguous, the stride of an extent of 1 means
+    nothing."""
+    return (shape[1] == 1 or strides[1] == 1) and (shape[0] == 1 or strides[0] == shape[1])

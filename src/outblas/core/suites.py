@@ -1,0 +1,125 @@
+"""Named sets of problems: ``grid1000`` and ``llm``; tables of them, and stratified samples."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu, regime
+
+#: Names that :func:`suite` knows.
+SUITES = ("grid1000", "llm")
+GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+
+#: (out features N, in features K) of every distinct linear layer, from the models' config.json
+#: (fused QKV and fused gate/up as the inference engines run them).
+LLM_LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
+    # hidden 4096, 32 heads, 8 KV heads of 128, intermediate 14336
+    "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+    # hidden 8192, 64 heads, 8 KV heads of 128, intermediate 28672
+    "llama3-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+    # hidden 3584, 28 heads, 4 KV heads of 128, intermediate 18944
+    "qwen2.5-7b": ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)),
+    # hidden 8192, 64 heads, 8 KV heads of 128, intermediate 29568
+    "qwen2.5-72b": ((10240, 8192), (8192, 8192), (59136, 8192), (8192, 29568)),
+    # hidden 7168, MLA (q_a 1536, kv_a 576, q_b 24576, kv_b 32768, o 7168x16384), dense
+    # intermediate 18432, expert intermediate 2048
+    "deepseek-v3": (
+        (2112, 7168),
+        (24576, 1536),
+        (32768, 512),
+        (7168, 16384),
+        (36864, 7168),
+        (7168, 18432),
+        (4096, 7168),
+        (7168, 2048),
+    ),
+}
+LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
+    """Problems of a named suite, in a fixed order.
+
+    ``grid1000``: M, N and K each from :data:`GRID`. ``llm``: every distinct (N, K) of
+    :data:`LLM_LAYERS` with M from :data:`LLM_M`.
+
+    Raises:
+        UsageError: for an unknown suite.
+        ProblemError: for a layout, dtype or accumulator that is not supported.
+    """
+    if name == "grid1000":
+        shapes = list(product(GRID, GRID, GRID))
+    elif name == "llm":
+        layers = dict.fromkeys(nk for model in LLM_LAYERS.values() for nk in model)
+        shapes = [(m, n, k) for (n, k) in layers for m in LLM_M]
+    else:
+        raise UsageError(f"unknown suite {name!r}", " or ".join(SUITES), "pass one of them as --suite")
+    return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One suite in one layout, dtype and accumulator: what is tuned, benched and published together."""
+
+    suite: str
+    layout: str
+    dtype: str
+    acc: str
+
+    @classmethod
+    def parse(cls, text: str) -> Table:
+        """``SUITE:LAYOUT:DTYPE:ACC``, in any case of letters.
+
+        Raises:
+            UsageError: for another number of words, or an unknown suite. ProblemError: for what no problem has.
+        """
+        parts = text.split(":")
+        if len(parts) != 4:
+            raise UsageError(f"table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
+        table = cls(parts[0].lower(), parts[1].upper(), parts[2].lower(), parts[3].lower())
+        table.problems()
+        return table
+
+    def __str__(self) -> str:
+        return ":".join((self.suite, self.layout, self.dtype, self.acc))
+
+    @property
+    def stem(self) -> str:
+        """Start of the names of its files, e.g. ``grid1000_tn_fp16_fp32``."""
+        return "_".join((self.suite, self.layout, self.dtype, self.acc)).lower()
+
+    def problems(self) -> list[Problem]:
+        """Its problems, as :func:`suite` orders them."""
+        return suite(self.suite, self.layout, self.dtype, self.acc)
+
+
+def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H200) -> list[Problem]:
+    """``count`` of ``problems``, stratified by regime: each regime has its share, in the order of ``problems``.
+
+    Shares are rounded by largest remainder. The draw depends on the seed and on the shapes of each regime
+    only, so that the same shapes are drawn in every layout, dtype and accumulator.
+
+    Raises:
+        UsageError: ``count`` is not between 1 and the number of problems.
+    """
+    if not 1 <= count <= len(problems):
+        raise UsageError(f"a sample of {count}", f"1 to {len(problems)} problems", "pass another --sample")
+    strata: dict[str, list[Problem]] = {}
+    for problem in problems:
+        strata.setdefault(regime(problem, gpu), []).append(problem)
+    shares = {name: count * len(members) / len(problems) for name, members in strata.items()}
+    quota = {name: int(share) for name, share in shares.items()}
+    by_remainder = sorted(strata, key=lambda name: (quota[name] - shares[name], name))
+    for name in by_remainder[: count - sum(quota.values())]:
+        quota[name] += 1
+    drawn = {
+        problem
+        for name, members in strata.items()
+        for problem in random.Random(f"{seed}/{name}").sample(members, quota[name])
+    }
+    return [problem for problem in problems if problem in drawn]

@@ -1,0 +1,111 @@
+"""Kernels in C++ for torch's products (:mod:`outblas.dispatch.aten_override`), called without the interpreter's lock.
+
+They are told by Python what to do with a product when it first arrives, and reach torch by its C interface for
+extensions, the same in every torch since 2.10, and by four C++ functions of two tensors. All of these are looked up
+by name in the torch that is running: where one is missing, or the extension has no such kernels, those in Python do
+it all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from outblas.dispatch import native
+
+#: Dispatch key -> what torch calls its device: by number, and as the namespace of its kernels; mangled.
+_DEVICES = {"CPU": (0, "3cpu"), "CUDA": (1, "4cuda")}
+#: A dispatch key that no tensor of ours has: under it C++ finds the kernels in Python that know what to do.
+ASKED = "FPGA"
+_TWO_TENSORS = "ERKNS_6TensorES3_"
+_FUNCTIONS = {
+    "library_init": "aoti_torch_library_init_impl",
+    "library_impl": "torch_library_impl",
+    "library_delete": "aoti_torch_delete_library_object",
+    "delete_tensor": "aoti_torch_delete_tensor_object",
+    "dtype": "aoti_torch_get_dtype",
+    "dim": "aoti_torch_get_dim",
+    "sizes": "aoti_torch_get_sizes",
+    "strides": "aoti_torch_get_strides",
+    "data_ptr": "aoti_torch_get_data_ptr",
+    "device_type": "aoti_torch_get_device_type",
+    "device_index": "aoti_torch_get_device_index",
+    "empty_strided": "aoti_torch_empty_strided",
+    "float16": "aoti_torch_dtype_float16",
+    "bfloat16": "aoti_torch_dtype_bfloat16",
+    "mm_redispatch": "_ZN2at4_ops2mm10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_",
+    "bmm_redispatch": "_ZN2at4_ops3bmm10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_",
+}
+_CUDA_FUNCTIONS = {
+    "current_stream": "aoti_torch_get_current_cuda_stream",
+    "guard_create": "aoti_torch_create_cuda_guard",
+    "guard_delete": "aoti_torch_delete_cuda_guard",
+}
+#: Of a torch whose tensors may have names (up to 2.12).
+_NAMES_FUNCTIONS = {"has_names": "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"}
+
+
+class Call(NamedTuple):
+    """One call that the kernels in C++ do not know, to be told what to do with its like."""
+
+    products: Any
+    sent: bytes
+
+    def learn(self, element_bytes: int, launch: Any, product: Any) -> None:
+        """As ``Table.learn`` of the native table: a launch, a product of cuBLASLt, or torch's."""
+        self.products.learn(self.sent, element_bytes, launch, product)
+
+    def lend(self, device: int | None, stream: int, workspace: Any) -> None:
+        """The workspace of a stream; the kernels keep it alive."""
+        index = -1 if device is None else device
+        self.products.lend(index, stream, workspace.data_ptr(), workspace.nbytes, workspace)
+
+
+def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
+    """(kernels for a dispatch key, "") or (None, why there are none). ``libcuda``: None: the driver's library."""
+    reason = native.why_not()
+    if reason:
+        return None, reason
+    make = getattr(native.extension(), "Products", None)
+    if make is None:
+        return None, "outblas.dispatch._native was built without a C++ compiler"
+    try:
+        asked_keys()
+        return make(libcuda or native.LIBCUDA, _DEVICES[key][0], _addresses(key)), ""
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:  # another torch, another driver
+        return None, f"the kernels of outblas.dispatch._native cannot be used here: {error}"
+
+
+def asked_keys() -> int:
+    """The raw set of dispatch keys with :data:`ASKED` alone; raises something for a torch that has no such key."""
+    return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASKED)).raw_repr())
+
+
+def call_of(products: Any) -> Call | None:
+    """The call that this thread's kernel in Python is asked; None where it came otherwise."""
+    sent = products.sent()
+    return None if sent is None else Call(products, sent)
+
+
+def _addresses(key: str) -> dict[str, int]:
+    """Name in ``csrc/products.h`` -> address, in the libraries that torch has loaded.
+
+    Raises:
+        AttributeError, OSError: a function, or a library, is not there.
+    """
+    namespace = _DEVICES[key][1]
+    kernels = {"mm": f"_ZN2at{namespace}2mm{_TWO_TENSORS}", "bmm": f"_ZN2at{namespace}3bmm{_TWO_TENSORS}"}
+    wanted = {**_FUNCTIONS, **(_NAMES_FUNCTIONS if hasattr(torch.Tensor, "has_names") else {})}
+    found = _found("libtorch_cpu.so", wanted if key == "CUDA" else {**wanted, **kernels})
+    if key == "CUDA":
+        found |= _found("libtorch_cuda.so", {**_CUDA_FUNCTIONS, **kernels})
+    return found
+
+
+def _found(library: str, names: dict[str, str]) -> dict[str, int]:
+    loaded = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / library), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    return {name: ctypes.cast(getattr(loaded, symbol), ctypes.c_void_p).value or 0 for name, symbol in names.items()}

@@ -1,0 +1,96 @@
+"""Gradients of a product: products again, decided like any other.
+
+They are of the operands as they are stored: a transpose is a view, and which layout it is the decision reads off its
+strides. Where an operand is stored by columns its gradient is made so, too, as torch does (``mm_mat1_grad`` and
+``mm_mat2_grad`` in torch's ``FunctionsManual.cpp``). All can be differentiated again.
+
+The functions here are for eager calls: they cost the host a third of what the operators of
+:mod:`outblas.dispatch.torch_op` do, which torch.compile needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outblas.dispatch.aten_products import our_mm, torch_addmm, torch_mm
+from outblas.dispatch.product import answered
+from outblas.dispatch.promises import promise_free_option
+from outblas.dispatch.tensors import has_memory
+
+
+def compute_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """(M, K) and (K, N) -> (M, N), by us or by torch's own kernel; autograd does not see it. Errors as torch.mm."""
+    result = our_mm(a, b, promise_free_option())
+    return torch_mm(a, b) if result is None else result
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As :func:`compute_mm`, with gradients; torch's where a batch of gradients is asked for, or they are compiled."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return torch.mm(a, b)
+    if not has_memory(a) or not has_memory(b):
+        return torch.mm(a, b)
+    return Product.apply(a, b, False) if torch.is_grad_enabled() else compute_mm(a, b)
+
+
+def multiply_asked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As :func:`multiply`, of (M, K) and (K, N) in half precision, where :func:`outblas.dispatch.tensors.why_torchs`
+    has said :data:`outblas.dispatch.tensors.GRADIENT`: it is not asked again."""
+    return Product.apply(a, b, True)
+
+
+def keep(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
+    """What the gradients of a product need, and nothing else."""
+    ctx.by_columns = _is_by_columns(a), _is_by_columns(b)
+    ctx.save_for_backward(a if wants[1] else None, b if wants[0] else None)
+
+
+def gradients(
+    ctx: Any, grad: torch.Tensor, wants: tuple[bool, bool], mm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of (a, b) that are wanted, by ``mm``."""
+    a, b = ctx.saved_tensors
+    grad_a = grad_b = None
+    if wants[0]:
+        grad_a = mm(b, grad.t()).t() if ctx.by_columns[0] else mm(grad, b.t())
+    if wants[1]:
+        grad_b = mm(grad.t(), a).t() if ctx.by_columns[1] else mm(a.t(), grad)
+    return grad_a, grad_b
+
+
+def _is_by_columns(t: torch.Tensor) -> bool:
+    """As torch asks before it makes a gradient by columns."""
+    return bool(t.stride(0) == 1 and t.stride(1) == t.shape[0])
+
+
+class Product(torch.autograd.Function):  # type: ignore[misc]
+    """(a, b, whether it is known that torch need not compute it) -> a @ b."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool) -> torch.Tensor:
+        keep(ctx, a, b, ctx.needs_input_grad[:2])
+        if not asked:
+            return compute_mm(a, b)
+        result = answered(a, b, None, promise_free_option())
+        return torch_mm(a, b) if result is None else result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        return *gradients(ctx, grad, ctx.needs_input_grad[:2], multiply), None
+
+
+class BiasedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """(bias, a, b) -> bias + a @ b, as torch.addmm rounds it; bias: (N)."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        keep(ctx, a, b, ctx.needs_input_grad[1:])
+        return torch_addmm(bias, a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[0] else None
+        return grad_bias, *gradients(ctx, grad, ctx.needs_input_grad[1:], multiply)

@@ -1,0 +1,1 @@
+"""Recording the products that a program runs."""

@@ -1,0 +1,138 @@
+"""``python -m outblas.dispatch.capture.run_program --out FILE [--append] -- SCRIPT | -m MODULE | -c CODE ...``: a
+Python program as it is, with the recorder on (:mod:`outblas.dispatch.capture.session`).
+
+The program runs in this process: its standard streams, exit status and signals are its own. What it ran is written when
+the interpreter ends, however that comes about (the end of the script, ``sys.exit``, an exception, Ctrl-C), on SIGTERM
+unless the program handles that itself, and every few seconds, for the sake of a process that is killed.
+
+torch is imported before the program's first line: what the program sets in its environment for torch's import
+(``OMP_NUM_THREADS``) comes too late, and belongs before the command. CUDA is not initialised before the program does
+it, so that a ``CUDA_VISIBLE_DEVICES`` of its own counts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.dispatch.capture.session import capture
+from outblas.records.captured_products import Captured
+
+_USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its arguments"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises what the program raises; OutblasError for wrong arguments, and for a file that cannot be added to."""
+    path, append, program = _arguments(argv)
+    recorder = capture(path, append, command=" ".join(["outblas capture", *program]))
+    recorder.__enter__()  # for as long as the process lives: threads may outlive the script
+    # Registered first, called last: what the program does at its exit is seen, too.
+    finish = partial(_finish, recorder, os.path.abspath(path), os.getpid())  # the program may change its folder
+    atexit.register(finish)
+    _write_on_sigterm(finish)
+    _run(program)
+
+
+def _arguments(argv: Sequence[str]) -> tuple[str, bool, list[str]]:
+    words = list(argv)
+    if "--" in words:
+        options, program = words[: words.index("--")], words[words.index("--") + 1 :]
+        append = "--append" in options
+        rest = [word for word in options if word != "--append"]
+        if len(rest) == 2 and rest[0] == "--out" and program and not (program[0] in ("-m", "-c") and len(program) < 2):
+            return rest[1], append, program
+    raise UsageError(f"arguments {' '.join(words)!r}", _USAGE, "see outblas capture --help")
+
+
+def _run(program: list[str]) -> None:
+    """As the interpreter would: ``__main__``, ``sys.argv`` and the head of ``sys.path`` are the program's, and stay so:
+    its threads may outlive its last line."""
+    head, arguments = program[0], program[1:]
+    named = head in ("-m", "-c")
+    bundle = not named and (os.path.isdir(head) or zipfile.is_zipfile(head))  # of a __main__.py and what it needs
+    sys.argv = [head, *arguments[1:]] if named else list(program)
+    if not getattr(sys.flags, "safe_path", False) or bundle:
+        first = {"-m": os.getcwd(), "-c": ""}.get(head, os.path.dirname(os.path.realpath(head)))
+        sys.path[0:1] = [os.path.abspath(head) if bundle else first]
+    scope = vars(_fresh_main())
+    if head == "-m" or bundle:
+        # The interpreter's own way in; runpy.run_module puts our __main__ back when the program's last line has run.
+        runpy._run_module_as_main("__main__" if bundle else arguments[0], alter_argv=not bundle)  # type: ignore[attr-defined]
+    elif head == "-c":
+        exec(compile(arguments[0], "<string>", "exec", dont_inherit=True), scope)
+    else:
+        path = os.path.abspath(head)
+        loader = SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader
+        scope.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+        exec(_code_of(path), scope)
+
+
+def _code_of(path: str) -> Any:
+    """Of a script, or of a compiled one."""
+    with io.open_code(path) as file:
+        code = pkgutil.read_code(file)
+    if code is None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    return code
+
+
+def _fresh_main() -> Any:
+    main_module = type(sys)("__main__")
+    main_module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main_module
+    return main_module
+
+
+def _finish(recorder: capture, path: str, pid: int) -> None:
+    """Write the record; a program that has multiplied nothing, or failed at once, costs no record that was there."""
+    if os.getpid() != pid:
+        return  # a forked child, whose record is the parent's
+    try:
+        if recorder.captured.counts or not _holds_products(path):
+            recorder.write()
+        else:
+            print(f"outblas capture: no half-precision product was seen; what {path} held is kept", file=sys.stderr)
+    except OutblasError as error:
+        print(f"error: {error}", file=sys.stderr)
+
+
+def _holds_products(path: str) -> bool:
+    """A file that is damaged, or of something else, is the recorder's to replace or to refuse."""
+    try:
+        return os.path.exists(path) and bool(Captured.load(Path(path)).counts)
+    except RecordError:
+        return False
+
+
+def _write_on_sigterm(finish: Callable[[], None]) -> None:
+    """The default of SIGTERM ends the process at once; do that, but after the record is written."""
+
+    def ended(number: int, _frame: object) -> None:
+        finish()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, ended)
+
+
+if __name__ == "__main__":
+    try:
+        _arguments(sys.argv[1:])
+    except OutblasError as error:
+        sys.exit(f"error: {error}")
+    main(sys.argv[1:])

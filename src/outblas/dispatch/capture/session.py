@@ -1,0 +1,153 @@
+"""``outblas.capture``: record the products that a block of code, or a whole program, runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.dispatch.capture import threads
+from outblas.records.captured_products import Captured, CaptureFile, Product
+from outblas.records.provenance import collect, gpu_and_driver
+
+#: A record is written again when it is older than this, seconds: what a killed program may lose.
+WRITE_EVERY_S = 10.0
+_active: list[capture] = []
+
+
+class capture:
+    """Record the matrix products of a ``with`` block, by shape, layout and dtype, with their counts.
+
+    ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also by an exception;
+    ``c.captured`` has the products at any time. Seen are the thread that enters the block and every thread that
+    anything in the process starts by ``threading.Thread`` meanwhile; :mod:`outblas.dispatch.capture.torch_mode` says
+    what is not seen. Works on CPU tensors, too. While it is on, ``outblas.matmul`` leaves products to torch, whose own
+    they are unless ``outblas.enable()`` is on; each costs the host some microseconds more. A forked child is not
+    recorded.
+
+    Args:
+        path: the JSON file; None: none is written. A file that is there is replaced, or added to if ``append``: also
+            while other captures add to it.
+        clock: seconds, monotonic. A record is written in between, too, so that little is lost with a killed process;
+            where that fails the program goes on, with one warning.
+
+    Raises:
+        UsageError: entered a second time, or ``append`` without a path.
+        RecordError: the file to be added to is damaged (before anything runs), or it cannot be written at the end.
+        ToolchainMissing: torch is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        append: bool = False,
+        *,
+        command: str = "outblas.capture",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if append and path is None:
+            raise UsageError("append without a path", "the file to add to", "pass its path")
+        self._file = None if path is None else CaptureFile(path, append)
+        self._clock, self._command = clock, command
+        self._counts: Counter[Product] = Counter()
+        self._lock = threading.RLock()  # a signal's handler may write while this thread counts
+        self._mode: Any = None
+        self._open = self._warned = False
+        self._pid = os.getpid()
+        self._provenance: dict[str, Any] = {}
+
+    def __enter__(self) -> capture:
+        if self._mode is not None:
+            raise UsageError("a capture is entered twice", "a block each", "make another outblas.capture")
+        # Now, for it starts processes; but without the GPU: CUDA is the program's to initialise, or not.
+        self._provenance = collect(self._command, gpu_index=None)
+        self._mode, self._open = self._new_mode(), True
+        self._written = self._clock()
+        _active.append(self)
+        threads.watch(self._new_mode)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._mode.__exit__(*what)
+        threads.unwatch(self._new_mode)
+        _active.remove(self)
+        self._open = False
+        self.write()
+
+    @property
+    def captured(self) -> Captured:
+        """What was recorded so far, without what the file held before."""
+        return Captured(dict(self._copy()), (self._about(),))
+
+    def write(self) -> None:
+        """Write the file now, if there is one to be written; a forked child never does."""
+        self._write(wait=True)
+
+    def _write(self, wait: bool) -> None:
+        if self._file is not None and os.getpid() == self._pid:
+            self._file.write(self._copy(), self._about(), wait)
+
+    def _copy(self) -> Counter[Product]:
+        with self._lock:
+            return self._counts.copy()
+
+    def _about(self) -> dict[str, Any]:
+        """The provenance; with the GPU once the program uses CUDA by torch."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if self._provenance.get("gpu") is None and cuda is not None and cuda.is_initialized():
+            gpu, driver = gpu_and_driver(cuda.current_device())
+            self._provenance = {**self._provenance, "gpu": gpu, "driver": driver}
+        return self._provenance
+
+    def _note(self, product: Product) -> None:
+        if not self._open:
+            return  # a thread that outlives the block, or a forked child
+        with self._lock:
+            self._counts[product] += 1
+            now = self._clock()
+            late = now - self._written > WRITE_EVERY_S
+            if late:
+                self._written = now
+        if late:
+            self._write_in_between()
+
+    def _write_in_between(self) -> None:
+        """Inside a product of the program's, which is to have its result whatever becomes of the file."""
+        try:
+            self._write(wait=False)
+        except OutblasError as error:
+            if self._warned:
+                return
+            self._warned = True
+            with contextlib.suppress(RuntimeWarning):  # python -W error: the end of the capture raises, this must not
+                warnings.warn(f"outblas.capture goes on, but {error}", RuntimeWarning, stacklevel=2)
+
+    def _forked(self) -> None:
+        """In a child: the lock may be held by a thread that is not there, and the record is the parent's."""
+        self._open, self._lock = False, threading.RLock()
+
+    def _new_mode(self) -> AbstractContextManager[Any]:
+        try:
+            from outblas.dispatch.capture.torch_mode import ProductMode
+        except ImportError as error:
+            raise ToolchainMissing("torch is not installed", "torch", "pip install 'outblas[gpu]'") from error
+        mode: AbstractContextManager[Any] = ProductMode(self._note)
+        return mode
+
+
+def _after_fork() -> None:
+    threads.forget_lock()
+    for recorder in _active:
+        recorder._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,75 @@
+"""Sees every matrix product that torch runs on this thread: a dispatch mode, below autograd and autocast.
+
+It sees what reaches ATen: eager code, backward passes, outblas.matmul (which leaves products to torch while a dispatch
+mode is on), our operator ``outblas::mm``, and programs under torch.compile, which torch runs uncompiled meanwhile. It
+does not see the replay of a CUDA graph (its capture is seen, once), products inside a fused operator such as attention,
+and kernels of other libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outblas.dispatch.fold import fold
+from outblas.records.captured_products import Product, layout_of
+
+#: Operator -> where its A stands among the arguments; B is the next.
+_PLACES: dict[str, int] = {
+    **dict.fromkeys(("outblas::mm", "aten::mm", "aten::bmm", "aten::mv"), 0),
+    **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), 1),
+    **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_", "aten::addmv", "aten::addmv_"), 1),
+}
+_HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class ProductMode(TorchDispatchMode):
+    """Calls ``note`` with every half-precision product, after it was enqueued. One instance per thread."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, note: Callable[[Product], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # a tensor of another kind: its own handler runs first, and its products come here
+        name = func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
+        place = _PLACES.get(name)
+        if place is None:
+            if name:
+                # In inference mode torch.matmul and linear arrive whole: what they are made of is what is to be seen.
+                with ProductMode(self._note):
+                    made = func.decompose(*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        product = _product(name.removeprefix("aten::"), args[place], args[place + 1], result)
+        if product is not None:
+            self._note(product)
+        return result
+
+
+def _product(op: str, a: Any, b: Any, c: Any) -> Product | None:
+    """None for what is no dense half-precision product, or an empty one."""
+    dtype = _HALF.get(a.dtype)
+    if dtype is None or b.dtype != a.dtype or a.device.type == "meta" or 0 in (*a.shape, *b.shape):
+        return None
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return None
+    if c.dtype != a.dtype:
+        op = f"{op}->{str(c.dtype).removeprefix('torch.')}"
+    b = b.unsqueeze(1) if b.dim() == 1 else b
+    batch = a.shape[0] if a.dim() == 3 else 1
+    if batch == 1 or (b.dim() == 3 and b.stride(0) == 0):  # as outblas.dispatch.aten_products.our_bmm: one b for all
+        folded = fold(a, b[:1] if b.dim() == 3 else b)
+        if folded is not None:
+            a, b, batch = folded.a, folded.b, 1
+    layout = layout_of(a.shape[-2:], a.stride()[-2:], b.shape[-2:], b.stride()[-2:])
+    return Product(a.shape[-2], b.shape[-1], a.shape[-1], layout, dtype, str(a.device), op, batch)

@@ -1,0 +1,89 @@
+// What is known of products that were asked for before: a hash table from all that a decision depends on to what is
+// done, the TMA maps that were encoded last, and the workspaces of streams. Whoever calls holds the interpreter's lock.
+#ifndef OUTBLAS_TABLE_H
+#define OUTBLAS_TABLE_H
+
+#include "blas.h"
+#include "driver.h"
+
+enum { TABLE_LIMIT = 4096, MAP_SLOTS = 1024, LENT_LIMIT = 256 };
+
+// What a caller allows of a launch, in the order of outblas.core.config.LAUNCHES: Python's False and True are the first two.
+enum { PLAIN, DEPENDENT, CONSTANT_WEIGHTS };
+
+// Operands are A, B and C; C is all zero where the caller has none to write to. Compared byte by byte: no padding.
+typedef struct {
+    int64_t shape[3][2], strides[3][2];  // elements
+    uint64_t dtype[3];                   // addresses of torch's dtype objects, or what DLPack calls them, all of one kind
+    int32_t offset[3];                   // address modulo 16 bytes
+    int16_t device, option;              // index into the devices seen; what a launch may do
+} Key;
+
+// Who computes a product.
+typedef enum { BY_TORCH, BY_KERNEL, BY_CUBLASLT } Maker;
+
+typedef struct Entry {
+    Key key;
+    uint64_t serial;  // never used twice, from 1
+    Maker maker;
+    int64_t element_bytes;
+    void *context;             // of a kernel, or of cuBLASLt's handle
+    uint64_t workspace_bytes;  // 0: needs none
+    Launch launch;
+    Product product;
+    void *allocation, *keep;  // owned by the caller: see table_clear
+    struct Entry *next;       // of those that are taken out
+} Entry;
+
+// The workspace of a stream, for its calls one after the other: of all that are captured by no graph, or of a capture.
+typedef struct {
+    int16_t device;
+    void *stream;
+    uint64_t capture;  // NO_CAPTURE, or whose it is
+    uint64_t address, bytes;
+    void *owner;  // whoever keeps it alive
+} Lent;
+
+typedef struct {
+    uint64_t address, owner;
+    TensorMap map;
+} MapSlot;
+
+typedef struct {
+    Entry **slots;
+    MapSlot *maps;
+    uint32_t count;
+    uint64_t serial;
+    Lent lent[LENT_LIMIT];
+    uint32_t lent_count, lent_next;  // next: to be replaced where all are taken
+} Table;
+
+// 0, or -1 without memory.
+int table_open(Table *table);
+
+// The entry of a key, or NULL.
+Entry *table_find(const Table *table, const Key *key);
+
+// A copy of the entry for the key, NULL without memory. Its key must not be there, and the table must not be full.
+Entry *table_add(Table *table, const Key *key, const Entry *made);
+
+// Takes every entry and every workspace out; `release` is given what they held once the table is empty.
+void table_clear(Table *table, void (*release)(void *));
+void table_close(Table *table, void (*release)(void *));
+
+// The TMA map of a matrix at an address, encoded unless it is there still; the driver's status. `owner`: a number of
+// this spec and no other, from 1; those of entries that are gone are never asked for again.
+int table_map(Table *table, const Driver *driver, const MapSpec *spec, uint64_t owner, uint64_t address,
+              TensorMap *map);
+
+// The workspace of a stream in a capture, or in none; NULL where there is none, or a smaller one.
+const Lent *table_lent(const Table *table, int16_t device, void *stream, uint64_t capture, uint64_t bytes);
+
+// Takes a stream's workspace in place of the one it had: one for captures, the last one's, and one for all else. The
+// owner that is to be released, or NULL.
+void *table_lend(Table *table, const Lent *lent);
+
+// Whether A or B may share memory with C: their spans meet.
+int entry_overlap(const Entry *entry, const uint64_t addresses[3]);
+
+#endif

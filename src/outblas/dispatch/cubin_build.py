@@ -1,0 +1,226 @@
+"""Builds the pack of cubins that a wheel ships: every kernel that a packaged library installs or that is
+offered for any shape, compiled and checked.
+
+A wheel's build does it by itself (``hatch_build.py``) where NVRTC is there; in a source tree
+``python -m outblas.dispatch.cubin_build`` does. It takes minutes; compiled kernels are kept in the compile cache, so
+that an interrupted build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import CompileError, OutblasError, RecordError, ToolchainMissing
+from outblas.core.files import write_atomic
+from outblas.core.problem import Dtype, Layout, Problem
+from outblas.core.roofline import GPUS
+from outblas.core.version import __version__
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.source import Source, make_source
+from outblas.records.library import Library
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.cubin_pack import BUILD, CubinPack, pack_key, packed
+from outblas.runtime.nvrtc import compile_many, nvrtc_version
+from outblas.runtime.packaged_cubins import PACK
+from outblas.runtime.sass import check_static
+
+ARCHITECTURE = "sm_90a"
+#: Problems of which a kernel for any shape is legal for one; they enter its source by layout and dtype alone.
+_ASKED = ((16, 4096, 4096), (4096, 4096, 4096), (2, 4096, 16384), (128, 128, 128), (8, 512, 8192), (8, 512, 4096))
+#: Words of progress in a whole build.
+_TOLD = 40
+
+
+@dataclass(frozen=True)
+class Built:
+    """A pack that was built.
+
+    Attributes:
+        kernels: distinct sources in it. images: distinct cubins. bytes: of the file.
+        left_out: a line for each kernel that does not compile or fails the static check; these are compiled, or
+            refused, where they are used.
+    """
+
+    path: Path
+    kernels: int
+    images: int
+    bytes: int
+    left_out: tuple[str, ...]
+
+
+def packaged_libraries() -> dict[str, bytes]:
+    """The files of the libraries that come with the package, by GPU."""
+    folder = resources.files("outblas") / "data" / "libraries"
+    found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(".json")}
+    return {name.removesuffix(".json"): found[name].read_bytes() for name in sorted(found)}
+
+
+def sources_of(libraries: Sequence[Library]) -> list[Source]:
+    """Every distinct source of the installed kernels: all launch options, layouts and dtypes."""
+    made = (make_source(p, c) for library in libraries for p, configs in library.installed().items() for c in configs)
+    return list(dict.fromkeys(made))
+
+
+def any_shape_files() -> dict[str, bytes]:
+    """The files with the kernels for problems of no library, by GPU."""
+    folder = resources.files("outblas") / "data" / "any_shape"
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    found = {entry.name: entry for entry in entries if entry.name.endswith(".npz")}
+    return {name.removesuffix(".npz"): found[name].read_bytes() for name in sorted(found)}
+
+
+def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, KernelConfig]]:
+    """These kernels, each with a problem of both layouts of B and both dtypes, where it may compute any.
+
+    Raises:
+        ToolchainMissing: no numpy. RecordError: a file cannot be read.
+    """
+    try:
+        from outblas.learn.any_shape import AnyShape
+        from outblas.learn.policy import Policy
+    except ImportError as error:
+        raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
+    found = []
+    for gpu, data in files.items():
+        for config, (layout, dtype) in product(
+            AnyShape.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
+        ):
+            problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
+            found += [(p, config) for p in problems if not why_illegal(p, config, GPUS[gpu])][:1]
+    return found
+
+
+def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
+    """Every distinct source of these kernels; raises as :func:`pairs_for_any_shape`."""
+    return list(dict.fromkeys(make_source(p, c) for p, c in pairs_for_any_shape(files)))
+
+
+def build(
+    path: Path = PACK,
+    jobs: int | None = None,
+    libraries: Sequence[Library] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Built:
+    """Compile, check and pack; the file appears whole or not at all.
+
+    Args:
+        jobs: processes; None: one per core. libraries: None: the packaged ones, and the kernels for any
+            shape. tell: gets lines of progress.
+
+    Raises:
+        ToolchainMissing: no NVRTC, or no pydantic to read the libraries with.
+        RecordError: a packaged library cannot be read, the file not be written.
+    """
+    nvrtc_version()
+    general: Mapping[str, bytes] = {}
+    if libraries is None:
+        libraries, general = [Library.packaged(gpu) for gpu in packaged_libraries()], any_shape_files()
+    sources = list(dict.fromkeys([*sources_of(libraries), *sources_for_any_shape(general)]))
+    cubins: dict[bytes, Cubin] = {}
+    left_out: list[str] = []
+    progress = _Progress(len(sources), tell)
+    for index, result in compile_many(sources, ARCHITECTURE, jobs):
+        source = sources[index]
+        rejected = str(result) if isinstance(result, CompileError) else check_static(result.facts, source, result)
+        if rejected:
+            left_out.append(f"{source.entry}: {rejected}")
+        elif isinstance(result, Cubin):
+            cubins[pack_key(source, ARCHITECTURE)] = result
+        progress.step(compiled=isinstance(result, CompileError) or not result.from_cache)
+    data = packed(cubins, _about())
+    write_atomic(path, data)
+    return Built(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
+
+
+def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None) -> Path:
+    """The pack for a wheel: built, or one that was built before of the same kernels and libraries where there is no
+    NVRTC to do it again (an isolated build).
+
+    Raises:
+        ToolchainMissing: neither is there. RecordError: as :func:`build`.
+    """
+    try:
+        built = build(path, tell=tell)
+    except ToolchainMissing:
+        if not current(path):
+            raise
+        return path
+    for line in built.left_out:
+        tell(f"left out: {line}")
+    return built.path
+
+
+def current(path: Path) -> bool:
+    """Whether a pack is of this package's version, kernel files and libraries; False for none, or a damaged one."""
+    try:
+        about = CubinPack(path).about
+    except RecordError:
+        return False
+    return all(about.get(name) == value for name, value in _identity().items())
+
+
+def _identity() -> dict[str, Any]:
+    libraries = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in packaged_libraries().items()}
+    general = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in any_shape_files().items()}
+    return {"outblas": __version__, "kernels": kernels_sha(), "libraries": libraries, "any_shape": general}
+
+
+def _about() -> dict[str, Any]:
+    return {**_identity(), "nvrtc": nvrtc_version(), "architectures": [ARCHITECTURE]}
+
+
+class _Progress:
+    """Tells how much is done and, from the rate of what was compiled and not in the cache, what is left."""
+
+    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
+        self._total, self._tell = total, tell
+        self._done, self._compiled = 0, 0
+        self._start = time.perf_counter()
+
+    def step(self, compiled: bool) -> None:
+        self._done += 1
+        if compiled and not self._compiled:
+            self._start = time.perf_counter()  # its own time is not counted, nor that of cached ones before it
+        self._compiled += compiled
+        if self._done == self._total or self._done % max(1, self._total // _TOLD) == 0:
+            self._tell(f"{self._done} of {self._total} kernels{self._left()}")
+
+    def _left(self) -> str:
+        if self._compiled < 2 or self._done == self._total:
+            return ""
+        seconds = (time.perf_counter() - self._start) / (self._compiled - 1) * (self._total - self._done)
+        return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build in place; exit 2 with one line where that fails."""
+    parser = argparse.ArgumentParser(prog=BUILD, description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--out", type=Path, default=PACK, help="the file (default: beside the package's data)")
+    options = parser.parse_args(arguments)
+    if options.jobs is not None and options.jobs < 1:
+        parser.error("--jobs is at least 1")
+    try:
+        built = build(options.out, options.jobs, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    except OutblasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for line in built.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    print(f"built {built.path}: {built.kernels} kernels, {built.images} different cubins, {built.bytes / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,170 @@
+"""Whether a product goes to a kernel of the library, to a named algorithm of cuBLASLt or to torch: decided without a
+GPU, torch or a tensor.
+
+A decision is a pure function of what is known of the operands: shapes, strides, dtypes and alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.errors import ProblemError
+from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
+from outblas.core.roofline import Gpu
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
+from outblas.records.library import Choice, Library, Row
+
+#: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: there is none.
+Choose = Callable[[Problem, Gpu], Choice | None]
+
+
+class Operand(NamedTuple):
+    """What a decision needs to know of a tensor.
+
+    ``dtype`` is ``fp16``, ``bf16`` or torch's name of another; ``offset`` is the address modulo 16 bytes.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done with a product, and why: ``config`` on ``problem``; or, where no kernel wins, the algorithm of
+    cuBLASLt that the library names (in the words of :func:`outblas.runtime.cublas.describe`); or torch (``problem``
+    None)."""
+
+    config: KernelConfig | None
+    problem: Problem | None
+    reason: str
+    algorithm: str = ""
+
+
+def decide(
+    a: Operand,
+    b: Operand,
+    out: Operand | None,
+    *,
+    gpu: Gpu | None,
+    library: Library,
+    launch: Launch = "plain",
+    any_shape: Choose | None = None,
+) -> Decision:
+    """What to do with a product: a pure function of what is known of its operands.
+
+    Args:
+        gpu: the operands' device, None: not supported. library: of that GPU. launch: what is allowed.
+        any_shape: chooses a kernel for problems that the library does not have; None: they are torch's.
+    """
+    wrong = _why_not_gemm(a, b, out)
+    if wrong:
+        return Decision(None, None, wrong)
+    if gpu is None or gpu.arch != 90:
+        return Decision(None, None, "the GPU is not sm_90")
+    kept = Decision(None, None, "b is neither contiguous nor the transpose of a contiguous weight")
+    stored = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
+    for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
+        if not row_major(shape, strides):
+            continue
+        try:
+            problem = Problem(a.shape[0], b.shape[1], a.shape[1], layout, a.dtype, "fp32")  # type: ignore[arg-type]
+        except ProblemError as error:
+            return Decision(None, None, error.wrong)
+        row = library.lookup(problem)
+        if row is None:
+            found = _for_any_shape(problem, (a, b, out), gpu, library, any_shape)
+        else:
+            found = _from_row(row, (a, b, out), gpu, library, launch)
+        if found.config is not None:
+            return found
+        kept = kept if kept.algorithm else found
+    return kept
+
+
+def without_promises(fallback: Decision, row: Row | None, launch: Launch, gpu: Gpu | None) -> Decision:
+    """A kernel for a product that the library leaves to cuBLASLt, for who saves more by its epilogue than a few percent
+    of the product: the row's kernel for another launch option, less what ``launch`` does not allow (early loads,
+    programmatic dependent launch). What is left of its lead nobody has measured. ``fallback`` itself where the row has
+    none, or none that is legal without.
+    """
+    choice = None if row is None else row.plain or row.pdl or row.weights
+    problem = fallback.problem
+    if choice is None or problem is None or gpu is None:
+        return fallback
+    config = choice.config.with_knobs(pdl=choice.config.pdl and launch != "plain")
+    config = FAMILIES[config.family].without_early(config)
+    if why_illegal(problem, config, gpu) is not None:
+        return fallback
+    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'}" if row is not None else ""
+    return Decision(config, problem, f"with another launch option it was measured at {figures}")
+
+
+def _why_not_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return f"operands of {len(a.shape)} and {len(b.shape)} dimensions"
+    if a.shape[1] != b.shape[0]:
+        return f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not match"
+    if 0 in (*a.shape, *b.shape):
+        return "an extent is zero"
+    if a.dtype not in ("fp16", "bf16") or a.dtype != b.dtype:
+        return f"dtypes {a.dtype} and {b.dtype}"
+    if not row_major(a.shape, a.strides):
+        return f"a has strides {tuple(a.strides)}"
+    if out is None:
+        return ""
+    if tuple(out.shape) != (a.shape[0], b.shape[1]) or out.dtype != a.dtype:
+        return f"out is {tuple(out.shape)} of {out.dtype}"
+    return "" if row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+
+
+def _for_any_shape(
+    problem: Problem, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, any_shape: Choose | None
+) -> Decision:
+    missing = f"{problem.key} is not in the library of {gpu.name} ({len(library.rows)} problems)"
+    if any_shape is None:
+        return Decision(None, None, missing)
+    choice = any_shape(problem, gpu)
+    if choice is None:
+        return Decision(None, None, f"{missing}, and no kernel is surely predicted to be faster than torch.matmul")
+    figures = f"{choice.speedup:.2f} times torch.matmul, surely {choice.low:.2f}"
+    return _by_kernel(choice.config, problem, operands, f"{missing}; predicted at {figures}")
+
+
+def _from_row(row: Row, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch) -> Decision:
+    problem, choice = row.problem, row.choice(launch)
+    if choice is None:
+        return _fallback(row, operands)
+    illegal = why_illegal(problem, choice.config, gpu)
+    if illegal:
+        return Decision(None, None, f"{config_name(choice.config)} on {problem.key}: {illegal}")
+    figures = f"{choice.speedup:.3f} times {row.baseline or 'the baseline'} ({choice.low:.3f} to {choice.high:.3f})"
+    return _by_kernel(choice.config, problem, operands, f"measured at {figures} on {row.source or library.gpu}")
+
+
+def _by_kernel(config: KernelConfig, problem: Problem, operands: tuple[Operand | None, ...], reason: str) -> Decision:
+    """The kernel, for that reason, where the operands lie as it loads them."""
+    wrong = _misaligned(operands, FAMILIES[config.family].alignment(config))
+    return Decision(None, None, wrong) if wrong else Decision(config, problem, reason)
+
+
+def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
+    """That an operand does not begin at a multiple of so many bytes; empty: all do."""
+    wrong = any(o is not None and o.offset % need for o in operands)
+    return f"an operand is not aligned to {need} bytes" if wrong else ""
+
+
+def _fallback(row: Row, operands: tuple[Operand | None, ...]) -> Decision:
+    reason = f"{row.problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}"
+    if not row.fallback:
+        return Decision(None, None, reason)
+    wrong = _misaligned(operands, ROW_ALIGN_BYTES)
+    return (
+        Decision(None, None, f"{reason}, and {wrong}") if wrong else Decision(None, row.problem, reason, row.fallback)
+    )

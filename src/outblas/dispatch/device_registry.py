@@ -1,0 +1,113 @@
+"""The GPUs of the process: a :class:`outblas.dispatch.device_state.DeviceState` each, opened by a device's first
+product."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from outblas.core.errors import DeviceError, OutblasError, UsageError
+from outblas.dispatch import native_table
+from outblas.dispatch.device_state import DeviceState, load_kernel
+from outblas.dispatch.promises import promise_free_option
+from outblas.dispatch.unlisted_shapes import chooser, identity
+from outblas.records.library import Library
+from outblas.records.user_library import preferred
+from outblas.runtime.device import gpu_of_device
+
+#: Where our kernels run; the tests' are elsewhere.
+DEVICE_TYPE = "cuda"
+
+#: Device index -> what is kept of the device.
+devices: dict[int, DeviceState] = {}
+#: Device index -> where its library comes from, in words.
+libraries: dict[int, tuple[str, ...]] = {}
+#: Held over Python code, amid which a signal's handler of the same thread may multiply, too.
+lock = threading.RLock()
+#: Called when a library is replaced, by whoever else keeps what was decided.
+forgetters: list[Callable[[], None]] = []
+
+
+def device_state(index: int) -> DeviceState:
+    """What is kept of a CUDA device: its library, and what was decided and loaded."""
+    found = devices.get(index)
+    if found is None:
+        with lock:
+            found = devices.get(index) or devices.setdefault(index, _new_device(index))
+    return found
+
+
+def serves(index: int) -> bool:
+    """Whether there is a library for a CUDA device."""
+    device = device_state(index)
+    return device.gpu is not None and bool(device.library.rows)
+
+
+def replace_library(library: Library | str | os.PathLike[str] | None, index: int) -> None:
+    """Give a device another library; what was decided by the old one is forgotten.
+
+    Args:
+        library: a library or its file; None: what a new device has.
+        index: of the CUDA device.
+
+    Raises:
+        RecordError: the file cannot be used.
+        DeviceError: there is no such GPU, or it is older than sm_80.
+        UsageError: the library is of another GPU.
+    """
+    gpu = gpu_of_device(index)
+    if library is None:
+        chosen, used = preferred(Library.packaged(gpu.name, missing_ok=True), index)
+        any_shape = chooser(gpu.name)
+    else:
+        any_shape = None
+        chosen = library if isinstance(library, Library) else Library.load(library)
+        named = "a library given" if isinstance(library, Library) else os.fspath(library)
+        used = (f"{named} ({len(chosen.rows)} rows)",)
+    if chosen.rows and chosen.gpu != gpu.name:
+        raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
+    with lock:
+        devices[index] = DeviceState(gpu, chosen, load_kernel, any_shape=any_shape)
+        libraries[index] = used
+        native_table.forget()
+        for forget in forgetters:
+            forget()
+
+
+def libraries_id() -> str:
+    """Digest of what decides: the libraries in use, and the data for shapes that no library has."""
+    used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
+    return hashlib.sha256(repr((promise_free_option(), used)).encode()).hexdigest()
+
+
+def status() -> dict[str, dict[str, Any]]:
+    """Per device that was used (``cuda:0``) its counts, its libraries and the path of repeated calls."""
+    path = native_table.host_path()
+    return {
+        f"cuda:{i}": {**device.status(), "libraries": list(libraries.get(i, ())), "host_path": path}
+        for i, device in sorted(devices.items())
+    }
+
+
+def _any_shape_id(device: DeviceState) -> str:
+    return "" if device.any_shape is None or device.gpu is None else identity(device.gpu.name)
+
+
+def _new_device(index: int) -> DeviceState:
+    try:
+        gpu = gpu_of_device(index)
+    except DeviceError:  # older than sm_80: torch's
+        return DeviceState(None, Library("", ()), load_kernel)
+    try:
+        library = Library.packaged(gpu.name, missing_ok=True)
+    except OutblasError as error:
+        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
+        library, any_shape = Library(gpu.name, ()), None
+    else:
+        any_shape = chooser(gpu.name)
+    library, libraries[index] = preferred(library, index)
+    return DeviceState(gpu, library, load_kernel, any_shape=any_shape)

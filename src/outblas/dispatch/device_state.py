@@ -1,0 +1,346 @@
+"""What :mod:`outblas.dispatch.device_registry` keeps of a GPU and does there: kernels, algorithms of cuBLASLt, bound
+calls."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.dispatch.decide import Choose, Decision, Operand, decide
+from outblas.kernels.geometry import workspace_bytes
+from outblas.kernels.source import KernelKind, kernel_kind
+from outblas.records.library import Library
+from outblas.runtime.cublaslt import LtCalls
+from outblas.runtime.driver import capture_id
+from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces
+from outblas.runtime.workspace import StreamWorkspaces
+
+if TYPE_CHECKING:
+    import torch
+
+    from outblas.kernels.source import Source
+
+#: What kernels are compiled for: decisions name one on sm_90 only.
+ARCHITECTURE = "sm_90a"
+#: Decisions and bound calls kept per device; the least recently used go first.
+KEPT_DECISIONS, KEPT_CALLS = 4096, 4096
+_LOG = logging.getLogger(__name__)
+#: What a decision is remembered by: A, B, C and the launch option.
+_Asked = tuple[Operand, Operand, Operand | None, Launch]
+
+
+class DeviceState:
+    """What is kept per GPU: the library, decisions, loaded kernels, algorithms of cuBLASLt and bound calls.
+
+    Args:
+        gpu: None: one that this package does not serve. loader: makes a bindable kernel, with the seconds
+            that its compilation took; raises CompileError, ToolchainMissing or DeviceError. lt: None: cuBLASLt.
+        any_shape: see :func:`outblas.dispatch.decide.decide`.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu | None,
+        library: Library,
+        loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
+        lt: LtCalls | None = None,
+        any_shape: Choose | None = None,
+    ) -> None:
+        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
+        self.any_shape = any_shape
+        self.failed: dict[KernelKind, str] = {}
+        self._kernels: dict[KernelKind, Any] = {}
+        self._decisions: OrderedDict[_Asked, Decision] = OrderedDict()
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._compile_seconds = 0.0
+        self._workspaces, self._captured = StreamWorkspaces(), CaptureWorkspaces()
+        # Held over Python code, amid which a signal's handler of this thread may multiply, too.
+        self._lock = threading.RLock()
+        self._threads = threading.local()
+
+    def decide(self, a: Operand, b: Operand, out: Operand | None, launch: Launch) -> Decision:
+        """:func:`decide`, remembered."""
+        key = (a, b, out, launch)
+        with self._lock:
+            found = self._decisions.get(key)
+            if found is not None:
+                _touch(self._decisions, key)
+                return found
+        # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
+        found = decide(a, b, out, gpu=self.gpu, library=self.library, launch=launch, any_shape=self.any_shape)
+        with self._lock:
+            _keep(self._decisions, key, found, KEPT_DECISIONS)
+        return found
+
+    def run(
+        self, decision: Decision, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Enqueue the product on the current stream; None where the kernel, the algorithm or its workspace cannot be
+        had."""
+        import torch
+
+        problem, config, capturing = decision.problem, decision.config, torch.cuda.is_current_stream_capturing
+        assert problem is not None
+        index = a.device.index
+        with self.current(index):
+            if config is None:
+                ready = self.found(problem, decision.algorithm, capturing)
+            else:
+                ready = self.ready(problem, config, capturing)
+            if not ready:
+                return None
+            stream, need = torch._C._cuda_getCurrentRawStream(index), self.workspace_bytes(decision)
+            space = self.take_workspace(stream, need, a.device, capturing) if need else None
+            if need and space is None:
+                return None
+            c = out if out is not None else torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
+            if config is not None:
+                self.launch(problem, config, a, b, c, stream, space)
+            elif not self.call_algorithm(problem, decision.algorithm, a, b, c, stream, space):
+                return None
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)  # written behind autograd's back
+        return c
+
+    def ready(self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the kernel is loaded, after loading it if need be and no graph is being captured."""
+        kind = kernel_kind(problem, config)
+        if kind in self._kernels:
+            return True
+        with self._lock:
+            if kind in self.failed or (kind not in self._kernels and capturing()):
+                return False
+            if kind not in self._kernels:
+                self._load(kind, problem, config)
+            return kind in self._kernels
+
+    def found(self, problem: Problem, algorithm: str, capturing: Callable[[], bool] = lambda: False) -> bool:
+        """As :meth:`ready`, of an algorithm of cuBLASLt; one that never ran is not loaded yet."""
+        known = self.lt.get(problem, algorithm)
+        if (known is None or not known.ran) and capturing():
+            return False
+        return self.lt.find(problem, algorithm) is not None
+
+    def take_workspace(
+        self, stream: int, nbytes: int, device: torch.device, capturing: Callable[[], bool] = lambda: False
+    ) -> torch.Tensor | CapturedWorkspace | None:
+        """The workspace for calls on a raw stream, which is current: of the capture that is going on there, else the
+        stream's; None: that capture has none."""
+        capture = capture_id(stream) if capturing() else 0
+        with self._lock:
+            if capture == 0:
+                return self._workspaces.take(stream, nbytes, device)
+            return None if capture is None else self._captured.take(stream, capture, nbytes, device)
+
+    def call_algorithm(
+        self,
+        problem: Problem,
+        algorithm: str,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        stream: int,
+        space: torch.Tensor | CapturedWorkspace | None = None,
+    ) -> bool:
+        """Enqueue ``c = a @ b`` by an algorithm that was found, on a raw stream, with the workspace that it may need;
+        false where its first call is refused, which then is its last."""
+        known = self.lt.get(problem, algorithm)
+        if known is None:
+            return False
+        try:
+            known(a, b, c, stream, space)
+        except DeviceError as error:
+            if known.ran:
+                raise
+            self.lt.fail(problem, algorithm, error.wrong)
+            return False
+        return True
+
+    def launch(
+        self,
+        problem: Problem,
+        config: KernelConfig,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        stream: int,
+        space: torch.Tensor | CapturedWorkspace | None = None,
+    ) -> None:
+        """Enqueue ``c = a @ b`` by a kernel that is ready, on a raw stream, with the workspace that it may need."""
+        # All that a bound call depends on; a workspace is its stream's.
+        key = (problem, config, a.data_ptr(), b.data_ptr(), c.data_ptr(), None if space is None else stream)
+        once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
+        with self._lock:
+            call = None if once else self._calls.get(key)
+            if call is None:
+                stored = b.t() if problem.layout == "TN" else b
+                own = {} if space is None else {"workspace": space}
+                call = self._kernels[kernel_kind(problem, config)].bind(problem, a, stored, c, **own)
+                # Kept by address, it must not keep the memory: torch could then never use it again.
+                call.release()
+                if not once:
+                    _keep(self._calls, key, call, KEPT_CALLS)
+            else:
+                _touch(self._calls, key)
+            call(stream)
+
+    def prepared(self, decision: Decision, c: torch.Tensor) -> tuple[Any, Any]:
+        """What a decision that was run is to the native table, for outputs like ``c``: (launch, None) or (None, call of
+        cuBLASLt), see :class:`outblas.runtime.launch.Prepared` and
+        :class:`outblas.runtime.cublaslt.PreparedAlgorithm`."""
+        assert decision.problem is not None
+        if decision.config is None:
+            known = self.lt.get(decision.problem, decision.algorithm)
+            return None, None if known is None else known.prepared(c)
+        return self._kernels[kernel_kind(decision.problem, decision.config)].prepared(decision.problem, c), None
+
+    def workspace_bytes(self, decision: Decision) -> int:
+        """Of the stream's workspace that a decision needs; 0: none."""
+        if decision.problem is None:
+            return 0
+        if decision.config is not None:
+            return workspace_bytes(decision.problem, decision.config)
+        known = self.lt.get(decision.problem, decision.algorithm)
+        return 0 if known is None else known.workspace_bytes
+
+    def workspace_of(self, stream: int, capturing: Callable[[], bool] = lambda: False) -> tuple[Any, int]:
+        """(the workspace that calls on a raw stream have now, None: no call has needed it yet; its capture or 0)."""
+        capture = capture_id(stream) if capturing() else 0
+        if capture == 0:
+            return self._workspaces.of(stream), 0
+        return (None, 0) if capture is None else (self._captured.of(stream, capture), capture)
+
+    def unavailable(self, decision: Decision) -> bool:
+        """Whether the decision is torch's for good: by the library, or because what it names cannot be had."""
+        return decision.problem is None or bool(self._failure(decision))
+
+    def why_not(self, decision: Decision, index: int) -> str:
+        """Why what a decision names cannot be had on CUDA device ``index``, as far as is known without compiling."""
+        import torch
+
+        if decision.problem is not None and decision.config is None:
+            with self.current(index):
+                if not torch.cuda.is_current_stream_capturing():
+                    self.lt.find(decision.problem, decision.algorithm)
+        return self._failure(decision)
+
+    def _failure(self, decision: Decision) -> str:
+        assert decision.problem is not None
+        if decision.config is None:
+            return self.lt.failed.get((decision.problem, decision.algorithm), "")
+        return self.failed.get(kernel_kind(decision.problem, decision.config), "")
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu.name if self.gpu else "not supported",
+            "library_rows": len(self.library.rows),
+            "kernels_loaded": len(self._kernels),
+            "kernels_shipped": sum(bool(getattr(k, "shipped", False)) for k in list(self._kernels.values())),
+            "algorithms_found": self.lt.count,
+            "calls_bound": len(self._calls),
+            "compile_seconds": round(self._compile_seconds, 3),
+            "failures": sorted({*self.failed.values(), *self.lt.failed.values()}),
+        }
+
+    def _load(self, kind: KernelKind, problem: Problem, config: KernelConfig) -> None:
+        try:
+            kernel, seconds = self._loader(problem, config)
+            self._kernels.setdefault(kind, kernel)
+            self._compile_seconds += seconds
+        except (CompileError, ToolchainMissing, DeviceError) as error:
+            self.failed[kind] = f"{config_name(config)} cannot be loaded: {error}"
+            warnings.warn(f"outblas uses torch.matmul: {self.failed[kind]}", RuntimeWarning, stacklevel=5)
+
+    @contextlib.contextmanager
+    def current(self, index: int) -> Iterator[None]:
+        """The device made current, with its context."""
+        import torch
+
+        with contextlib.nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index):
+            self._ensure_context()
+            yield
+
+    def _ensure_context(self) -> None:
+        """A thread's first driver call needs a context; torch makes one only when it must."""
+        if not getattr(self._threads, "ready", False):
+            from outblas.runtime.launch import ensure_context
+
+            ensure_context()
+            self._threads.ready = True
+
+
+def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
+    """(loaded kernel, seconds of compilation: 0 where it was shipped or cached), for the current CUDA device.
+
+    The cubin that came with the package is taken where there is one of exactly this source; where there is none, or the
+    driver refuses it, the kernel is compiled here.
+
+    Raises:
+        CompileError: it does not compile, or what came out spills or accumulates otherwise.
+        ToolchainMissing, DeviceError: no compiler; the driver cannot load it.
+    """
+    from outblas.kernels.source import make_source
+    from outblas.runtime.launch import load
+    from outblas.runtime.packaged_cubins import SHIPPED
+
+    source = make_source(problem, config)
+    shipped = SHIPPED.get(source, ARCHITECTURE)
+    if shipped is None:
+        return _compiled(source, config)
+    try:
+        kernel = load(shipped, config)
+    except DeviceError as refused:
+        found = _compiled_instead(source, config, refused)
+        SHIPPED.warn_refused(refused.wrong)
+        return found
+    kernel.shipped = True
+    _LOG.info("%s was shipped", config_name(config))
+    return kernel, 0.0
+
+
+def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError) -> tuple[Any, float]:
+    """:func:`_compiled`; what fails is told together with why it was tried, in one line."""
+    from outblas.runtime.packaged_cubins import SHIPPED
+
+    try:
+        return _compiled(source, config)
+    except (CompileError, ToolchainMissing, DeviceError) as error:
+        raise DeviceError(
+            f"the driver refuses the shipped cubin ({refused.wrong}) and it cannot be compiled here ({error.wrong})",
+            f"a driver for {SHIPPED.driver_needed()}, or an NVRTC whose cubins this driver loads",
+            "update the driver, or install that NVRTC",
+        ) from error
+
+
+def _compiled(source: Source, config: KernelConfig) -> tuple[Any, float]:
+    """As :func:`load_kernel`, by NVRTC or from the compile cache."""
+    from outblas.runtime.launch import load
+    from outblas.runtime.nvrtc import compile_tuned
+
+    start = time.perf_counter()
+    cubin = compile_tuned(source, ARCHITECTURE)
+    seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
+    _LOG.info("%s %s", config_name(config), f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
+    return load(cubin, config), seconds
+
+
+def _touch(kept: OrderedDict[Any, Any], key: Any) -> None:
+    """The most recently used; a signal's handler may have pushed it out since it was found."""
+    with contextlib.suppress(KeyError):
+        kept.move_to_end(key)
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    kept[key] = value
+    if len(kept) > limit:
+        kept.popitem(last=False)

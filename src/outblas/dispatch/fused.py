@@ -1,0 +1,259 @@
+"""Products with what follows them in one kernel: act(A B + bias) + residual, or act(gate) * up of neighbouring
+columns of A B + bias; rounded once.
+
+The kernel is the one that the library names for the product, compiled with the epilogue
+(:mod:`outblas.kernels.epilogue`). None of these ships: one is compiled when its product is first asked for, on a
+thread of its own, or by :func:`outblas.warm`; until it is there, and wherever there is none, callers get torch's
+operations instead, so that no call waits for a compiler. What the library measured is the product alone: whether the
+fused kernel wins is not known, so nothing here runs unless a caller asks for it (:func:`outblas.linear` with an
+activation or a residual, or ``OUTBLAS_FUSED=1`` with a bias; :func:`outblas.gated_linear`). A gated product is ours
+also where the library leaves the product alone to cuBLASLt, if its row has a kernel for another launch option
+(:func:`outblas.dispatch.decide.without_promises`).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.background import Behind
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.dispatch import device_registry
+from outblas.dispatch.decide import Decision, without_promises
+from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS
+from outblas.dispatch.promises import launch_of_option
+from outblas.dispatch.tensors import operand
+from outblas.kernels.epilogue import Epilogue, why_not_fused
+from outblas.kernels.geometry import workspace_bytes
+from outblas.kernels.source import KernelKind, kernel_kind, make_source
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
+from outblas.runtime.graph_workspace import CapturedWorkspace
+
+if TYPE_CHECKING:
+    import torch
+
+#: A fused kernel: its kind without an epilogue, and the epilogue.
+_Key = tuple[KernelKind, Epilogue]
+
+
+class FusedState:
+    """What is kept per GPU of fused kernels: those that are loaded or being compiled, and bound calls.
+
+    Args:
+        build: compiles one, on a thread of its own: no CUDA there, whose calls may disturb a capture of another thread.
+        load: makes a cubin bindable, on the caller's thread and in its context.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Problem, KernelConfig, Epilogue], Cubin] | None = None,
+        load: Callable[[Cubin, KernelConfig, Epilogue], Any] = FusedKernel,
+    ) -> None:
+        self._build, self._load = build or compile_fused, load
+        self.failed: dict[_Key, str] = {}
+        self.launched = 0
+        self._kernels: dict[_Key, Any] = {}
+        self._building: dict[_Key, Future[Cubin]] = {}
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def ready(
+        self, problem: Problem, config: KernelConfig, epilogue: Epilogue, wait: bool = False, capturing: bool = False
+    ) -> bool:
+        """Whether the kernel is loaded. One that is not is compiled: behind this call, which is told that it is not
+        there yet, or (``wait``) in it; nothing is begun or loaded while a graph is captured."""
+        key = (kernel_kind(problem, config), epilogue)
+        if key in self._kernels:
+            return True
+        with self._lock:
+            if key in self.failed or capturing:
+                return False
+            found = self._building.get(key)
+            if found is None:
+                found = _compiler.submit(self._build, problem, config, epilogue)
+                if found is None:
+                    return False
+                self._building[key] = found
+        if wait:
+            wait_for([found])  # outside of the lock: others go on; what it raised is told below
+        with self._lock:
+            if key in self._building and found.done():
+                del self._building[key]
+                if not found.cancelled():  # by the interpreter's end
+                    self._take(key, config, epilogue, found)
+            return key in self._kernels
+
+    def _take(self, key: _Key, config: KernelConfig, epilogue: Epilogue, built: Future[Cubin]) -> None:
+        try:
+            self._kernels[key] = self._load(built.result(), config, epilogue)
+        except (CompileError, ToolchainMissing, DeviceError) as error:
+            self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be had: {error}"
+            warnings.warn(f"outblas leaves it to torch: {self.failed[key]}", RuntimeWarning, stacklevel=6)
+
+    def run(
+        self,
+        problem: Problem,
+        config: KernelConfig,
+        epilogue: Epilogue,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        extra: Extra,
+        stream: int,
+        space: torch.Tensor | CapturedWorkspace | None = None,
+    ) -> None:
+        """Enqueue it on a raw stream, which is current: ``tensors`` are A, B (K, N) and C; the kernel is ready, and
+        ``space`` the workspace that it may need."""
+        a, b, c = tensors
+        once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
+        places = tuple(None if t is None else t.data_ptr() for t in (*tensors, *extra))
+        pitch = None if extra.residual is None else row_stride(extra.residual)
+        key = (problem, config, epilogue, places, pitch, None if space is None else stream)
+        with self._lock:
+            call = None if once else self._calls.pop(key, None)
+            if call is None:
+                stored = b.t() if problem.layout == "TN" else b
+                kernel = self._kernels[kernel_kind(problem, config), epilogue]
+                call = kernel.bind(problem, (a, stored, c), extra, space)
+                call.release()  # kept by address, it must not keep the memory
+            if not once:
+                self._calls[key] = call  # the most recently used comes last
+                if len(self._calls) > KEPT_CALLS:
+                    self._calls.popitem(last=False)
+            call(stream)
+            self.launched += 1
+
+    def status(self) -> dict[str, Any]:
+        """Kernels loaded and being compiled, why others cannot be had, and products ``launched`` so far, or put into a
+        graph."""
+        return {
+            "kernels_loaded": len(self._kernels),
+            "being_compiled": len(self._building),
+            "failures": sorted(set(self.failed.values())),
+            "launched": self.launched,
+        }
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None = None,
+    option: int | None = None,
+    wait: bool = False,
+) -> torch.Tensor | None:
+    """``act(a @ b + bias) + residual`` of matrices, (M, K) and (K, N), by a fused kernel on the current stream, or what
+    a gated epilogue makes of them, (M, N/2); None where torch is to compute it: no kernel of the library, operands that
+    it does not take, one not compiled yet.
+
+    Plain tensors of one CUDA device, of which nobody wants a gradient (:func:`outblas.dispatch.tensors.why_torchs`).
+
+    Args:
+        extra: what ``epilogue`` takes. out: of the result's shape, contiguous; None: allocated. option: see
+            :func:`outblas.dispatch.product.computed`. wait: for the compiler, where need be.
+
+    Raises:
+        DeviceError: the driver refused the launch.
+    """
+    decision, reason = _decide(a, b, extra, epilogue, out, option)
+    if reason or decision.problem is None or decision.config is None:
+        return None
+    import torch
+
+    problem, config, state = decision.problem, decision.config, _state(a.device.index)
+    device = device_registry.device_state(a.device.index)
+    with device.current(a.device.index):
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not state.ready(problem, config, epilogue, wait, capturing):
+            return None
+        stream, need = _stream(a.device.index), workspace_bytes(problem, config)
+        space = None
+        if need:
+            space = device.take_workspace(stream, need, a.device, torch.cuda.is_current_stream_capturing)
+            if space is None:
+                return None
+        shape = (problem.m, epilogue.columns(problem.n))
+        c = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
+        state.run(problem, config, epilogue, (a, b, c), extra, stream, space)
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # written behind autograd's back
+    return c
+
+
+def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None = None) -> str:
+    """Why :func:`product` leaves such operands to torch, whatever is compiled; empty: it does not."""
+    decision, reason = _decide(a, b, extra, epilogue, out, None)
+    if reason or decision.problem is None or decision.config is None:
+        return reason or decision.reason
+    return _state(a.device.index).failed.get((kernel_kind(decision.problem, decision.config), epilogue), "")
+
+
+def _decide(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None,
+    option: int | None,
+) -> tuple[Decision, str]:
+    """The library's decision on the product, and why it cannot be fused (empty: it can)."""
+    nothing = Decision(None, None, "")
+    if a.device.type != device_registry.DEVICE_TYPE:
+        return nothing, f"the tensors are on {a.device}"
+    if not epilogue.on or not extra.fits(epilogue):
+        return nothing, f"nothing to fuse, or not the operands of {epilogue.name}"
+    device = device_registry.device_state(a.device.index)
+    launch = launch_of_option(option)
+    plain_out = None if out is None or epilogue.gated else operand(out)
+    decision = device.decide(operand(a), operand(b), plain_out, launch)
+    if epilogue.gated and decision.config is None and decision.problem is not None:
+        decision = without_promises(decision, device.library.lookup(decision.problem), launch, device.gpu)
+    if decision.problem is None or decision.config is None:
+        return decision, decision.reason or "the library has no kernel for it"
+    reason = why_not_fused(decision.problem, decision.config, epilogue)
+    if not reason and epilogue.gated and out is not None:
+        reason = why_no_gated_output(decision.problem, a, out)
+    return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)
+
+
+def compile_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Cubin:
+    """A fused kernel, by NVRTC or from the compile cache; no CUDA is called.
+
+    Raises:
+        CompileError: it does not compile, or spills. ToolchainMissing: no NVRTC.
+    """
+    from outblas.runtime.nvrtc import compile_tuned
+
+    return compile_tuned(make_source(problem, config, epilogue), ARCHITECTURE)
+
+
+def status() -> dict[str, dict[str, Any]]:
+    """Per device used so far (``cuda:0``): what :meth:`FusedState.status` says."""
+    return {f"cuda:{index}": state.status() for index, state in list(_states.items())}
+
+
+_states: dict[int, FusedState] = {}
+_lock = threading.RLock()
+#: One thread: a compiler takes a core, and programs want theirs.
+_compiler = Behind("outblas-fused")
+
+
+def _state(index: int) -> FusedState:
+    with _lock:
+        found = _states.get(index)
+        if found is None:
+            found = _states[index] = FusedState()
+        return found
+
+
+def _stream(index: int) -> int:
+    import torch
+
+    return int(torch._C._cuda_getCurrentRawStream(index))

@@ -1,0 +1,170 @@
+"""Our products in graphs that torch.compile makes: a pass over Inductor's graph, after torch's own.
+
+A product is replaced where the library has a kernel for it as it stands: two matrices in fp16 or bf16, on CUDA, with
+extents that are numbers. All else stays with Inductor: a template of its own may be fused with what follows, and ours
+may not. Where a bias is better added by what follows, Inductor has split it off before; else ``aten.addmm`` stays
+(see :mod:`outblas.dispatch.linear`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.virtualized import V
+
+from outblas.dispatch import device_registry
+from outblas.dispatch.product import chosen
+from outblas.dispatch.torch_op import mm
+
+
+def is_chosen(a: Any, b: Any) -> bool:
+    """Whether the library has a kernel for the product of two matrices that a graph has, by fake tensors."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    if (
+        a.device.type != device_registry.DEVICE_TYPE
+        or a.device != b.device
+        or a.layout != torch.strided
+        or b.layout != torch.strided
+    ):
+        return False
+    if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
+        return False
+    return chosen(a, b)
+
+
+class Pass(CustomGraphPass):  # type: ignore[misc]
+    """Replaces ``aten.mm`` by ``outblas::mm`` where ``predicate`` says so of its operands, after the passes of before.
+
+    Args:
+        before: what the user has set: None, a pass, or several. predicate: of the values of two nodes.
+    """
+
+    def __init__(self, before: Any = None, predicate: Callable[[Any, Any], bool] = is_chosen) -> None:
+        self.before, self._predicate = before, predicate
+        self.active, self.replaced = True, 0
+        self._counts: Pass = self
+
+    def after(self, before: Any) -> Pass:
+        """This pass after other ones: it counts here, and is without effect when this one is."""
+        made = Pass(before, self._predicate)
+        made._counts = self._counts
+        return made
+
+    def is_of(self, other: Pass) -> bool:
+        """Whether this is the other one, perhaps after other passes."""
+        return self._counts is other._counts
+
+    def __deepcopy__(self, memo: Any) -> Pass:
+        """Itself: a copy of Inductor's settings must not outlive :func:`remove`."""
+        return self
+
+    def __call__(self, graph: Any) -> None:
+        for each in _passes(self.before):
+            each(graph)
+        if self._acts():
+            self._counts.replaced += replace(graph, self._predicate)
+
+    def uuid(self) -> Any:
+        """What Inductor's cache must tell apart: None, which is not cached, where a pass of before has none."""
+        before = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in _passes(self.before)]
+        if any(each is None for each in before):
+            return None
+        text = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        return "outblas", text, device_registry.libraries_id(), self._acts(), tuple(before)
+
+    def _acts(self) -> bool:
+        """Not in a package that is compiled ahead of time, which would then need ours wherever it is loaded."""
+        return self._counts.active and getattr(V, "aot_compilation", False) is not True
+
+
+def replace(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
+    """How many products of an FX graph were replaced."""
+    nodes = [
+        node
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        if predicate(*(getattr(operand, "meta", {}).get("val") for operand in node.args[:2]))
+    ]
+    for node in nodes:
+        with graph.inserting_before(node):
+            ours = graph.call_function(mm, tuple(node.args[:2]))
+        ours.meta.update(node.meta)
+        node.replace_all_uses_with(ours)
+        graph.erase_node(node)
+    return len(nodes)
+
+
+def install() -> Pass:
+    """The pass, as Inductor's last one, in all threads."""
+    made = Pass(config.post_grad_custom_post_pass)
+    entry = _entry()
+    if entry is None:
+        config.post_grad_custom_post_pass = made
+    else:
+        entry.user_override = _InAllThreads(entry.user_override, entry.default, made)
+    return made
+
+
+def remove(made: Pass) -> None:
+    """Without effect from now on, and gone where nobody has set another one on top."""
+    made.active = False
+    entry = _entry()
+    if entry is None:
+        if config.post_grad_custom_post_pass is made:
+            config.post_grad_custom_post_pass = made.before
+    elif isinstance(entry.user_override, _InAllThreads) and entry.user_override.made is made:
+        entry.user_override = entry.user_override.own
+
+
+class _InAllThreads:
+    """Stands where torch keeps what each thread has set itself, and puts our pass after that.
+
+    Args:
+        own: what it stands for. default: the setting of a thread that has set nothing. made: our pass, as the thread
+            sees it that installs it.
+    """
+
+    def __init__(self, own: Any, default: Any, made: Pass) -> None:
+        self.own, self.made, self._last = own, made, made
+        self._default, self._unset = default, contextvars.Context().run(own.get)
+
+    def get(self) -> Any:
+        value = self.own.get()
+        if not self.made.active:
+            return value
+        before = self._default if value is self._unset else value
+        if before is self.made.before:
+            return self.made
+        last = self._last  # read twice in a row it is the same object
+        if before is not last.before:
+            self._last = last = self.made.after(before)
+        return last
+
+    def set(self, value: Any) -> Any:
+        """What is given back, by who read it here, is what the thread had set itself."""
+        ours = isinstance(value, Pass) and value.is_of(self.made)
+        return self.own.set(value.before if ours else value)
+
+    def reset(self, token: Any) -> None:
+        self.own.reset(token)
+
+
+def _entry() -> Any:
+    """Where torch (from 2.13 on) keeps the setting per thread; None: it is the whole process's.
+
+    The default there is no place for our pass: torch copies it into each thread that reads it, where it would stay.
+    """
+    entry = getattr(config, "_config", {}).get("post_grad_custom_post_pass")
+    own = getattr(entry, "user_override", None)
+    return entry if isinstance(own, (contextvars.ContextVar, _InAllThreads)) else None
+
+
+def _passes(before: Any) -> Iterable[Any]:
+    return () if before is None else before if isinstance(before, (list, tuple)) else (before,)

@@ -1,0 +1,318 @@
+"""``outblas.linear``: torch.nn.functional.linear, by our product where there is no bias to add; and, where a caller
+asks for it, with the bias, an activation and a residual in the same kernel (:mod:`outblas.dispatch.fused`).
+
+To add a bias to a finished product would round twice, which torch does not, and cost a pass over it, which is more than
+our kernels gain: a bias that is not fused is torch's, and its gradients are ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from outblas.core.errors import TensorError, UsageError
+from outblas.core.switches import is_on
+from outblas.dispatch import device_registry, fused, native_table
+from outblas.dispatch.fold import fold, rows_lie_below, unfold
+from outblas.dispatch.matmul import served
+from outblas.dispatch.product import may_be_ours
+from outblas.dispatch.tensors import GRADIENT, check_places, import_torch, why_torchs
+from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
+from outblas.runtime.fused_launch import Extra
+
+if TYPE_CHECKING:
+    import torch
+
+#: Switches the fused bias on where no activation or residual asks for it.
+FUSED = "OUTBLAS_FUSED"
+Named = Literal["silu", "gelu", "gelu_tanh"]
+
+
+def linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Named | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``x @ w.t() + bias`` as :func:`torch.nn.functional.linear` computes it; with an activation or a residual
+    ``act(x @ w.t() + bias) + residual``.
+
+    Args:
+        x: (..., K) or (K). w: (N, K), or (K). bias: (N), or what torch takes; None: none is added.
+            Which products may be ours: see :func:`outblas.matmul`; with a bias, those of the gradients only.
+        activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
+        residual: of the result's shape, dtype and device (under autocast of any dtype: torch's addition promotes);
+            None: none is added.
+        out: (..., N), contiguous; None: allocated.
+
+    With an activation or a residual (or with ``OUTBLAS_FUSED=1`` and a bias) all may be one kernel, which rounds once,
+    in the end, where torch rounds after each operation: results may differ by these roundings. It is the library's
+    kernel for the product, compiled behind the first call, or by :func:`warm`. Until then, where a gradient is wanted,
+    and where no kernel serves (:mod:`outblas.dispatch.fused` has what it takes), it is ``linear(x, w, bias)`` and
+    torch's activation and addition.
+
+    Raises:
+        TensorError: tensors on different devices, ``out`` shares memory with an input (but for a residual), or a
+            residual, or the output of an activation or a residual, is of another shape, dtype or device.
+        UsageError: no such activation.
+        DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
+    """
+    torch = import_torch()
+    if activation is not None or residual is not None:
+        return _followed(x, w, bias, activation, residual, out)
+    result = None
+    if isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor) and x.dim() and w.dim() == 2:
+        if bias is None:
+            result = _product(x, w.t(), out)
+        else:
+            if out is not None:
+                check_out(x, w, bias, out)
+            if is_on(FUSED):
+                result = one_kernel(x, w, Extra(bias), Epilogue(bias=True), out)
+            if result is None and out is None:
+                result = _with_bias(x, w, bias)
+    if result is not None:
+        return result
+    if out is None:
+        return torch.nn.functional.linear(x, w, bias)
+    return torch._C._nn.linear(x, w, bias, out=out)
+
+
+def warm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Named | None = None,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+) -> bool:
+    """Compile and load now what ``linear`` of such operands fuses, or (``gated``) :func:`outblas.gated_linear`, and run
+    it once (the result is dropped); before a graph is captured, or where the first calls must not be torch's.
+
+    Returns:
+        Whether it is one kernel from now on; :func:`why_not` says why not.
+
+    Raises:
+        UsageError, TensorError, DeviceError: as :func:`linear` and :func:`outblas.gated_linear`.
+    """
+    import_torch()
+    extra, epilogue = follows(x, w, bias, activation, residual, gated)
+    return one_kernel(x, w, extra, epilogue, None, wait=True) is not None
+
+
+def why_not(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Named | None = None,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+) -> str:
+    """In one line why ``linear`` of such operands, or (``gated``) ``gated_linear``, is not one kernel, even when it is
+    compiled; empty: it is one (a bias alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as
+    these."""
+    import_torch()
+    extra, epilogue = follows(x, w, bias, activation, residual, gated)
+    found = _matrices(x, w, extra, epilogue, out)
+    return found if isinstance(found, str) else fused.why_not(found.a, found.b, found.extra, epilogue, found.c)
+
+
+def _followed(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Named | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """With an activation or a residual: in one kernel, or as torch's operations one after the other."""
+    import torch
+
+    extra, epilogue = follows(x, w, bias, activation, residual)
+    if out is not None:
+        check_like("out", out, x, w)
+        check_out(x, w, bias, out)
+    result = one_kernel(x, w, extra, epilogue, out)
+    if result is not None:
+        return result
+    y = activated(linear(x, w, bias), epilogue.activation)
+    if residual is not None:
+        return torch.add(y, residual) if out is None else torch.add(y, residual, out=out)
+    return y if out is None else torch.mul(y, 1, out=out)
+
+
+def follows(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Named | None,
+    residual: torch.Tensor | None,
+    gated: bool = False,
+) -> tuple[Extra, Epilogue]:
+    """What follows the product; of a gated one SiLU where no activation is named. Raises UsageError and TensorError."""
+    import torch
+
+    if gated:
+        if residual is not None:
+            raise UsageError("a residual with gated=True", "none", "add it to the result")
+        if isinstance(w, torch.Tensor) and (w.dim() != 2 or w.shape[0] % 2):
+            do = "interleave the two by outblas.interleave_gate_up"
+            raise TensorError(f"w has shape {tuple(w.shape)}", "(2H, K), rows of gate and up by turns", do)
+        activation = activation or "silu"
+    if activation is not None and activation not in ACTIVATIONS[1:]:
+        raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
+    if residual is not None:
+        check_like("residual", residual, x, w)
+    return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, gated)
+
+
+def check_like(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
+    """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say, and so
+    are dtypes under autocast, where the result is of another than x."""
+    import torch
+
+    if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
+        return
+    if not isinstance(t, torch.Tensor):
+        raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
+    shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
+    same = t.dtype == x.dtype or _autocasts(x.device.type)
+    if tuple(t.shape) != shape or not same or t.device != x.device:
+        raise TensorError(
+            f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
+            f"{tuple(shape)} of {x.dtype} on {x.device}",
+            "expand or convert it before",
+        )
+
+
+def _autocasts(device_type: str) -> bool:
+    import torch
+
+    return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
+
+
+def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """torch's own activation."""
+    import torch
+
+    if activation == "silu":
+        return torch.nn.functional.silu(y)
+    if activation == "none":
+        return y
+    return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def one_kernel(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None,
+    wait: bool = False,
+) -> torch.Tensor | None:
+    """All in one kernel, None where torch is to compute it."""
+    found = _matrices(x, w, extra, epilogue, out)
+    if isinstance(found, str):
+        return None
+    result = fused.product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
+    return None if result is None else unfold(result, found.shape) if out is None else out
+
+
+class _Matrices(NamedTuple):
+    """Operands of a fused kernel, by views alone.
+
+    Attributes:
+        a: (M, K).
+        b: (K, N).
+        extra: bias (N) and residual (M, N).
+        c: what is written; None: allocated.
+        shape: of the result.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    extra: Extra
+    c: torch.Tensor | None
+    shape: tuple[int, ...]
+
+
+def _matrices(
+    x: torch.Tensor, w: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None
+) -> _Matrices | str:
+    """The operands as matrices, or why torch must see the call."""
+    import torch
+
+    given = [x, w, *(t for t in extra if t is not None)]
+    if torch.compiler.is_compiling():
+        return "the call is traced"
+    if not all(isinstance(t, torch.Tensor) for t in given) or not x.dim() or w.dim() != 2:
+        return "operands that are not a batch of rows and a matrix"
+    if extra.bias is not None and extra.bias.shape != w.shape[:1]:
+        return f"the bias has shape {tuple(extra.bias.shape)}"
+    for others in ((w, out), extra):
+        reason = why_torchs(x, *others)
+        if reason:
+            return reason
+    if any(t.device != x.device for t in given):
+        return "operands on different devices"
+    folded = fold(x, w.t(), None if epilogue.gated else out)
+    residual = None if extra.residual is None else _rows(extra.residual)
+    if folded is None or (extra.residual is not None and residual is None):
+        return "rows that do not lie below each other"
+    if not epilogue.gated:
+        return _Matrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
+    if out is not None and not out.is_contiguous():
+        return f"out has strides {tuple(out.stride())}"
+    if 0 in w.shape:
+        return "an extent is zero"
+    columns = epilogue.columns(w.shape[0])
+    c = None if out is None else out.view(-1, columns)
+    return _Matrices(folded.a, folded.b, extra, c, (*folded.shape[:-1], columns))
+
+
+def _rows(residual: torch.Tensor) -> torch.Tensor | None:
+    """(..., N) as a matrix, by a view; None where there is none."""
+    if residual.dim() == 2:
+        return residual
+    if 0 in residual.shape or not rows_lie_below(residual.shape, residual.stride()):
+        return None
+    return residual.unsqueeze(0) if residual.dim() == 1 else residual.view(-1, residual.shape[-1])
+
+
+def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
+    result = native_table.known_product(x, w, out)
+    return served(x, w, out, None) if result is None else result
+
+
+def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Raises TensorError as a product of ours would; not where torch is to see the call itself."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        return
+    others = [t for t in (w, bias) if t is not None]
+    if all(why_torchs(x, other, out) in ("", GRADIENT) for other in others):
+        for other in others:
+            check_places(x, other, out)
+
+
+def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
+    """torch.addmm with gradients that are ours; None where torch is to do it all."""
+    import torch
+
+    if torch.compiler.is_compiling() or not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:1]:
+        return None
+    if why_torchs(x, w, bias) != GRADIENT or x.device.type != device_registry.DEVICE_TYPE:
+        return None
+    check_places(x, w, bias)
+    folded = fold(x, w.t())
+    if folded is None or bias.dtype != x.dtype or not may_be_ours(x, w):
+        return None
+    from outblas.dispatch.autograd import BiasedProduct
+
+    return unfold(BiasedProduct.apply(bias, folded.a, folded.b), folded.shape)

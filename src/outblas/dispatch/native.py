@@ -1,0 +1,167 @@
+"""The hot path of ``outblas.matmul``: a table in C of calls that the dispatch has answered before.
+
+It is optional: where ``outblas.dispatch._native`` was not built, or does not fit this torch, the dispatch serves every
+call.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from outblas.core.errors import DeviceError
+from outblas.core.switches import is_off
+from outblas.dispatch.native_build import source_id
+from outblas.runtime.cublas import check_status
+from outblas.runtime.driver import driver
+
+LIBCUDA = "libcuda.so.1"
+_BUILD = f"run python -m {source_id.__module__}"
+
+
+def why_not() -> str:
+    """Why the extension cannot be used, with what to do; empty when it can."""
+    if is_off("OUTBLAS_NATIVE"):
+        return "switched off by OUTBLAS_NATIVE"
+    try:
+        built = extension()
+    except ImportError as error:
+        return f"outblas.dispatch._native is not built ({error}); {_BUILD}"
+    if source_id() not in ("", built.SOURCE_ID):
+        return f"outblas.dispatch._native was built from other sources; {_BUILD}"
+    return ""
+
+
+def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
+    """(table, "") or (None, why there is none). Imports torch.
+
+    Args:
+        libcuda: the driver's library. replaced: hooks to use in place of torch's, by name (see ``csrc/object.h``).
+    """
+    reason = why_not()
+    if reason:
+        return None, reason
+    try:
+        return extension().Table(libcuda, **{**_hooks(), **replaced}), ""
+    except (AttributeError, OSError) as error:  # another torch, another driver
+        return None, f"outblas.dispatch._native cannot be used here: {error}"
+
+
+def traced() -> Callable[[], bool]:
+    """What to ask torch before a table is asked: whether it traces, which must not see the table.
+
+    A table sees all ways of torch to trace but dynamo's, which runs nothing; to ask only for that one costs less.
+    """
+    import torch
+
+    everything: Callable[[], bool] = torch.compiler.is_compiling
+    dynamo: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", everything)
+    return everything if _compiling() is None else dynamo
+
+
+def _compiling() -> dict[str, Any] | None:
+    """Where a table finds what ``torch.compiler.is_compiling`` looks at outside dynamo; None: it looks elsewhere."""
+    import torch
+
+    asked, found = torch.compiler.is_compiling, vars(torch.compiler)
+    code = getattr(asked, "__code__", None)
+    reads = set() if code is None else {*code.co_names} - {"torch", "jit", "is_scripting"}  # False wherever Python runs
+    return found if reads == {"_is_compiling_flag"} and asked.__globals__ is found else None
+
+
+def extension() -> ModuleType:
+    """The compiled module. Raises ImportError."""
+    return importlib.import_module("outblas.dispatch._native")
+
+
+def _hooks() -> dict[str, Any]:
+    """Torch's own functions, for the extension to call. Raises AttributeError for a torch without one of them."""
+    import torch
+
+    core, base = torch._C, torch._C.TensorBase
+    return {
+        "exchange": getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from torch 2.10 on
+        "tensor": torch.Tensor,
+        "parameter": torch.nn.Parameter,
+        "data_ptr": base.data_ptr,
+        "is_neg": base.is_neg,
+        "has_names": getattr(base, "has_names", None),  # up to torch 2.12
+        "is_inference": base.is_inference,
+        "inference_mode": torch.is_inference_mode_enabled,
+        "spares_inference": _spares_inference(),
+        "stride": base.stride,
+        "watchers": (
+            core._len_torch_function_stack,
+            core._len_torch_dispatch_stack,
+            core._is_any_autocast_enabled,
+            core._is_tracing,
+        ),
+        "compiling": _compiling(),
+        "grad_enabled": torch.is_grad_enabled,
+        "requires_grad": base.requires_grad,
+        "forward_ad": vars(torch.autograd.forward_ad),
+        # What a CPU build lacks is never called there: a table of it remembers no kernel.
+        "current_device": getattr(core, "_cuda_getDevice", None),
+        "current_stream": getattr(core, "_cuda_getCurrentRawStream", None),
+        "empty": _empty(),
+        "increment_version": _increment_version(),
+        "product": torch.matmul,
+        "refused": _refused,
+    }
+
+
+def _empty() -> Any:
+    """(shape, strides, dtype) -> a CUDA tensor on the current device; inductor's allocator where torch has it."""
+    import torch
+
+    fast = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+    if fast is not None:
+        return fast
+
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+    return empty
+
+
+def _increment_version() -> Any:
+    """(tensors) -> None: torch's own, which takes one tensor where torch is older."""
+    import torch
+
+    core = torch._C._increment_version
+
+    def one_by_one(tensors: tuple[Any, ...]) -> None:
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+
+    try:
+        core((torch.empty(0, device="cpu"),))
+    except TypeError:
+        return one_by_one
+    return core
+
+
+def _spares_inference() -> bool:
+    """Whether torch's own increment of versions leaves out tensors of inference mode, which have none."""
+    import torch
+
+    with torch.inference_mode():
+        tensor = torch.empty(0, device="cpu")
+    try:
+        torch._C._increment_version((tensor,))
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _refused(call: str, status: int) -> None:
+    """Raises DeviceError for a call of the driver or of cuBLASLt that failed."""
+    if call.startswith("cublas"):
+        check_status(call, status)
+    try:
+        name = driver().CUresult(status).name
+    except ValueError:  # newer than the bindings
+        name = "an unknown error"
+    raise DeviceError(f"{call} failed with {name} ({status})", "CUDA_SUCCESS", "look at the launch and its operands")

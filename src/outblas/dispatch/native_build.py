@@ -1,0 +1,117 @@
+"""Builds ``outblas.dispatch._native``, the hot paths of ``outblas.matmul`` and of torch's own products, with the
+system's C and C++ compilers; without one for C++ it has the first alone.
+
+``pip install`` does it by itself (``hatch_build.py``); in a source tree ``python -m outblas.dispatch.native_build``
+puts the extension beside this file. It needs a C compiler and Python's headers, and nothing of CUDA or torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from outblas.core.errors import ToolchainMissing
+
+#: Where the extension is put: Python finds it as ``outblas.dispatch._native``.
+PACKAGE = Path(str(resources.files("outblas"))) / "dispatch"
+SOURCES = Path(__file__).parent / "csrc"
+#: The stable ABI of Python 3.10: one file serves that and every later version.
+LIMITED_API = "0x030A0000"
+NAME = "_native.abi3.so"
+_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+#: What torch's dispatcher calls. Its exceptions pass through: it is C++, and the C source that needs it goes with it.
+_KERNELS, _THEIR_TYPE = "products_call.cpp", "products.c"
+
+
+def source_id() -> str:
+    """What identifies the sources; an extension built from others is not used. Empty where they are not installed."""
+    files = sorted(f for kind in ("*.[ch]", "*.cpp") for f in SOURCES.glob(kind))
+    return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16] if files else ""
+
+
+def command(output: Path, compiler: str | None = None, kernels: Path | None = None) -> list[str]:
+    """The C compiler's command line.
+
+    Args:
+        compiler: None: the environment's ``CC``, else ``cc``. kernels: the compiled C++ source, None: left out.
+    """
+    include = sysconfig.get_paths()["include"]
+    sources = [f for f in sorted(SOURCES.glob("*.c")) if kernels is not None or f.name != _THEIR_TYPE]
+    with_kernels = [] if kernels is None else ["-DOUTBLAS_PRODUCTS", str(kernels)]
+    return [
+        *shlex.split(compiler or os.environ.get("CC") or "cc"), "-std=gnu11", *_FLAGS, "-shared", "-pthread",
+        f"-DPy_LIMITED_API={LIMITED_API}", f'-DOUTBLAS_SOURCE_ID="{source_id()}"', f"-I{include}",
+        *(str(f) for f in sources), *with_kernels, "-ldl", *(["-lstdc++"] if with_kernels else []), "-o", str(output),
+    ]  # fmt: skip
+
+
+def kernels_command(output: Path) -> list[str]:
+    """The command line of the C++ compiler, the environment's ``CXX``, else ``c++``, for an object file."""
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    return [*compiler, "-std=c++17", *_FLAGS, "-pthread", "-c", str(SOURCES / _KERNELS), "-o", str(output)]
+
+
+def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None) -> Path:
+    """Compile the extension into ``folder``; the file appears whole or not at all. ``tell``: hears what is left out.
+
+    Raises:
+        ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve; with the
+            compiler's first error.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise _failed("a free-threaded Python has no stable ABI", "a Python with a GIL")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".native-") as scratch:
+        made, kernels = Path(scratch) / NAME, Path(scratch) / "kernels.o"
+        try:
+            reason = _why_not_compiled(kernels)
+            for linked in [None] if reason else [kernels, None]:  # optional, as is C++'s own library
+                done = subprocess.run(command(made, compiler, linked), capture_output=True, text=True)
+                if done.returncode == 0:
+                    break
+        except OSError as error:
+            raise _failed(f"the C compiler cannot be run ({error})", "cc, or the one that CC names") from error
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            raise _failed(
+                f"outblas.dispatch._native does not compile: {lines[0] if lines else 'no message'}",
+                "Python.h, a C11 compiler",
+            )
+        if reason or linked is None:
+            tell(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
+        return made.replace(folder / NAME)
+
+
+def main() -> int:
+    """Build in place; exit 2 with one line where that fails."""
+    try:
+        print(f"built {build(tell=print)}")
+    except ToolchainMissing as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _why_not_compiled(kernels: Path) -> str:
+    """Compiles the C++ source; why that cannot be done here, in a line."""
+    try:
+        done = subprocess.run(kernels_command(kernels), capture_output=True, text=True)
+    except OSError as error:
+        return f"the C++ compiler cannot be run ({error})"
+    wrong = [line for line in done.stderr.splitlines() if "error" in line]
+    return (wrong or ["no message"])[0] if done.returncode else ""
+
+
+def _failed(wrong: str, expected: str) -> ToolchainMissing:
+    return ToolchainMissing(wrong, expected, "install a C compiler and Python's headers, or do without: it is optional")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

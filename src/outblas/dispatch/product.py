@@ -1,0 +1,129 @@
+"""A product of two matrices: decided, run on its device, and told to the native table.
+
+Operands are plain matrices on one device, and nobody but us must see the call: callers have asked
+:func:`outblas.dispatch.tensors.why_torchs` before. The one exception is :func:`unasked`, which asks it itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outblas.core.config import LAUNCHES
+from outblas.dispatch import device_registry, native_table
+from outblas.dispatch.decide import Decision
+from outblas.dispatch.device_state import DeviceState
+from outblas.dispatch.promises import launch_of_option, promise_free_option
+from outblas.dispatch.tensors import is_half, operand, operand_like, why_torchs
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import torch
+
+    from outblas.dispatch.aten_native import Call
+
+
+def computed(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: Call | None = None
+) -> torch.Tensor | None:
+    """``a @ b``, decided, run and told to the native table; None where torch is to compute it.
+
+    Args:
+        a: (M, K).
+        b: (K, N).
+        out: (M, N), which is written; None: allocated.
+        option: place in :data:`outblas.core.config.LAUNCHES` of what the caller allows; None: what the environment
+        says. call: is told what the native table is told.
+    """
+    device, launch = device_registry.device_state(a.device.index), launch_of_option(option)
+    decision = device.decide(operand(a), operand(b), None if out is None else operand(out), launch)
+    result = None if decision.problem is None else device.run(decision, a, b, out)
+    remember(device, decision, (a, b, out, LAUNCHES.index(launch)), result, call)
+    return result
+
+
+def answered(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
+    """:func:`computed`, by the native table where that knows the call."""
+    result = None if native_table.table is None else native_table.table.ours(a, b, out, option)
+    if result is None:
+        return computed(a, b, out, option)
+    return None if result is NotImplemented else result
+
+
+def unasked(a: torch.Tensor, b: torch.Tensor, option: int = 0, call: Call | None = None) -> torch.Tensor | None:
+    """:func:`answered` for kernels that torch calls below autograd, where nobody has asked yet whose the product is.
+
+    Args:
+        a: (M, K).
+        b: (K, N).
+        option: as of :func:`computed`; the environment is not asked.
+        call: as of :func:`computed`; with one the native table is not asked.
+    """
+    if native_table.table is not None and call is None:
+        result = native_table.table.ours(a, b, None, option)
+        if result is not None:
+            return None if result is NotImplemented else result
+    if a.device.type != device_registry.DEVICE_TYPE or b.device != a.device:
+        return None
+    import torch
+
+    with torch.no_grad():  # autograd is above; what is remembered is remembered without it
+        return None if why_torchs(a, b, None) else computed(a, b, None, option, call)
+
+
+def chosen(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the library has a kernel (no algorithm of cuBLASLt) for the product of two matrices, given by tensors
+    without an address, which will be aligned."""
+    device = device_registry.device_state(a.device.index)
+    decision = device.decide(operand_like(a), operand_like(b), None, launch_of_option(promise_free_option()))
+    return decision.config is not None and not device.unavailable(decision)
+
+
+def may_be_ours(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the product, or one of its gradients, may be in the library of its device."""
+    return is_half(a, b) and device_registry.serves(a.device.index)
+
+
+def remember(
+    device: DeviceState,
+    decision: Decision,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int],
+    result: torch.Tensor | None,
+    call: Call | None = None,
+) -> None:
+    """Let the native table, and whoever asked by ``call``, answer such calls from now on.
+
+    Args:
+        device: which decided and ran it.
+        decision: what was decided.
+        operands: (a, b, out, launch option).
+        result: the output; None: torch computes it.
+        call: as of :func:`computed`.
+    """
+    if result is None and not device.unavailable(decision):
+        return  # what could not be loaded yet, or not be used, under capture
+    a, b, out, option = operands
+    with device_registry.lock:
+        native_table.open_once()
+        table = native_table.table
+        # Nothing of a device whose library has been replaced meanwhile.
+        if table is not None and device_registry.devices.get(a.device.index) is device:
+            answer = (None, None) if result is None else device.prepared(decision, result)
+            table.learn(a, b, out, option, a.element_size(), *answer)
+            if call is not None:
+                call.learn(a.element_size(), *answer)
+            if result is not None and device.workspace_bytes(decision):
+                _lend_workspace(table, device, a, call)
+
+
+def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, call: Call | None) -> None:
+    """Tell the native table, and whoever asked, the workspace of the current stream, which they then keep alive; of its
+    capture, if there is one, the table alone, which keeps nothing of that."""
+    import torch
+
+    stream = torch._C._cuda_getCurrentRawStream(a.device.index)
+    workspace, capture = device.workspace_of(stream, torch.cuda.is_current_stream_capturing)
+    if workspace is not None:
+        table.lend(a, stream, workspace.data_ptr(), workspace.nbytes, workspace, capture)
+        if call is not None and not capture:
+            call.lend(a.device.index, stream, workspace)

@@ -1,0 +1,121 @@
+"""What is read of torch tensors before a decision: their records, and whether torch must see the call itself.
+
+``csrc/read.c`` reads the same for calls that were decided before: a change here is a change there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.errors import TensorError, ToolchainMissing
+from outblas.core.problem import ROW_ALIGN_BYTES
+from outblas.dispatch.decide import Operand
+from outblas.runtime.overlap import overlap
+
+if TYPE_CHECKING:
+    import torch
+
+#: The one reason of :func:`why_torchs` for which our own product can be had: by an operator that autograd knows.
+GRADIENT = "a gradient is wanted"
+
+
+def import_torch() -> Any:
+    """torch, which every product needs. Raises ToolchainMissing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolchainMissing(
+            "torch is not installed", "torch built for CUDA", "pip install 'outblas[gpu]'"
+        ) from error
+    return torch
+
+
+def why_torchs(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
+    """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty.
+
+    :data:`GRADIENT` is said last: only where there is no other reason.
+    """
+    import torch
+
+    tensors = [t for t in (a, b, out) if t is not None]
+    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+        return "an operand is not a plain torch.Tensor"
+    if torch._C._len_torch_function_stack() and _watched():
+        return "a function mode watches"
+    if torch.jit.is_tracing():
+        return "the call is traced"
+    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda t: False)
+    if any(t.layout != torch.strided or t.is_nested or t.is_neg() or t._is_zerotensor() or wrapped(t) for t in tensors):
+        return "an operand is sparse, nested, lazily negated or transformed by torch.func"
+    has_storage = getattr(torch._C, "_has_storage", None)
+    if has_storage is not None and not all(has_storage(t) for t in tensors):  # as has_memory
+        return "an operand has no memory of its own"
+    if any(getattr(t, "has_names", bool)() for t in tensors):  # up to torch 2.12
+        return "an operand has named dimensions"
+    if out is not None and out.is_inference() and not torch.is_inference_mode_enabled():
+        return "out is an inference tensor, which torch writes in inference mode only"
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return "a forward-mode gradient is wanted"
+    if a.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return "autocast chooses the dtype"
+    if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
+        return "a dispatch mode watches"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return f"{GRADIENT} within torch.func" if torch._C._are_functorch_transforms_active() else GRADIENT
+    return ""
+
+
+def has_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor is its numbers; that of a batch of gradients (``is_grads_batched``) only stands for others."""
+    import torch
+
+    return bool(getattr(torch._C, "_has_storage", lambda t: True)(t))
+
+
+def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both are of one type that our kernels take."""
+    import torch
+
+    return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
+
+
+def check_places(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Raise :class:`TensorError` for tensors on different devices or an output that overlaps an input."""
+    for name, tensor in (("b", b), ("out", out)):
+        if tensor is not None and tensor.device != a.device:
+            raise TensorError(f"{name} is on {tensor.device}, a on {a.device}", "one device for all", "move it there")
+    if out is None or out.device.type == "meta":
+        return
+    for name, tensor in (("a", a), ("b", b)):
+        if overlap(tensor, out):
+            raise TensorError(f"out shares memory with {name}", "an output of its own", "allocate out separately")
+
+
+def _watched() -> bool:
+    """Whether a function mode is on that wants to see products; that of a default device does not."""
+    import torch
+
+    modes = torch.overrides._get_current_function_mode_stack()
+    return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype_name(dtype: torch.dtype) -> str:
+    return {"torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(str(dtype), str(dtype))
+
+
+@functools.lru_cache(maxsize=64)
+def _device_name(device: torch.device) -> str:
+    return str(device)
+
+
+def operand(t: torch.Tensor) -> Operand:
+    """What a decision needs to know of a torch tensor."""
+    offset = t.data_ptr() % ROW_ALIGN_BYTES
+    return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
+
+
+def operand_like(t: torch.Tensor) -> Operand:
+    """As :func:`operand`, of a tensor with no address yet, which will be aligned."""
+    return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device))

@@ -1,0 +1,47 @@
+"""``outblas::mm``, the product as an operator of torch: torch.compile keeps it in its graphs, autograd knows its
+gradients, and what computes it is decided at every call. Importing this module imports torch and registers it, once.
+
+It costs the host more than the native table and :mod:`outblas.dispatch.autograd` do, so eager calls never get here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from outblas.dispatch.autograd import compute_mm, gradients, keep
+
+# Inductor must not hand over other strides than were traced: our kernels are chosen by them.
+_TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
+_NAME = "outblas::mm"
+_LIBRARY = torch.library.Library("outblas", "FRAGMENT")
+
+
+def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a, b)
+
+
+def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    keep(ctx, inputs[0], inputs[1], ctx.needs_input_grad)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    return gradients(ctx, grad, ctx.needs_input_grad, mm)
+
+
+def _batched(info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A batch of products is torch's."""
+    batches = [t if d is None else t.movedim(d, 0) for t, d in zip((a, b), in_dims, strict=True)]
+    return torch.matmul(*batches), 0
+
+
+_LIBRARY.define("mm(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("mm", compute_mm, _key)
+torch.library.register_fake(_NAME, _fake, lib=_LIBRARY)
+torch.library.register_autograd(_NAME, _backward, setup_context=_setup, lib=_LIBRARY)
+torch.library.register_vmap(_NAME, _batched, lib=_LIBRARY)
+
+#: (M, K) and (K, N) -> (M, N) of their dtype; errors as torch.mm.
+mm = torch.ops.outblas.mm.default

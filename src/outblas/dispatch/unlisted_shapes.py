@@ -1,0 +1,64 @@
+"""Who chooses kernels for problems that the packaged library does not have."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import warnings
+from importlib import resources
+from typing import Any
+
+from outblas.core.errors import OutblasError
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.switches import is_off
+from outblas.dispatch.decide import Choose
+from outblas.records.library import Choice
+
+#: ``0`` leaves such problems to torch.
+VARIABLE = "OUTBLAS_ANY_SHAPE"
+#: Choices kept: a problem is asked for again with other addresses, outputs and launch options.
+KEPT = 4096
+
+
+def chooser(gpu_name: str) -> Choose | None:
+    """:mod:`outblas.learn.any_shape`, whose data are read when it is first asked; None: there are none for this GPU, or
+    ``OUTBLAS_ANY_SHAPE=0``. Where they cannot be read, or numpy not be imported, it warns once and chooses nothing."""
+    if is_off(VARIABLE) or not _data(gpu_name).is_file():
+        return None
+    broken = False
+
+    @functools.lru_cache(KEPT)
+    def choose(problem: Problem, gpu: Gpu) -> Choice | None:
+        nonlocal broken
+        if broken:
+            return None
+        try:
+            from outblas.learn.any_shape import AnyShape  # with numpy
+
+            found = AnyShape.load(gpu_name)
+        except (OutblasError, ImportError, OSError) as error:
+            broken = True
+            warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=2)
+            return None
+        return found.choose(problem, gpu)
+
+    return choose
+
+
+@functools.cache
+def identity(gpu_name: str) -> str:
+    """What the choices on a GPU depend on, as a digest: its data, and the policy's."""
+    files = (_data(gpu_name), resources.files("outblas") / "data" / "policies" / f"{gpu_name}.npz")
+    return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
+
+
+def _data(gpu_name: str) -> Any:
+    return resources.files("outblas") / "data" / "any_shape" / f"{gpu_name}.npz"
+
+
+def _bytes(file: Any) -> bytes:
+    try:
+        return bytes(file.read_bytes())
+    except OSError:  # told where it is used
+        return b""

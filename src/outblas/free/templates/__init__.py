@@ -1,1 +1,0 @@
-"""Texts of CUTLASS and CuTe kernels with named places that :mod:`outblas.free.templates.fill` fills."""

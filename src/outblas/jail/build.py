@@ -1,0 +1,259 @@
+"""A free kernel compiled: form ``device`` by NVRTC to a cubin, form ``host`` by nvcc to a shared object.
+
+Both in a process of their own (outblas.jail.confined_compiler), kept by the compile cache's rules: one checksummed
+file by the hash of toolchain, flags, text and headers, published by rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import CompileError, ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu, architecture
+from outblas.jail.confined_compiler import Folder, Limits, memory_limit, run
+from outblas.jail.elf import cubins, global_bytes
+from outblas.jail.nvrtc_headers import FIRST, HEADERS
+from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
+from outblas.runtime.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode
+from outblas.runtime.nvrtc import DEFAULT_CACHE, nvrtc_version
+from outblas.runtime.sass import sass_facts
+
+#: Seconds and bytes that a compilation may take, without and with CUTLASS.
+PLAIN = Limits(30.0, 16 << 30)
+WITH_CUTLASS = Limits(120.0, 48 << 30)
+#: Bytes of what a compiler makes of a text, at most.
+MAX_IMAGE = 64 << 20
+_CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
+_NVCC = (
+    "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
+    "-Xcompiler=-fPIC", "-Xptxas=-v", "-cudart=none",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled free kernel.
+
+    Attributes:
+        kernel: what was compiled. cubin: its machine code with the compiler's words; for form ``host`` the image is
+            the shared object, and figures are the most (registers, shared memory) or the sum (the rest) over kernels.
+        globals_bytes: of ``__device__`` variables.
+    """
+
+    kernel: FreeKernel
+    cubin: Cubin
+    globals_bytes: int
+
+    @property
+    def log(self) -> str:
+        """The compiler's words."""
+        return self.cubin.log
+
+    def counters(self) -> dict[str, float]:
+        """What an evaluation says of a compiled kernel."""
+        cubin, facts = self.cubin, self.cubin.facts
+        return {
+            "registers": float(cubin.registers),
+            "spill_bytes": float(cubin.spill_bytes),
+            "stack_bytes": float(cubin.stack_bytes),
+            "static_shared": float(cubin.static_smem),
+            "hgmma": float(facts.hgmma),
+            "hmma": float(facts.hmma),
+            "ldl": float(facts.ldl),
+            "stl": float(facts.stl),
+            "utmaldg": float(facts.utmaldg),
+            "compile_seconds": cubin.compile_seconds,
+        }
+
+
+def build(kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE) -> Built:
+    """Compile for the problem's layout and dtype, or take it from the cache.
+
+    Raises:
+        CompileError: the compiler refuses it, dies or takes too long; ``log`` has its words.
+        ContractError: the launch block. ToolchainMissing: a compiler, headers or CUTLASS is not installed.
+    """
+    made = _Host(kernel, problem, gpu) if kernel.launch.form == "host" else _Device(kernel, problem, gpu)
+    if cache is None:
+        return _built(kernel, made.compile())
+    key = made.key()
+    if (hit := cache.get(key)) is None:
+        with cache.claimed(key):
+            if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
+                hit = made.compile()
+                cache.put(key, hit)
+    return _built(kernel, hit)
+
+
+def defines(problem: Problem) -> tuple[str, ...]:
+    """Macros that every text is compiled with."""
+    return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
+
+
+class _Job:
+    """What both forms share."""
+
+    def __init__(self, kernel: FreeKernel, problem: Problem, gpu: Gpu) -> None:
+        self.kernel, self.problem, self.arch = kernel, problem, architecture(gpu)
+        self.cutlass = locate_cutlass() if "cutlass" in kernel.launch.uses else None
+        self.limits = WITH_CUTLASS if self.cutlass else PLAIN
+
+    def compile(self) -> Cubin:
+        raise NotImplementedError
+
+    def key(self) -> str:
+        """SHA-256 (hex) of all that the result depends on."""
+        parts = [FORMAT, "free-1", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
+        parts += [
+            *defines(self.problem),
+            self.kernel.text,
+            kernels_sha(),
+            json.dumps(HEADERS),
+            *map(str, self.includes()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def toolchain(self) -> str:
+        raise NotImplementedError
+
+    def includes(self) -> list[Path]:
+        """Folders of headers beside the package's own."""
+        return cutlass_folders() if self.cutlass else []
+
+    def words(self, said: str) -> str:
+        """What the compiler said, without where this machine keeps its headers."""
+        for path in sorted(map(str, self.includes()), key=len, reverse=True):
+            said = said.replace(f"{path}/", "")
+        return said
+
+    def confined(self, job: dict[str, object], folder: Path, readable: Iterable[Path]) -> tuple[int, str]:
+        limits = replace(self.limits, memory_bytes=memory_limit(self.limits.memory_bytes))
+        return run(job, folder, [str(path) for path in readable], limits)
+
+
+class _Device(_Job):
+    def includes(self) -> list[Path]:
+        return [*super().includes(), *include_folders()]
+
+    def toolchain(self) -> str:
+        return nvrtc_version()
+
+    def compile(self) -> Cubin:
+        launch, key = self.kernel.launch, self.key()
+        options = [*defines(self.problem), f"--pre-include={FIRST}", *(f"-I{path}" for path in self.includes())]
+        if self.cutlass:
+            options += _CUTLASS_DEFINES
+        job = {
+            "text": self.kernel.text, "entry": launch.entry, "headers": (*kernel_headers(), *HEADERS),
+            "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
+        }  # fmt: skip
+        with Folder() as folder:
+            code, said = self.confined({"nvrtc": job}, folder, self.includes())
+            if (folder / "error").is_file():
+                raise _told(json.loads(self.words((folder / "error").read_text())))
+            cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
+        if cubin is None:
+            raise _died("NVRTC", code, said)
+        return replace(cubin, from_cache=False, log=self.words(cubin.log))
+
+
+class _Host(_Job):
+    """nvcc brings CUDA's headers of its own release."""
+
+    def toolchain(self) -> str:
+        return find_nvcc().version
+
+    def compile(self) -> Cubin:
+        nvcc, start = find_nvcc(), time.perf_counter()
+        virtual = self.arch.replace("sm_", "compute_")
+        with Folder() as folder:
+            headers = folder / "headers"
+            for name, text in kernel_headers():
+                (headers / name).parent.mkdir(parents=True, exist_ok=True)
+                (headers / name).write_text(text)
+            source, library = folder / "kernel.cu", folder / "kernel.so"
+            source.write_text(self.kernel.text)
+            program = [
+                str(nvcc.path), *_NVCC, f"-gencode=arch={virtual},code={self.arch}", *defines(self.problem),
+                *_CUTLASS_DEFINES, f"-I{headers}", *(f"-I{path}" for path in self.includes()),
+                f"-L{nvcc.library_folder}", "-Xlinker", f"-l:{nvcc.cudart}", "-o", str(library), str(source),
+            ]  # fmt: skip
+            readable = [*self.includes(), nvcc.path.parent.parent, nvcc.path.resolve().parent.parent]
+            code, said = self.confined({"program": program}, folder, readable)
+            said = self.words(said.replace(f"{folder}/", ""))
+            if code != 0 or not library.is_file():
+                raise _refused(said) if code > 0 else _died("nvcc", code, said)
+            image = _made(library)
+        return _measured(image, self.arch, said, time.perf_counter() - start)
+
+
+def _made(path: Path) -> bytes:
+    """What the compiler made. Raises CompileError: it is too large to keep."""
+    size = path.stat().st_size
+    if size > MAX_IMAGE:
+        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE >> 20}", "hold less data")
+    return path.read_bytes()
+
+
+def _measured(image: bytes, arch: str, said: str, seconds: float) -> Cubin:
+    facts = _together([sass_facts(each) for each in cubins(image)])
+    registers = [int(x) for x in re.findall(r"Used (\d{1,9}) registers", said)]
+    shared = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes smem", said)]
+    spills = re.findall(r"\b(\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads", said)
+    stack = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes stack frame", said)]
+    return Cubin(
+        image,
+        "outblas_launch",
+        arch,
+        max(registers, default=0),
+        sum(int(stores) + int(loads) for stores, loads in spills),
+        sum(stack),
+        max(shared, default=0),
+        facts,
+        seconds,
+        False,
+        said,
+    )
+
+
+def _together(found: list[SassFacts]) -> SassFacts:
+    counts = {
+        name: sum(getattr(facts, name) for facts in found)
+        for name in SassFacts.__annotations__
+        if name != "accumulators"
+    }
+    widths = sorted({width for facts in found for width in facts.accumulators})
+    return SassFacts(**counts, accumulators=tuple(widths))
+
+
+def _built(kernel: FreeKernel, cubin: Cubin) -> Built:
+    return Built(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
+
+
+def _told(error: dict[str, Any]) -> CompileError | ToolchainMissing:
+    wrong, expected, do = (str(part) for part in error["parts"])
+    if error["kind"] == "ToolchainMissing":
+        return ToolchainMissing(wrong, expected, do)
+    return CompileError(wrong, expected, do, str(error["log"]))
+
+
+def _refused(said: str) -> CompileError:
+    lines = [line.strip() for line in said.splitlines()]
+    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no word")
+    return CompileError(f"nvcc refuses it: {first[:200]}", "CUDA C++17", "correct the text", said)
+
+
+def _died(what: str, code: int, said: str) -> CompileError:
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    last = said.strip().splitlines()[-1][:200] if said.strip() else "no word"
+    return CompileError(f"{what} died of {how} ({last})", "a text that it survives", "make it simpler", said)

@@ -1,0 +1,104 @@
+"""Compiled free kernels in a folder, to carry to a machine with a GPU and without compilers (or with slower ones)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from outblas.core.errors import CompileError, ContractError
+from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.files import write_atomic
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu, architecture
+from outblas.jail.build import Built, build
+from outblas.jail.elf import cubins, global_bytes
+from outblas.jail.jailed_evaluator import FreeLive
+from outblas.jail.static_gate import check_built, examine
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
+from outblas.runtime.cubin import decode, encode
+
+
+class Carried:
+    """One checksummed file per kernel, layout, dtype and architecture; of the package's present kernel files, where the
+    text includes any.
+
+    Unlike the compile cache's, its keys do not ask which compiler or which CUTLASS this machine has.
+
+    Args:
+        folder: made where it is not there.
+    """
+
+    def __init__(self, folder: str | Path, gpu: Gpu = H200) -> None:
+        self.folder, self._gpu = Path(folder), gpu
+
+    def path(self, kernel: FreeKernel, problem: Problem) -> Path:
+        """Where the kernel is kept, compiled for the problem's layout and dtype."""
+        return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
+
+    def get(self, kernel: FreeKernel, problem: Problem) -> Built | None:
+        """The compiled kernel; None: it is not there, damaged, or of other kernel files."""
+        try:
+            data = self.path(kernel, problem).read_bytes()
+        except FileNotFoundError:
+            return None
+        cubin = decode(data, self._key(kernel, problem))
+        return None if cubin is None else Built(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
+
+    def put(self, built: Built, problem: Problem) -> None:
+        """Keep a compiled kernel. Raises RecordError: the disk refuses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        key = self._key(built.kernel, problem)
+        write_atomic(self.path(built.kernel, problem), encode(built.cubin, key))
+
+    def build(self, kernel: FreeKernel, problem: Problem) -> Built:
+        """The compiled kernel from the folder, else compiled and kept there.
+
+        Raises:
+            CompileError, ContractError, ToolchainMissing: as :func:`outblas.jail.build.build`.
+            RecordError: as :meth:`put`.
+        """
+        if (found := self.get(kernel, problem)) is None:
+            found = build(kernel, problem, self._gpu)
+            self.put(found, problem)
+        return found
+
+    def _key(self, kernel: FreeKernel, problem: Problem) -> str:
+        includes_ours = any(name in kernel.text for name, _ in kernel_headers())
+        headers = kernels_sha() if includes_ours else ""
+        parts = [kernel.name, problem.layout, problem.dtype, architecture(self._gpu), headers]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class CarriedLive(FreeLive):
+    """Evaluates on a GPU as :class:`outblas.jail.jailed_evaluator.FreeLive` does, compiling only what a folder does
+    not have."""
+
+    carried: Carried | None = None
+
+    def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[Built | Evaluation]:
+        for kernel in kernels:
+            yield self._one(problem, kernel)
+
+    def _one(self, problem: Problem, kernel: FreeKernel) -> Built | Evaluation:
+        """What :func:`outblas.jail.static_gate.examine` says, without a compiler where the folder has the kernel."""
+        gpu = self._options.gpu
+        built = None if self.carried is None else self.carried.get(kernel, problem)
+        if built is None:
+            found = examine(problem, kernel, gpu)
+            if isinstance(found, Built) and self.carried is not None:
+                self.carried.put(found, problem)
+            return found
+        try:
+            reason = kernel.launch.why_not(problem, gpu)
+            if reason is not None:
+                return Evaluation(problem, kernel, Status.ILLEGAL, reason, Verdict(Status.ILLEGAL, (), reason))
+            reason = check_built(built)
+        except (CompileError, ContractError) as error:
+            reason = str(error)
+        if reason is not None:
+            status = Status.STATIC_REJECTED
+            return Evaluation(problem, kernel, status, reason, Verdict(status, (), reason), counters=built.counters())
+        return built

@@ -1,0 +1,146 @@
+"""A compiler's process: few files, bounded time and memory, no secrets in its environment.
+
+The parent gives one job as JSON on standard input and reads what the job leaves in a folder of its own. A job is a
+program to become (nvcc), or a source for NVRTC, which is a library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import CompileError
+from outblas.jail.confinement import KEPT
+
+_BOOT = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main()"
+#: What a compiler may say at most, bytes kept.
+_LOG_BYTES = 256 * 1024
+_FILE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one compilation: seconds by the clock and of processor time, address space in bytes."""
+
+    seconds: float
+    memory_bytes: int
+
+
+class Folder:
+    """A temporary folder that a job works in; removed in the end."""
+
+    def __init__(self) -> None:
+        self._held = tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True)
+        self.path = Path(self._held.name)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self._held.cleanup()
+
+
+def run(job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: Limits) -> tuple[int, str]:
+    """Do a job in a process of its own.
+
+    Args:
+        job: ``{"program": [...]}`` or ``{"nvrtc": {...}}`` (see :func:`main`).
+
+    Returns:
+        Its exit code and what it said.
+
+    Raises:
+        CompileError: it takes longer than allowed.
+    """
+    spec = {"folder": str(folder), "readable": list(readable), "memory": limits.memory_bytes, **job}
+    spec["cpu"] = int(4 * limits.seconds) + 1
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment |= {"HOME": str(folder), "TMPDIR": str(folder)}
+    boot = _BOOT.format(module=__name__, paths=[os.path.abspath(path) for path in sys.path if path])
+    said = folder / "said"
+    with said.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-c", boot],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            child.communicate(json.dumps(spec).encode(), timeout=limits.seconds)
+        except subprocess.TimeoutExpired:
+            raise CompileError(
+                f"the compiler takes over {limits.seconds:g} s", "a text that compiles in time", "make it simpler",
+                _read(said),
+            ) from None  # fmt: skip
+        finally:
+            _end(child)
+    return child.returncode, _read(said)
+
+
+def main() -> None:
+    """The child: shuts itself in, then compiles.
+
+    The job ``nvrtc`` holds ``text, entry, headers, options, acc, arch, key`` and leaves the file ``cubin``, or
+    ``error``; ``program`` is an argument vector that this process becomes.
+    """
+    from outblas.jail.confinement import Jail
+
+    spec = json.loads(sys.stdin.buffer.read())
+    jail = Jail(spec["folder"], tuple(spec["readable"]), spec["cpu"], _FILE_BYTES, 4096, spec["memory"])
+    jail.files()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if "program" in spec:
+        program = spec["program"]
+        os.execv(program[0], program)
+    jail.calls()
+    _nvrtc(spec["nvrtc"], Path(spec["folder"]))
+
+
+def _nvrtc(job: dict[str, Any], folder: Path) -> None:
+    from outblas.core.errors import OutblasError
+    from outblas.kernels.source import Source
+    from outblas.runtime.cubin import encode
+    from outblas.runtime.nvrtc import compile_any
+
+    headers = tuple((name, text) for name, text in job["headers"])
+    source = Source(job["text"], job["entry"], headers, tuple(job["options"]), job["acc"], "free")
+    try:
+        cubin = compile_any(source, job["arch"])
+    except OutblasError as error:
+        told = {"kind": type(error).__name__, "parts": [error.wrong, error.expected, error.do]}
+        told["log"] = getattr(error, "log", "")
+        (folder / "error").write_text(json.dumps(told))
+        return
+    (folder / "cubin").write_bytes(encode(cubin, job["key"]))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The child and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_LOG_BYTES).decode(errors="replace")
+
+
+def memory_limit(nbytes: int) -> int:
+    """At most what this process itself may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    return nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard)

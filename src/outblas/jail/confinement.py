@@ -1,0 +1,190 @@
+"""What a process that runs strangers' code may still do, and in words what keeps it there.
+
+The jail closes once CUDA, torch and the baselines are up, before anything of a candidate is loaded, for CUDA does not
+start in it everywhere: :meth:`Jail.files` (landlock holds for this thread and those that it starts later, not for
+CUDA's own), then :meth:`Jail.calls` (seccomp holds for all). Each part is used where the system has it;
+:meth:`Jail.report` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import pwd
+import resource
+import sys
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outblas.jail import landlock, seccomp
+
+#: Environment that a worker keeps; everything else, keys and tokens among it, is taken away.
+KEPT = (
+    "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "NVIDIA_VISIBLE_DEVICES", "OUTBLAS_CACHE_DIR", "CUTLASS_DIR",
+)  # fmt: skip
+_SYSTEM = (
+    "/usr", "/bin", "/lib", "/lib64", "/opt", "/sys", "/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime",
+    "/etc/nvidia", "/etc/alternatives", "/proc/self", "/proc/driver", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat",
+    "/proc/modules", "/proc/devices", "/proc/filesystems", "/proc/sys", "/proc/version", "/dev/urandom", "/dev/random",
+)  # fmt: skip
+_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
+
+
+class Line(NamedTuple):
+    """One part of the jail: what it is, whether it holds here, and what it does or what its absence means."""
+
+    part: str
+    on: bool
+    words: str
+
+
+@dataclass
+class Jail:
+    """Limits of one process, which it puts on itself.
+
+    Attributes:
+        folder: its own, the only one that it may write to.
+        readable: paths beside the system's and Python's own.
+        cpu_seconds: of processor time. file_bytes: size of a file. threads: processes and threads of the user
+            (does not bind root). memory_bytes: address space; None: unlimited, as CUDA needs.
+    """
+
+    folder: str
+    readable: tuple[str, ...] = ()
+    cpu_seconds: int = 3600
+    file_bytes: int = 1 << 30
+    threads: int = 8192
+    memory_bytes: int | None = None
+    _on: dict[str, str] = field(default_factory=dict)
+    _kept: int = -1
+
+    def environment(self) -> None:
+        """Take away every variable that is not of :data:`KEPT`, from where /proc shows them, too."""
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        kept |= {"HOME": self.folder, "TMPDIR": self.folder, "CUDA_CACHE_DISABLE": "1"}
+        os.environ.clear()
+        _wipe_environment()
+        os.environ.update(kept)
+
+    def files(self) -> None:
+        """Open nothing outside; drop the privileges of root; set limits. Of this thread, and of all that it starts."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limits = [
+            (resource.RLIMIT_CPU, self.cpu_seconds),
+            (resource.RLIMIT_FSIZE, self.file_bytes),
+            (resource.RLIMIT_NPROC, self.threads),
+        ]
+        if self.memory_bytes is not None:
+            limits.append((resource.RLIMIT_AS, self.memory_bytes))
+        for kind, value in limits:
+            _, hard = resource.getrlimit(kind)
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+        # A rule holds for the folder that was opened: this one must not be made anew.
+        self._kept = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC) if os.path.isdir("/proc/self") else -1
+        version = landlock.restrict(readable_roots(self.readable), (self.folder,), devices())
+        if version:
+            self._on["files"] = f"landlock ABI {version}"
+        if _drop_capabilities():
+            self._on["capabilities"] = "dropped"
+
+    def calls(self) -> None:
+        """Refuse sockets, programs, processes, other processes' memory and the like, in all threads."""
+        if seccomp.restrict():
+            self._on["calls"] = "seccomp"
+
+    def report(self) -> list[Line]:
+        """What holds in this process now, and what does not."""
+        return lines("files" in self._on, "calls" in self._on, landlock.abi() if "files" in self._on else 0)
+
+
+def report() -> list[Line]:
+    """What a jail will hold on this machine, in words, and what none covers."""
+    return lines(landlock.abi() > 0, seccomp.available(), landlock.abi())
+
+
+def lines(files: bool, calls: bool, version: int) -> list[Line]:
+    """The report for a system with landlock (of that ABI) or without, with seccomp or without."""
+    return [
+        Line(
+            "files",
+            files,
+            f"landlock ABI {version}: reads the system, Python and CUDA, writes its own folder"
+            if files
+            else "no landlock: a worker reads and writes what its user may; run it in a container",
+        ),
+        Line(
+            "signals and abstract sockets",
+            files and version >= 6,
+            "none to other processes" if files and version >= 6 else "needs landlock ABI 6",
+        ),
+        Line(
+            "calls",
+            calls,
+            "seccomp: no new socket, program, process, trace, mount or signal"
+            if calls
+            else "no seccomp: sockets, programs and processes are not refused; run it in a container",
+        ),
+        Line("environment", True, "scrubbed before CUDA starts: no keys, no tokens"),
+        Line("limits", True, "processor time, file size, threads (not for root), no core; memory watched every second"),
+        Line("answers", True, "cross to the driver as JSON, never as pickles"),
+        Line("older threads", False, "CUDA's own open what the user may: host code could make one run its code"),
+        Line("address space", False, "not limited: CUDA maps all of the GPU's memory"),
+        Line("GPU memory", False, "that of other processes is kept apart by the driver alone"),
+        Line("the judge", False, "host code shares the process that proves and times it: it could forge an answer"),
+        Line("side channels", False, "timing, caches, power: not covered"),
+    ]
+
+
+def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
+    """Paths that a worker reads: the system's libraries, Python's, every folder that modules come from."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
+    modules = {os.path.abspath(path) for path in sys.path if path and os.path.exists(path)}
+    homes = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR") if os.environ.get(name)}
+    caches = {os.environ[name] for name in ("OUTBLAS_CACHE_DIR",) if os.environ.get(name)}
+    found = [*_SYSTEM, *sorted(prefixes | modules | homes | caches), *more]
+    whole = ("/", os.path.expanduser("~"), _home())  # HOME may be the worker's own folder by now
+    return [path for path in found if os.path.abspath(path) not in whole]
+
+
+def _home() -> str:
+    """The user's home by the system's records; ``/`` where they do not know the user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def devices() -> list[str]:
+    """Device files that CUDA talks to."""
+    return [path for pattern in _DEVICES for path in glob.glob(pattern)]
+
+
+def _wipe_environment() -> None:
+    """Overwrite the strings that the process was started with, which stay readable in /proc/self/environ."""
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):
+        libc.clearenv()
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        begin, end = int(fields[47]), int(fields[48])  # env_start, env_end: proc(5), fields 50 and 51
+    except (OSError, IndexError, ValueError):
+        return
+    if 0 < begin < end:
+        ctypes.memset(begin, 0, end - begin)
+
+
+def _drop_capabilities() -> bool:
+    """Root without its privileges; of this thread and those that it starts."""
+
+    class Header(ctypes.Structure):
+        _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+    header = Header(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    return hasattr(libc, "capset") and libc.capset(ctypes.byref(header), ctypes.byref(data)) == 0

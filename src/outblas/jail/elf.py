@@ -1,0 +1,124 @@
+"""As much of ELF as a look at a shared object needs: its sections, its symbols, and the cubins inside it."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from outblas.core.errors import CompileError
+
+_MAGIC = b"\x7fELF\x02\x01"
+_EM_CUDA = 190
+_DYNSYM, _NOBITS, _UNDEFINED = 11, 8, 0
+_HIDDEN = (1, 2)  # STV_INTERNAL, STV_HIDDEN
+#: Letters of a name; more are no name. Symbols, and device images, of one library.
+_NAME_BYTES, _SYMBOLS, _IMAGES = 4096, 1 << 16, 64
+
+
+class Section(NamedTuple):
+    """Name, kind (sh_type), where it lies in the file and how long it is in memory, bytes, and what it links to."""
+
+    name: str
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+
+def sections(image: bytes, at: int = 0) -> list[Section]:
+    """Sections of the 64-bit little-endian ELF file that begins at ``at``.
+
+    Raises:
+        CompileError: there is none.
+    """
+    try:
+        if image[at : at + 6] != _MAGIC:
+            raise ValueError("no ELF file")
+        (table,) = struct.unpack_from("<Q", image, at + 0x28)
+        entry, count, names = struct.unpack_from("<HHH", image, at + 0x3A)
+        raw = [struct.unpack_from("<IIQQQQI", image, at + table + i * entry) for i in range(count)]
+        if names >= len(raw):
+            return []
+        text = at + raw[names][4]
+        return [Section(_name(image, text + n), k, at + offset, size, link) for n, k, _, _, offset, size, link in raw]
+    except (struct.error, ValueError, IndexError) as error:
+        raise _unreadable(error) from error
+
+
+def dynamic_symbols(image: bytes) -> tuple[list[str], list[str]]:
+    """(asked of other libraries, offered to them) by a shared object. Raises CompileError."""
+    asked: list[str] = []
+    offered: list[str] = []
+    found = sections(image)
+    try:
+        for section in found:
+            if section.kind == _DYNSYM and section.link < len(found):
+                _read_symbols(image, section, found[section.link].offset, asked, offered)
+    except (struct.error, ValueError) as error:
+        raise _unreadable(error) from error
+    return asked, offered
+
+
+def _read_symbols(image: bytes, section: Section, names: int, asked: list[str], offered: list[str]) -> None:
+    if section.size > 24 * _SYMBOLS:
+        raise ValueError(f"over {_SYMBOLS} symbols")
+    for at in range(section.offset, section.offset + section.size - 23, 24):
+        name, _, other, index = struct.unpack_from("<IBBH", image, at)
+        if not name:
+            continue
+        where = asked if index == _UNDEFINED else offered
+        if where is asked or other & 3 not in _HIDDEN:
+            where.append(_name(image, names + name))
+
+
+def cubins(image: bytes) -> list[bytes]:
+    """Every CUDA ELF file in the bytes, wherever it lies: a cubin itself, or those in a shared object.
+
+    Raises:
+        CompileError: one cannot be read, or they lie in one another, as no compiler puts them.
+    """
+    found, total, at = [], 0, image.find(_MAGIC)
+    while at >= 0:
+        if image[at + 18 : at + 20] == struct.pack("<H", _EM_CUDA):
+            found.append(image[at : at + _extent(image, at)])
+            total += len(found[-1])
+            if total > len(image) or len(found) > _IMAGES:
+                raise _unreadable("device images that overlap, or too many")
+        at = image.find(_MAGIC, at + 1)
+    return found
+
+
+def fat_binaries(image: bytes) -> int:
+    """Fat binaries (their magic, 0xBA55ED50) that nvcc has not put there: its own is where its section begins."""
+    given = [s.offset for s in sections(image) if s.name in (".nv_fatbin", "__nv_relfatbin")]
+    magic, count = struct.pack("<I", 0xBA55ED50), 0
+    at = image.find(magic)
+    while at >= 0:
+        count += at not in given
+        at = image.find(magic, at + 1)
+    return count
+
+
+def global_bytes(cubin: bytes) -> int:
+    """Bytes of ``__device__`` variables of a cubin, which live from call to call."""
+    return sum(s.size for s in sections(cubin) if s.name in (".nv.global", ".nv.global.init"))
+
+
+def _extent(image: bytes, at: int) -> int:
+    """Bytes of the file that begins at ``at``: to the end of its last section or table."""
+    try:
+        (programs, table) = struct.unpack_from("<QQ", image, at + 0x20)
+        size, count, entry, number = struct.unpack_from("<HHHH", image, at + 0x36)
+    except struct.error as error:
+        raise _unreadable(error) from error
+    ends = [table + entry * number, programs + size * count if programs else 0]
+    ends += [s.offset - at + s.size for s in sections(image, at) if s.kind != _NOBITS]
+    return max(ends)
+
+
+def _name(image: bytes, at: int) -> str:
+    return image[at : image.index(b"\0", at, at + _NAME_BYTES)].decode(errors="replace")
+
+
+def _unreadable(why: object) -> CompileError:
+    return CompileError(f"the object cannot be read ({why})", "a 64-bit ELF file", "compile it anew")

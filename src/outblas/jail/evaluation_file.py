@@ -1,0 +1,160 @@
+"""Evaluations of free kernels as JSON lines: a head that says where they come from, then one evaluation a line.
+
+    {"format": "outblas-free-1", "gpu": "h200", "provenance": {...}}
+    {"problem": {...}, "config": {"family": "free", "text": ...}, "status": ...}
+
+A line is written at once and flushed, so that a killed run loses the evaluation in flight only; a last line that
+was cut off is left out when the file is read, and cut away when it is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.evaluation import Evaluation
+from outblas.core.problem import Problem
+from outblas.core.roofline import GPUS, Gpu
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
+
+FORMAT = "outblas-free-1"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording in memory: the GPU, what its head says, and the evaluations in order."""
+
+    gpu: Gpu
+    provenance: dict[str, Any]
+    evaluations: tuple[Evaluation, ...]
+    _by_pair: dict[tuple[str, str], Evaluation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for e in self.evaluations:
+            if isinstance(e.config, FreeKernel):
+                self._by_pair[e.problem.key, e.config.name] = e
+
+    def find(self, problem: Problem, kernel: FreeKernel) -> Evaluation | None:
+        """The last evaluation of the pair; None: it was not recorded."""
+        return self._by_pair.get((problem.key, kernel.name))
+
+    def of(self, problem: Problem) -> list[Evaluation]:
+        """Evaluations on one problem, in order."""
+        return [e for e in self.evaluations if e.problem == problem]
+
+
+def load(path: str | Path) -> Recorded:
+    """Read a recording.
+
+    Raises:
+        RecordError: it is missing, not of this format and version, or damaged elsewhere than at its very end.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise _refused(path, f"cannot be read ({error.strerror})") from error
+    head = _head(path, lines[0])
+    *whole, rest = lines[1:] or [b""]  # what follows the last end of line is whole only if it is nothing
+    evaluations = tuple(_evaluation(path, number, line) for number, line in enumerate(whole, 2) if line.strip())
+    return Recorded(_gpu(path, head), dict(head.get("provenance") or {}), evaluations)
+
+
+class Recorder:
+    """Appends evaluations to a file; one that exists is continued if its head says the same GPU.
+
+    Args:
+        provenance: of the run (:func:`outblas.records.provenance.collect`); of a file that exists, its own stays.
+
+    Raises:
+        RecordError: the file is another's, or cannot be written.
+    """
+
+    def __init__(self, path: str | Path, gpu: Gpu, provenance: dict[str, Any]) -> None:
+        self._path = Path(path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists() and self._path.stat().st_size:
+                found = load(self._path)
+                if found.gpu != gpu:
+                    raise _refused(self._path, f"was recorded on {found.gpu.name}")
+                self._file: IO[bytes] = self._path.open("r+b")
+                self._cut()
+            else:
+                self._file = self._path.open("wb")
+                self._write({"format": FORMAT, "gpu": gpu.name, "provenance": provenance})
+        except OSError as error:
+            raise _refused(self._path, f"cannot be written ({error.strerror})") from error
+
+    def append(self, evaluation: Evaluation) -> None:
+        """One evaluation, on the disk when this returns. Raises RecordError: the disk is full; the file is whole."""
+        try:
+            self._write(evaluation_to_json(evaluation))
+        except OSError as error:
+            raise _refused(self._path, f"cannot be written ({error.strerror})") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _cut(self) -> None:
+        """Remove half a line that a killed run has left."""
+        data = self._path.read_bytes()
+        if b"\n" not in data:  # a whole head, or load() would have refused it
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(b"\n")
+            self._file.flush()
+            return
+        self._file.truncate(data.rfind(b"\n") + 1)
+        self._file.seek(0, os.SEEK_END)
+
+    def _write(self, data: dict[str, Any]) -> None:
+        before = self._file.tell()
+        try:
+            self._file.write(json.dumps(data, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)
+            raise
+
+
+def _head(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        head = json.loads(line)
+    except (ValueError, RecursionError):
+        head = None
+    if not (isinstance(head, dict) and head.get("format") == FORMAT and isinstance(head.get("provenance") or {}, dict)):
+        raise _refused(path, f"is no recording of free kernels ({FORMAT})")
+    return head
+
+
+def _gpu(path: Path, head: dict[str, Any]) -> Gpu:
+    gpu = GPUS.get(str(head.get("gpu")))
+    if gpu is None:
+        raise _refused(path, f"is of the GPU {head.get('gpu')!r}")
+    return gpu
+
+
+def _evaluation(path: Path, number: int, line: bytes) -> Evaluation:
+    try:
+        return evaluation_from_json(json.loads(line))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
+        raise _refused(path, f"has a line {number} that cannot be read ({error})") from error
+
+
+def _refused(path: Path, kind: str) -> RecordError:
+    return RecordError(
+        f"recording {path} {kind}", f"JSON lines of {FORMAT}", "restore a copy or choose another path; nothing was lost"
+    )

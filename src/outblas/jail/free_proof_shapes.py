@@ -1,0 +1,59 @@
+"""The problems on which a free kernel is proved in full: the asked one or a small sister, and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outblas.core.errors import ProblemError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
+from outblas.kernels.custom.contract import Launch
+
+#: A full proof's references cost some 40 products in fp64: larger problems are proved on a smaller sister, FLOP.
+MAX_FLOPS = 2 * 1024**3
+#: Problems proved in full at most.
+MOST = 14
+#: Wherever these are allowed, a kernel that only knows the asked shape is found out: ragged ones, less than one tile,
+#: long K, N = K (products can be chained), rows that are not whole 16 bytes.
+_ALWAYS = (
+    (256, 256, 256), (1, 8, 8), (129, 136, 264), (127, 1001, 333), (16, 64, 4104), (33, 520, 72), (300, 257, 129),
+    (512, 384, 1024),
+)  # fmt: skip
+
+
+def representatives(problem: Problem, launch: Launch, gpu: Gpu = H200) -> list[Problem]:
+    """Problems of the same layout, dtype and accumulator that the kernel's ``requires`` allow, the asked one (or its
+    largest allowed sister below :data:`MAX_FLOPS`) first. Empty: it allows none that small."""
+    found: dict[Problem, None] = {}
+    for shape in _shapes(problem):
+        if len(found) == MOST:
+            break
+        try:
+            each = Problem(*shape, problem.layout, problem.dtype, problem.acc)
+        except ProblemError:
+            continue
+        if each.flops <= MAX_FLOPS and launch.why_not(each, gpu) is None:
+            found[each] = None
+    return list(found)
+
+
+def _shapes(problem: Problem) -> Iterator[tuple[int, int, int]]:
+    m, n, k = sister = _sister(problem)
+    yield sister
+    for step in (1, 8, 64):  # neighbours of each extent, the others kept
+        yield from ((m - step, n, k), (m, n + step, k), (m, n, k + step))
+    yield from _ALWAYS
+    yield from ((m + 1, n + 8, k + 8), (m + 64, n + 64, k + 64), (2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k))
+    yield from ((128 * i, 128 * j, 64 * i * j) for i in (1, 3) for j in (1, 2))
+    while max(m, n, k) > 16:  # for kernels that allow little: ever smaller ones
+        m, n, k = (max(8, x // 2) if x > 16 else x for x in (m, n, k))
+        yield m, n, k
+
+
+def _sister(problem: Problem) -> tuple[int, int, int]:
+    """The extents, the largest halved until a full proof is cheap."""
+    extents = [problem.m, problem.n, problem.k]
+    while 2 * extents[0] * extents[1] * extents[2] > MAX_FLOPS:
+        largest = extents.index(max(extents))
+        extents[largest] //= 2
+    return extents[0], extents[1], extents[2]

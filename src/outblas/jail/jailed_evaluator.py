@@ -1,0 +1,137 @@
+"""Free kernels on a real GPU: compiled here, run in jailed workers that live for one batch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outblas.core.errors import ToolchainMissing
+from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.problem import Problem
+from outblas.jail import answers
+from outblas.jail.build import Built
+from outblas.jail.jailed_worker import Cell, make_handler
+from outblas.jail.static_gate import examine
+from outblas.judge.bench_cell import Baselines, Options
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.runtime.nvrtc import cores
+from outblas.workers.handler import Item
+from outblas.workers.sandbox import Lost, Sandbox, name_of
+
+FACTORY = name_of(make_handler)
+_CODEC = answers.__name__
+#: Letters of a worker's detail that are kept.
+_DETAIL = 600
+
+
+@dataclass(frozen=True)
+class FreeOptions:
+    """How free kernels are kept apart.
+
+    Attributes:
+        batch: kernels of form ``device`` that share a worker; those of form ``host`` are alone, for their code could
+            see each other. memory_bytes: host memory of a worker. candidate_s: seconds for one candidate of a batch,
+            whatever it says meanwhile. jailed: False in tests only.
+    """
+
+    batch: int = 8
+    memory_bytes: int = 48 << 30
+    candidate_s: float = 240.0
+    jailed: bool = True
+
+
+class FreeLive:
+    """Evaluates free kernels on one GPU.
+
+    Args:
+        options: of the worker. step_timeout_s: seconds without a word that count as a hang.
+        factory: makes the worker's handler from (options, cell); tests put another in its place.
+    """
+
+    def __init__(
+        self, options: Options, step_timeout_s: float, free: FreeOptions | None = None, factory: str = FACTORY
+    ) -> None:
+        # nvmmh is one of our own kernels, compiled where it is timed: not in a jail.
+        kept = tuple(name for name in options.baselines if name != "nvmmh")
+        # And no file of the search lies open where they run.
+        self._options = replace(options, baselines=kept, algorithms=None)
+        self._step_s, self._factory = step_timeout_s, factory
+        self._free = free or FreeOptions()
+
+    def evaluate(
+        self, problem: Problem, kernels: Sequence[FreeKernel]
+    ) -> Iterator[tuple[Evaluation, Baselines | None]]:
+        """One answer per kernel, as they finish; equal kernels are compiled and run once each time they are asked for.
+
+        Raises:
+            DeviceError: a worker cannot start. ToolchainMissing: a compiler or CUTLASS is missing.
+        """
+        built: list[Built] = []
+        for found in self._examined(problem, kernels):
+            if isinstance(found, Evaluation):
+                yield found, None
+            else:
+                built.append(found)
+        for batch in self._batches(built):
+            yield from self._run(problem, batch)
+
+    def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[Built | Evaluation]:
+        """Compiled on all cores; each compiler is a process of its own."""
+        with ThreadPoolExecutor(min(len(kernels), cores()) or 1) as pool:
+            yield from pool.map(lambda kernel: examine(problem, kernel, self._options.gpu), kernels)
+
+    def _batches(self, built: Sequence[Built]) -> Iterator[list[Built]]:
+        apart = [each for each in built if each.kernel.launch.form == "host"]
+        together = [each for each in built if each.kernel.launch.form != "host"]
+        for start in range(0, len(together), self._free.batch):
+            yield together[start : start + self._free.batch]
+        for each in apart:
+            yield [each]
+
+    def _run(self, problem: Problem, batch: Sequence[Built]) -> Iterator[tuple[Evaluation, Baselines | None]]:
+        items = [Item(problem, each.kernel, None, False, each) for each in batch]
+        with tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True) as folder:
+            cell = Cell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
+            if not self._free.jailed:
+                cell = Cell(cell.folder, cell.cudart, False)
+            sandbox = Sandbox(
+                self._factory,
+                (self._options, cell),
+                self._step_s,
+                codec=_CODEC,
+                memory_bytes=self._free.memory_bytes,
+                batch_timeout_s=self._free.candidate_s * len(batch),
+            )
+            with sandbox:
+                for index, value in sandbox.run(items):
+                    yield self._taken(problem, batch[index], value)
+
+    def _taken(self, problem: Problem, built: Built, value: Any) -> tuple[Evaluation, Baselines | None]:
+        """The worker's answer, if it is one to what was asked. What was seen without running it is told from here."""
+        kernel, counters = built.kernel, built.counters()
+
+        def failed(status: Status, detail: str) -> tuple[Evaluation, None]:
+            verdict = Verdict(status, (), detail)
+            return Evaluation(problem, kernel, status, detail, verdict, counters=counters, log=detail), None
+
+        if isinstance(value, Lost):
+            return failed(value.status, value.detail)
+        evaluation, baselines = value
+        if evaluation is None or evaluation.problem != problem or evaluation.config != kernel:
+            return failed(Status.RULE_BROKEN, "the worker answered what it was not asked")
+        detail = evaluation.detail[:_DETAIL]
+        log = built.log if evaluation.timing is not None else f"{evaluation.status.value}: {detail}"
+        return replace(evaluation, config=kernel, detail=detail, counters=counters, log=log), baselines
+
+
+def _cudart() -> str | None:
+    from outblas.jail.toolchain import find_nvcc
+
+    try:
+        found = find_nvcc()
+    except ToolchainMissing:
+        return None
+    return str(found.library_folder / found.cudart)

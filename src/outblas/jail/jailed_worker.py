@@ -1,0 +1,156 @@
+"""The jailed worker of free kernels: the handler of outblas.workers.handler, with a proof and checks of their own.
+
+It compiles nothing, for its jail starts no program: kernels come built. It lives for one batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from outblas.core.errors import OutblasError
+from outblas.core.evaluation import Status, Timing, Verdict
+from outblas.core.plausibility import too_fast
+from outblas.core.problem import Problem
+from outblas.core.rivals import Bindable
+from outblas.core.roofline import floor_us
+from outblas.jail import conduct, timing_checks
+from outblas.jail.build import Built
+from outblas.jail.confinement import Jail
+from outblas.jail.free_launch import load
+from outblas.jail.free_proof_shapes import representatives
+from outblas.judge.bench_cell import Baselines, Desk, Options
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.workers.handler import Handler, Item, Waiting
+from outblas.workers.sandbox import Emit
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a worker is shut in.
+
+    Attributes:
+        folder: its own. cudart: path of the CUDA run-time library of host-form kernels; None: none is expected.
+        jailed: False in tests only.
+    """
+
+    folder: str
+    cudart: str | None = None
+    jailed: bool = True
+
+
+def make_handler(options: Options, cell: Cell) -> FreeHandler:
+    """The worker's handler (see outblas.workers.sandbox), shut in; nothing of a candidate has been loaded yet."""
+    jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
+    if cell.jailed:
+        _no_words()
+        jail.environment()
+    handler = FreeHandler(options, cell)
+    handler.warm()  # CUDA does not start behind landlock on every machine (error 304)
+    if cell.jailed:
+        jail.files()
+        jail.calls()
+    return handler
+
+
+class FreeHandler(Handler):
+    """Answers batches of items whose configs are free kernels, built."""
+
+    def __init__(self, options: Options, cell: Cell) -> None:
+        super().__init__(options)
+        self._cell = cell
+        self._before: dict[str, dict[str, object]] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def warm(self) -> None:
+        """CUDA, torch and the baselines' libraries as far as they come up by themselves: later calls need no more of
+        the system than memory and the GPU."""
+        import torch
+
+        from outblas.judge.gates import reference_blas
+
+        gpu, p = self._options.gpu_index, Problem(16, 16, 16)
+        torch.cuda.set_device(gpu)
+        x, y, z = (torch.ones((16, 16), dtype=torch.float16, device=f"cuda:{gpu}") for _ in range(3))
+        stream = int(torch.cuda.current_stream(gpu).cuda_stream)
+        ready = [entry for name, entry in self._baselines.items() if name not in ("lt_auto", "nvmmh")]
+        for entry in (reference_blas(gpu), *ready):
+            with contextlib.suppress(
+                OutblasError
+            ):  # one that cannot is left out where it is asked for, with the reason
+                entry.bind(p, x, y, z)(stream)
+        torch.cuda.synchronize(gpu)
+
+    def _why_illegal(self, problem: Any, config: Any) -> str | None:
+        if not isinstance(config, FreeKernel):
+            return "a worker of free kernels takes no others"
+        return config.launch.why_not(problem, self._options.gpu)
+
+    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+        assert item.built is not None
+        built = cast(Built, item.built)
+        name = built.kernel.name
+        self._before[name] = conduct.snapshot() if built.kernel.launch.form == "host" else {}
+        kernel = load(built, self._cell.folder, self._cell.cudart, self._options.gpu)
+        self._loaded[name] = kernel
+        return kernel, built.counters()
+
+    def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+        """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""
+        from outblas.judge.gates import prove
+
+        worst, gates = 0.0, tuple[str, ...]()
+        if self._options.level == "full" and not proved:
+            allowed = representatives(desk.problem, config.launch, self._options.gpu)
+            for small in allowed or [desk.problem]:
+                emit.begin(index)  # a sign of life: each proof has the time limit to itself
+                verdict = self._guarded(kernel, prove(kernel, small, None, "full", self._options.gpu_index))
+                if verdict.status is not Status.PASSED:
+                    return replace(verdict, detail=f"on {small.mnk}: {verdict.detail}")
+                worst, gates = max(worst, verdict.max_err_ratio or 0.0), verdict.gates
+            emit.begin(index)
+        cell = self._guarded(kernel, desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0))))
+        if cell.status is not Status.PASSED:
+            return cell
+        return Verdict(Status.PASSED, max(gates, cell.gates, key=len), "", max(worst, cell.max_err_ratio or 0.0))
+
+    def _guarded(self, kernel: Any, verdict: Verdict) -> Verdict:
+        """A verdict, unless the workspace's guards or the process say otherwise."""
+        if verdict.status is not Status.PASSED:
+            return verdict
+        if kernel.broken_workspace():
+            return Verdict(Status.MEMORY_VIOLATION, ("static",), "the canary around the workspace was overwritten")
+        kernel.forget()
+        offence = conduct.offence(self._before[kernel.name]) if self._before.get(kernel.name) else ""
+        return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
+
+    def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+        """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
+        after = super()._again(desk, candidate, timing, baselines)
+        if after.status is not Status.PASSED:
+            return after
+        seed = self._options.seed + 1
+        new = timing_checks.check_fresh(desk.bench, candidate.graph, timing, seed)
+        desk.renew_prover()
+        if new.status is not Status.PASSED:
+            return new
+        assert isinstance(candidate.config, FreeKernel)
+        held = self._guarded(self._loaded[candidate.config.name], new)
+        if held.status is not Status.PASSED:
+            return held
+        known = {name: t.median_us for name, t in baselines.timings.items()}
+        floor = floor_us(desk.problem, self._options.gpu)
+        if suspicion := too_fast(timing.median_us, known, floor):
+            return Verdict(Status.RULE_BROKEN, (), suspicion)
+        below = timing.median_us < floor
+        return replace(new, detail=f"within error of the floor of {floor:.3f} us" if below else "")
+
+
+def _no_words() -> None:
+    """What candidates print goes nowhere: terminals obey what is written to them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1, 2):
+        os.dup2(null, handle)
+    os.close(null)

@@ -1,0 +1,72 @@
+"""Gate 1 of a free kernel, and all that comes before it: what can be said without running it."""
+
+from __future__ import annotations
+
+from outblas.core.errors import CompileError, ContractError
+from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
+from outblas.jail.build import Built, build
+from outblas.jail.elf import dynamic_symbols, fat_binaries
+from outblas.jail.symbols import why_refused
+from outblas.jail.text_rules import refusal
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.runtime.cubin import CubinCache
+from outblas.runtime.nvrtc import DEFAULT_CACHE
+
+#: ``__device__`` variables that a kernel may have, bytes: counters, but no room for answers.
+MAX_GLOBALS = 64 * 1024
+
+
+def examine(
+    problem: Problem, kernel: FreeKernel, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
+) -> Built | Evaluation:
+    """The compiled kernel, or why it is not run: ILLEGAL, COMPILE_ERROR or STATIC_REJECTED, with the words in ``log``.
+
+    Raises:
+        ToolchainMissing: a compiler, headers or CUTLASS is not installed.
+    """
+
+    def failed(status: Status, detail: str, log: str = "", built: Built | None = None) -> Evaluation:
+        counters = built.counters() if built else {}
+        return Evaluation(
+            problem, kernel, status, detail, Verdict(status, (), detail), counters=counters, log=log or detail
+        )
+
+    try:
+        reason = kernel.launch.why_not(problem, gpu)
+    except ContractError as error:
+        return failed(Status.ILLEGAL, str(error))
+    if reason is not None:
+        return failed(Status.ILLEGAL, reason)
+    if reason := refusal(kernel.text):
+        return failed(Status.STATIC_REJECTED, reason)
+    try:
+        built = build(kernel, problem, gpu, cache)
+        reason = check_built(built)
+    except CompileError as error:
+        return failed(Status.COMPILE_ERROR, error.wrong[:400], error.log or str(error))
+    if reason is not None:
+        return failed(Status.STATIC_REJECTED, reason, f"{reason}\n{built.log}", built)
+    return built
+
+
+def check_built(built: Built) -> str | None:
+    """Why the machine code is rejected without a run; None: it is not.
+
+    Matrix instructions must accumulate as claimed; there may be none, for numbers tell what plain arithmetic does.
+    Spills are allowed, and counted. Raises CompileError for an object that cannot be read.
+    """
+    facts, claimed = built.cubin.facts, built.kernel.launch.acc
+    if facts.qgmma:
+        return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
+    if facts.accumulators and facts.accumulators != (claimed,):
+        return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the kernel claims {claimed}"
+    if built.globals_bytes > MAX_GLOBALS:
+        return f"it keeps {built.globals_bytes} bytes of __device__ variables, at most {MAX_GLOBALS} are counters"
+    if built.kernel.launch.form == "host":
+        hidden = fat_binaries(built.cubin.image)
+        if hidden:
+            return f"{hidden} device images hidden in its data"
+        return why_refused(*dynamic_symbols(built.cubin.image))
+    return None

@@ -1,0 +1,144 @@
+"""After timing: is the time that of computing? On operands that change in place, and by two clocks.
+
+A kernel that keeps answers is as fast as a copy on operands that it has seen, and only on those. So the timed graph is
+launched again with new values in the same places: its first launch must be about as fast as its second, every set of
+operands must be right and as it was, and the host's clock must agree with the GPU's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.evaluation import Rejected, Status, Timing, Verdict
+from outblas.judge.gates import wrong_text
+from outblas.judge.operands import Operands
+from outblas.judge.reference import Oracle
+from outblas.runtime.driver import check, driver
+
+if TYPE_CHECKING:
+    from outblas.judge.gpu_clock import Bench, GraphEntry
+
+#: Times that operands are changed; launches of the graph by the host's clock; what both may take for a slow kernel,
+#: microseconds.
+TRIALS, LAUNCHES, BUDGET_US = 7, 20, 500_000.0
+#: How much longer new operands may take than known ones: what was just written lies in L2 as dirty lines.
+_SLOWER, _SLOWER_US = 1.4, 5.0
+#: How much the host's clock may show over the GPU's: gaps between graphs of some 300 us.
+_CLOCKS, _CLOCKS_US = 1.5, 30.0
+
+
+def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> Verdict:
+    """PASSED, or why the time is not believed. Leaves other values in the operands of ``bench``.
+
+    Args:
+        timing: what was measured of this graph.
+    """
+    try:
+        trials, launches = repetitions(timing.median_us * timing.repeats)
+        first, second, before = _new_and_known(bench, graph, seed, trials)
+        if first > _SLOWER * second + _SLOWER_US:
+            raise Rejected(
+                Status.RULE_BROKEN,
+                f"{first:.1f} us on operands not seen before, {second:.1f} us on known ones: it keeps answers",
+            )
+        _both_clocks(bench, graph, timing, launches)
+        ratio = _every_set(bench, graph)
+        _unchanged(bench.data, before)
+    except Rejected as failure:
+        bench.data.mend()
+        return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
+    return Verdict(Status.PASSED, ("fresh",), "", ratio)
+
+
+def repetitions(graph_us: float) -> tuple[int, int]:
+    """(trials, launches) for a graph that takes so long: fewer for a slow one, which has little to hide."""
+    affordable = BUDGET_US / max(graph_us, 1.0)
+    return max(3, min(TRIALS, int(affordable))), max(1, min(LAUNCHES, int(affordable)))
+
+
+def _new_and_known(bench: Bench, graph: GraphEntry, seed: int, trials: int) -> tuple[float, float, Any]:
+    """Median microseconds of the graph's first launch on new operands, and of its second; sums of the last operands."""
+    firsts, seconds = [], []
+    for trial in range(trials):
+        _renew(bench.data, seed + trial)
+        before = bench.data.sums()
+        first, second = _launch_timed(bench, graph, 2)
+        _unchanged(bench.data, before)
+        firsts.append(first)
+        seconds.append(second)
+    return statistics.median(firsts), statistics.median(seconds), before
+
+
+def _unchanged(data: Operands, before: Any) -> None:
+    """Operands that a kernel has made easy ones are multiplied fast, and rightly."""
+    import torch
+
+    if not torch.equal(before, data.sums()):
+        raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed, or a canary")
+
+
+def _renew(data: Operands, seed: int) -> None:
+    """New values in the same places, of a scale that differs from time to time."""
+    import torch
+
+    data.fill_normal(1000 + seed)
+    generator = torch.Generator(data[0][0].device).manual_seed(seed)
+    for index in range(data.sets):
+        for tensor in data[index][:2]:
+            tensor.mul_(1.0 if torch.rand(1, generator=generator, device=tensor.device).item() < 0.5 else 0.5)
+
+
+def _launch_timed(bench: Bench, graph: GraphEntry, count: int) -> list[float]:
+    """Microseconds of launches one behind the other, by events on a stream that is busy when they are queued."""
+    import torch
+
+    cu = driver()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    with torch.cuda.stream(bench.torch_stream):
+        torch.cuda.synchronize(bench.gpu_index)
+        torch.cuda._sleep(2_000_000)
+        events[0].record()
+        for event in events[1:]:
+            check("cuGraphLaunch", cu.cuGraphLaunch(graph.executable, bench.stream))
+            event.record()
+    bench.synchronize()
+    return [1000.0 * a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True)]
+
+
+def _both_clocks(bench: Bench, graph: GraphEntry, timing: Timing, launches: int) -> None:
+    """Some launches by the host's clock, which the GPU's events know nothing of."""
+    cu = driver()
+    bench.synchronize()
+    best = float("inf")
+    for _ in range(3):  # the host may have been held up
+        begin = perf_counter()
+        for _ in range(launches):
+            check("cuGraphLaunch", cu.cuGraphLaunch(graph.executable, bench.stream))
+        bench.synchronize()
+        best = min(best, 1e6 * (perf_counter() - begin) / launches)
+    claimed = timing.median_us * timing.repeats
+    if best > _CLOCKS * claimed + _CLOCKS_US:
+        raise Rejected(Status.RULE_BROKEN, f"the host sees {best:.1f} us where the events say {claimed:.1f} us")
+
+
+def _every_set(bench: Bench, graph: GraphEntry) -> float:
+    """|error| / bound at most, over all sets of operands, after one launch over poisoned outputs."""
+    for index in range(bench.sets):
+        bench.data.poison(index)
+    _launch_timed(bench, graph, 1)
+    worst = 0.0
+    for index in sorted({0, bench.sets // 2, bench.sets - 1}):
+        if index >= graph.repeats:
+            continue
+        a, b, c = bench.data[index]
+        ratio = float(Oracle(bench.problem, a, b).worst(c))
+        if not ratio <= 1.0:
+            raise Rejected(Status.WRONG, f"{wrong_text(ratio)} in set {index}", _finite(ratio))
+        worst = max(worst, ratio)
+    return worst
+
+
+def _finite(ratio: Any) -> float | None:
+    return float(ratio) if ratio == ratio and abs(ratio) != float("inf") else None

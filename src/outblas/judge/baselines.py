@@ -1,0 +1,349 @@
+"""What we are measured against, in the shape of our own kernels: ``.name`` and ``.bind() -> Call``.
+
+``call(stream)`` enqueues one GEMM on the raw CUstream: no synchronisation, no allocation. Every
+baseline solves the same problem: same layout, dtype, accumulator width, 32 MiB of workspace.
+torch and cuBLAS keep their defaults, which let fp16 partial sums of a split K be added in fp16: where
+that differs from ours it favours them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.errors import DeviceError, RecordError
+from outblas.core.problem import Problem
+from outblas.core.rivals import AUTO_REQUEST, NAMES, Call
+from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
+
+if TYPE_CHECKING:
+    from outblas.core.config import KernelConfig
+    from outblas.judge.algorithm_cache import ChosenAlgorithms
+    from outblas.judge.gpu_clock import Bench
+    from outblas.runtime.cublas import Algo, Cublas, CublasLt, HeuristicResult, LtPlan
+
+__all__ = [
+    "CublasGemm",
+    "LtAuto",
+    "LtHeuristic",
+    "NvMatmulHeuristics",
+    "TorchMm",
+    "TorchOnCurrentStream",
+    "make_baselines",
+    "nvmmh_config",
+    "nvmmh_configs",
+    "on_current_stream",
+]
+
+
+def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    """``product(a, b, out=c)`` as users call it, for a caller who has made the stream of the call current.
+
+    Ours and torch's alike: what a server measures of either is that one Python call.
+    """
+    right = b.t() if problem.layout == "TN" else b
+
+    def call(stream: int) -> None:
+        product(a, right, out=c)
+
+    return call
+
+
+def make_baselines(gpu_index: int = 0, names: tuple[str, ...] = NAMES, current_stream: bool = False) -> dict[str, Any]:
+    """Name -> baseline, on one GPU.
+
+    Args:
+        current_stream: torch is called on the current stream, which then has to be that of the call.
+
+    Raises:
+        ToolchainMissing: torch or cuBLAS is not installed. DeviceError: cuBLAS refuses to start.
+    """
+    makers = {
+        "torch": TorchOnCurrentStream if current_stream else TorchMm,
+        "cublas": CublasGemm,
+        "lt_heuristic": LtHeuristic,
+        "lt_auto": LtAuto,
+        "nvmmh": NvMatmulHeuristics,
+    }
+    return {name: makers[name](gpu_index) for name in names}
+
+
+class TorchMm:
+    """``torch.mm(a, b, out=c)`` as users call it, on the given stream."""
+
+    name = "torch"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._streams: dict[int, Any] = {}
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        import torch
+
+        right = b.t() if problem.layout == "TN" else b
+        half = problem.acc == "fp16"
+        if half and not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"):
+            raise DeviceError(
+                f"torch {torch.__version__} cannot accumulate in fp16", "torch >= 2.7", "leave this baseline out"
+            )
+
+        def call(stream: int) -> None:
+            with torch.cuda.stream(self._stream(stream)), _fp16_accumulation(half):
+                torch.mm(a, right, out=c)
+
+        return call
+
+    def detail(self, problem: Problem) -> str:
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def _stream(self, handle: int) -> Any:
+        import torch
+
+        if handle not in self._streams:
+            self._streams[handle] = torch.cuda.ExternalStream(handle, device=self._gpu)
+        return self._streams[handle]
+
+
+class TorchOnCurrentStream(TorchMm):
+    """``torch.mm(a, b, out=c)`` as users call it, on the current stream: the one that it is called with."""
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        import torch
+
+        if problem.acc == "fp16":  # a switch is set around every call
+            return super().bind(problem, a, b, c)
+        return on_current_stream(torch.mm, problem, a, b, c)
+
+
+class CublasGemm:
+    """cublasGemmEx, default algorithm."""
+
+    name = "cublas"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._workspace: Any = None
+        self._cublas: Cublas | None = None
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        from outblas.runtime.cublas import Cublas, Shape
+
+        if self._cublas is None:
+            self._workspace = _workspace(self._gpu)
+            self._cublas = Cublas(self._workspace.data_ptr())
+        blas, shape = self._cublas, Shape.of(problem)
+        scalars, (pa, pb, pc) = shape.scalars(), _addresses(a, b, c)
+        return lambda stream: blas.gemm(shape, scalars, pa, pb, pc, stream)
+
+    def detail(self, problem: Problem) -> str:
+        return "cublasGemmEx default"
+
+
+class _Lt:
+    """A handle, a workspace and the descriptors of the problem in hand."""
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._workspace: Any = None
+        self._lt: CublasLt | None = None
+        self._plans: dict[Problem, LtPlan] = {}
+
+    def plan(self, problem: Problem) -> LtPlan:
+        from outblas.runtime.cublas import CublasLt
+
+        if self._lt is None:
+            self._workspace = _workspace(self._gpu)
+            self._lt = CublasLt(self._workspace.data_ptr())
+        if problem not in self._plans:
+            # Calls that are still bound hold their own plan, so nothing is closed here: a few
+            # hundred bytes per problem.
+            self._plans[problem] = self._lt.plan(problem)
+        return self._plans[problem]
+
+    def call(self, problem: Problem, algo: Algo, a: Any, b: Any, c: Any) -> Call:
+        plan, (pa, pb, pc) = self.plan(problem), _addresses(a, b, c)
+        return lambda stream: plan.matmul(algo, pa, pb, pc, stream)
+
+
+class LtHeuristic:
+    """cuBLASLt with the first algorithm of its heuristic."""
+
+    name = "lt_heuristic"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._lt = _Lt(gpu_index)
+        self._algos: dict[tuple[Problem, int], HeuristicResult] = {}
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        key = (problem, _alignment(a, b, c))
+        if key not in self._algos:
+            self._algos[key] = self._lt.plan(problem).heuristic(1, key[1])[0]
+        return self._lt.call(problem, self._algos[key].algo, a, b, c)
+
+    def detail(self, problem: Problem) -> str:
+        from outblas.runtime.cublas import describe
+
+        found = next((r for (p, _), r in self._algos.items() if p == problem), None)
+        return "" if found is None else describe(found.algo)
+
+
+class LtAuto:
+    """cuBLASLt with the fastest of up to 100 algorithms, each timed by the offline clock."""
+
+    name = "lt_auto"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._lt = _Lt(gpu_index)
+        self._chosen: dict[Problem, tuple[Algo, str]] = {}
+        self._kept: ChosenAlgorithms | None = None
+
+    def keep(self, kept: ChosenAlgorithms) -> None:
+        """Take what was chosen before, and keep there what is chosen from now on."""
+        for problem, algo, detail in kept:
+            self.offer(problem, algo, detail)
+        self._kept = kept
+
+    def prepare(self, bench: Bench) -> None:
+        """Choose the algorithm of ``bench.problem`` on the bench's own operands; once per problem.
+
+        An algorithm that fails to run is passed over.
+
+        Raises:
+            DeviceError: none of them runs.
+        """
+        from outblas.runtime.cublas import describe
+
+        problem = bench.problem
+        if problem in self._chosen:
+            return
+        a, b, c = bench.operands(0)
+        results = self._lt.plan(problem).heuristic(AUTO_REQUEST, _alignment(a, b, c))
+        entries = {str(i): _LtAlgo(self._lt, r.algo) for i, r in enumerate(results)}
+        times = bench.quick(entries, skip=DeviceError) if len(entries) > 1 else {}
+        if len(entries) > 1 and not times:
+            raise DeviceError(f"no cuBLASLt algorithm of {len(entries)} runs {problem.key}", "one", "check the driver")
+        best = min(times, key=lambda i: times[i].median_us) if times else "0"
+        algo = results[int(best)].algo
+        self._chosen[problem] = (algo, f"index={best}/{len(results)} {describe(algo)}")
+        if self._kept is not None:
+            with contextlib.suppress(RecordError):  # what the disk refuses is chosen again, by the next process
+                self._kept.add(problem, *self.choice(problem))
+
+    def choice(self, problem: Problem) -> tuple[bytes, str]:
+        """The chosen algorithm as :meth:`offer` takes it, and its description; ``prepare`` has chosen it."""
+        algo, detail = self._chosen[problem]
+        return bytes(algo), detail
+
+    def offer(self, problem: Problem, algo: bytes, detail: str) -> None:
+        """Take the :meth:`choice` of another process, of the same cuBLASLt and GPU."""
+        from outblas.runtime.cublas import Algo
+
+        self._chosen[problem] = (Algo.from_buffer_copy(algo), detail)
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        if problem not in self._chosen:
+            from outblas.judge.gpu_clock import Bench
+
+            with Bench(problem, self._gpu) as bench:
+                self.prepare(bench)
+        return self._lt.call(problem, self._chosen[problem][0], a, b, c)
+
+    def detail(self, problem: Problem) -> str:
+        return self._chosen[problem][1] if problem in self._chosen else ""
+
+
+class _LtAlgo:
+    """One algorithm of cuBLASLt as an entry of the clock."""
+
+    def __init__(self, lt: _Lt, algo: Algo) -> None:
+        self.name, self._lt, self._algo = "lt", lt, algo
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        return self._lt.call(problem, self._algo, a, b, c)
+
+
+class NvMatmulHeuristics:
+    """nvMatmulHeuristics' first choice, built with our own family (see :mod:`outblas.judge.matmul_heuristics`)."""
+
+    name = "nvmmh"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._loaded: dict[tuple[Any, ...], Any] = {}
+        self._configs: dict[Problem, KernelConfig | None] = {}
+
+    def offer(self, configs: dict[Problem, KernelConfig | None]) -> None:
+        """Take choices made beforehand in one batch, by :func:`outblas.judge.matmul_heuristics.nvmmh_configs`."""
+        self._configs.update(configs)
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+        """As the others.
+
+        Raises:
+            DeviceError: it proposes nothing that our family can build for this problem.
+            CompileError, ToolchainMissing: as compilation does.
+        """
+        from outblas.kernels.source import kernel_kind, make_source
+        from outblas.runtime.launch import load
+        from outblas.runtime.nvrtc import compile_source
+
+        config = self._config(problem)
+        if config is None:
+            raise DeviceError(
+                f"nvMatmulHeuristics' choice for {problem.key} has no legal form in our family",
+                "a tile that it can build",
+                "leave this baseline out",
+            )
+        key = kernel_kind(problem, config)
+        if key not in self._loaded:
+            self._loaded[key] = load(compile_source(make_source(problem, config)), config)
+        return self._loaded[key].bind(problem, a, b, c)
+
+    def detail(self, problem: Problem) -> str:
+        from outblas.core.config import config_name
+
+        config = self._config(problem)
+        return "" if config is None else config_name(config)
+
+    def _config(self, problem: Problem) -> KernelConfig | None:
+        if problem not in self._configs:
+            self._configs.update(nvmmh_configs([problem]))
+        return self._configs[problem]
+
+
+@contextlib.contextmanager
+def _fp16_accumulation(wanted: bool) -> Iterator[None]:
+    """torch's global switch, set for one call only."""
+    if not wanted:
+        yield
+        return
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_accumulation
+    settings.allow_fp16_accumulation = True
+    try:
+        yield
+    finally:
+        settings.allow_fp16_accumulation = before
+
+
+def _workspace(gpu_index: int) -> Any:
+    import torch
+
+    from outblas.runtime.cublas import WORKSPACE_BYTES
+
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{gpu_index}")
+
+
+def _addresses(*tensors: Any) -> list[int]:
+    return [t.data_ptr() for t in tensors]
+
+
+def _alignment(*tensors: Any) -> int:
+    """Largest power of two up to 256 that divides every address, bytes."""
+    return math.gcd(256, *_addresses(*tensors))

@@ -1,0 +1,164 @@
+"""What a worker makes once per problem, and candidates are proved and timed with: operands, reference, baselines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outblas.core.errors import DeviceError, OutblasError
+from outblas.core.evaluation import Status, Timing
+from outblas.core.phase_times import Ledger
+from outblas.core.problem import Problem
+from outblas.core.rivals import LT_AUTO, NAMES
+from outblas.core.roofline import H200, Gpu
+from outblas.core.stats import MIN_ROUNDS
+from outblas.judge import faults
+
+if TYPE_CHECKING:
+    from outblas.judge.gates import CellProver, Level
+    from outblas.judge.gpu_clock import Bench, GraphEntry
+    from outblas.judge.rounds import Prune
+
+
+#: Candidates timed in the same rounds, unless the options say otherwise.
+CHUNK = 12
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a worker evaluates.
+
+    Attributes:
+        gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
+        level: ``full`` proves every config once on :func:`representatives` too; ``cell`` proves on the
+            timed operands only.
+        baselines: names timed in the same rounds as the candidates.
+        recheck: prove again, on a replay of the timed graph, after timing.
+        proved: names of configs proved in full before, by the run that this one resumes.
+        chunk: candidates timed in the same rounds.
+        speedups: paired speed-ups with their bootstrap intervals, 1 ms each.
+        mode: ``offline``, or ``offline_cold`` with L2 evicted before every call.
+        warmup_seconds, benchmark_seconds: of every chunk's rounds; ``rounds`` is the least.
+        long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), which is noisy by
+            little; None: as many as of the others.
+        algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.judge.algorithm_cache);
+            None: each process chooses for itself, as what is published must.
+        hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
+            option, after ``look`` rounds is timed no further.
+    """
+
+    gpu_index: int = 0
+    gpu: Gpu = H200
+    rounds: int = 7
+    seed: int = 0
+    level: Level = "full"
+    baselines: tuple[str, ...] = NAMES
+    recheck: bool = True
+    proved: frozenset[str] = frozenset()
+    chunk: int = CHUNK
+    speedups: bool = True
+    mode: str = "offline"
+    warmup_seconds: float = 0.0
+    benchmark_seconds: float = 0.0
+    long_rounds: int | None = None
+    algorithms: str | None = None
+    hopeless: float = math.inf
+    look: int = MIN_ROUNDS
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Baselines of one problem: name -> time, detail, and why one was left out."""
+
+    timings: dict[str, Timing] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def none_timed(self, problem: Problem) -> DeviceError:
+        """The error of a long run that needs a baseline where none could be timed."""
+        why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
+        return DeviceError(
+            f"no baseline of {problem.key} could be timed ({why})",
+            "at least one",
+            "run the same command again: it resumes",
+        )
+
+
+class BuiltKernel(Protocol):
+    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.jail.build.Built``)."""
+
+    @property
+    def log(self) -> str:
+        """The compiler's words."""
+
+    def counters(self) -> dict[str, float]:
+        """What an evaluation says of a compiled kernel."""
+
+
+class Desk:
+    """What is made once per problem: operands, reference, graphs of the baselines."""
+
+    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: Ledger) -> None:
+        from outblas.judge.gates import CellProver
+        from outblas.judge.gpu_clock import Bench
+
+        self.problem, self._entries = problem, baselines
+        with ledger.phase("operands"):
+            self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
+            self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
+        self.graphs: dict[str, GraphEntry] = {}
+        self._left_out: dict[str, str] = {}
+        for name, entry in baselines.items():
+            try:
+                with ledger.phase("baselines"):
+                    self._add(name, entry, ledger)
+            except (OutblasError, RuntimeError) as error:
+                self._left_out[name] = faults.one_line(faults.or_fault(error))
+
+    def _add(self, name: str, entry: Any, ledger: Ledger) -> None:
+        from outblas.judge.gpu_clock import prepare
+
+        if name == LT_AUTO and not entry.detail(self.problem):
+            ledger.count("algorithms chosen")
+        with ledger.phase("autotune"):
+            prepare(entry, self.bench)
+        if name == "nvmmh":  # our own kernel: it has to be right before it is timed
+            verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))
+            if verdict.status is not Status.PASSED:
+                self._left_out[name] = verdict.detail
+                return
+        self.graphs[name] = self.bench.capture(entry)
+
+    def renew_prover(self) -> None:
+        """Prove on what the operands hold now."""
+        from outblas.judge.gates import CellProver
+
+        self.prover = CellProver(self.bench.data, self.bench.torch_stream)
+
+    def measure_baselines(self, options: Options) -> Baselines:
+        return self.report(self.measure(self.graphs, options))
+
+    def measure(
+        self, graphs: Mapping[str, GraphEntry], options: Options, prune: Prune | None = None
+    ) -> dict[str, Timing]:
+        """Interleaved rounds of captured entries, hot or cold."""
+        rounds = options.rounds
+        if options.long_rounds is not None and self.bench.repeats == 1:
+            rounds = options.long_rounds
+        how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
+        if options.mode == "offline_cold":
+            return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
+        return self.bench.measure(graphs, *how)
+
+    def report(self, timings: Mapping[str, Timing]) -> Baselines:
+        """The baselines' part of some rounds."""
+        found = {name: timings[name] for name in self.graphs}
+        details = {name: self._entries[name].detail(self.problem) for name in self.graphs}
+        return Baselines(found, details, dict(self._left_out))
+
+    def close(self) -> None:
+        for graph in self.graphs.values():
+            graph.free()
+        self.bench.close()

@@ -1,0 +1,242 @@
+"""The proof of a kernel with an epilogue: act(A B + bias) + residual, or act(gate) * up of a gated one, against fp64 of
+the whole expression.
+
+Gates as in :mod:`outblas.judge.gates`, the first that fails names the status:
+
+=======  =====================================================================================
+memory   C fully written over NaN; canaries around A, B and C, and all inputs, as they were
+exact    integers through bias and residual (no activation): every bit right
+bound    N(0, 1) and scaled inputs within the bound below
+special  NaN and infinities where fp64 has them; bitwise repeatable, whatever C held before
+=======  =====================================================================================
+
+With z = A B + bias, y = act(z) + residual, all in fp64, the bound of :mod:`outblas.judge.reference` for the product, L
+the largest slope of the activation (1; SiLU 1.1, GELU 1.13), u the unit roundoff of the output and s its floor:
+
+    |err| <= u |y| + L (c sqrt(K) 2^-24 (|A| |B|) + 2^-23 |z|) + E |z| + 2^-23 |y| + s
+
+2^-23 |z| and 2^-23 |y| are the additions in fp32; E = 2^-20 is the evaluation of the activation (fast exponential and
+division, the normal tail to 1e-7), 0 without one.
+
+Of a gated epilogue, g and u0 being neighbouring columns of z and y = act(g) u0: with S(x) for the error of a sum, the
+bracket behind L above, the gate's factor is off by D = L S(g) + E |g| and the other by S(u0), so that
+
+    |err| <= u |y| + (1 + u) (D (|u0| + S(u0)) + |act(g)| S(u0) + 2^-23 |y|) + s
+
+2^-23 |y| is the product in fp32, and 1 + u rounds what it is off by, which is not small beside y where the two factors
+are of different sizes. Source of the product's part: see :mod:`outblas.judge.reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from outblas.core.evaluation import Rejected, Status, Verdict
+from outblas.core.problem import Problem
+from outblas.core.rivals import Call
+from outblas.judge.gates import wrong_text
+from outblas.judge.operands import Operands, torch_dtype
+from outblas.judge.proof_inputs import integer_inputs, normal
+from outblas.judge.reference import ERROR_C, FLOOR, UNIT, magnitudes, product
+from outblas.kernels.epilogue import Epilogue
+from outblas.runtime.fused_launch import Extra
+
+#: Largest slope of each activation, rounded up, and what its evaluation in fp32 is off by, of |z|.
+SLOPE = {"none": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
+EVALUATION = 2.0**-20
+#: Columns by which rows of the residual that is proved with lie further apart than they are long.
+_APART = 24
+
+
+class FusedBindable(Protocol):
+    """What is proved: binds operands and those of its epilogue to a call."""
+
+    epilogue: Epilogue
+
+    def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra) -> Call: ...
+
+
+def activated(z: Any, epilogue: Epilogue) -> Any:
+    """The activation in the precision of ``z``, written so that nothing cancels in fp64."""
+    import torch
+
+    if epilogue.activation == "silu":
+        return z * torch.sigmoid(z)
+    if epilogue.activation == "gelu":
+        return z * 0.5 * torch.special.erfc(-z * math.sqrt(0.5))
+    if epilogue.activation == "gelu_tanh":
+        return z * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
+    return z
+
+
+def expected(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue) -> tuple[Any, Any]:
+    """(z, y) in fp64; B as stored."""
+    z = product(problem, a, b)
+    if extra.bias is not None:
+        z = z + extra.bias.double()
+    if epilogue.gated:
+        return z, activated(z[:, 0::2], epilogue) * z[:, 1::2]
+    y = activated(z, epilogue)
+    return z, y if extra.residual is None else y + extra.residual.double()
+
+
+def bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) -> Any:
+    """The bound of the module's text, elementwise in fp64; fp32 accumulation."""
+    size = magnitudes(problem, a, b)[0].double()
+    sums = ERROR_C * math.sqrt(problem.k) * 2.0**-24 * size + 2.0**-23 * z.abs()
+    evaluation = 0.0 if epilogue.activation == "none" else EVALUATION
+    slope = SLOPE[epilogue.activation]
+    if epilogue.gated:
+        gate, up = z[:, 0::2], z[:, 1::2]
+        off = slope * sums[:, 0::2] + evaluation * gate.abs()
+        off = off * (up.abs() + sums[:, 1::2]) + activated(gate, epilogue).abs() * sums[:, 1::2] + 2.0**-23 * y.abs()
+        return UNIT[problem.dtype] * y.abs() + (1 + UNIT[problem.dtype]) * off + FLOOR[problem.dtype]
+    return (
+        UNIT[problem.dtype] * y.abs() + slope * sums + evaluation * z.abs() + 2.0**-23 * y.abs() + FLOOR[problem.dtype]
+    )
+
+
+def worst(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue, c: Any) -> float:
+    """Largest |error| / bound, NaN if there is a NaN."""
+    z, y = expected(problem, a, b, extra, epilogue)
+    return float(((c.double() - y).abs() / bound(problem, a, b, z, y, epilogue)).max())
+
+
+class Bench:
+    """Guarded operands, bias and residual, and the candidate's call on them: inputs are changed in place."""
+
+    def __init__(self, entry: FusedBindable, problem: Problem, device: str) -> None:
+        import torch
+
+        self.problem, self.epilogue, self.cuda = problem, entry.epilogue, device.startswith("cuda")
+        self.data = Operands(problem, 1, device, columns=self.epilogue.columns(problem.n))
+        self.data.fill_normal(1)
+        dtype = torch_dtype(problem)
+        bias = torch.randn(problem.n, device=device).to(dtype) if self.epilogue.bias else None
+        wide = torch.randn(problem.m, problem.n + _APART, device=device).to(dtype)
+        self.extra = Extra(bias, wide[:, : problem.n] if self.epilogue.residual else None)
+        # Of A: products of two sums are to stay inside of fp16.
+        self.size = 16.0 / math.sqrt(problem.k) if self.epilogue.gated else 1.0
+        self.stream = 0
+        if self.cuda:
+            self._torch_stream = torch.cuda.Stream(device)
+            self.stream = int(self._torch_stream.cuda_stream)
+            torch.cuda.synchronize(device)
+        self.call = entry.bind(problem, self.data[0], self.extra)
+
+    def run(self, a: Any, b: Any, pattern: int | None = None) -> Any:
+        """C (a copy) of new inputs. Raises Rejected for what is written elsewhere."""
+        import torch
+
+        self.data.set_inputs(0, a, b)
+        if pattern is not None:
+            self.data.poison(0, pattern)
+        before, extra = self.data.input_sum(0), [t.clone() for t in self.extra if t is not None]
+        self._wait()
+        self.call(self.stream)
+        self._wait()
+        guard = self.data.broken_guard(0)
+        if guard:
+            raise Rejected(Status.MEMORY_VIOLATION, f"the canary around {guard} was overwritten")
+        now = [t for t in self.extra if t is not None]  # compared as bits: there may be a NaN
+        same = (torch.equal(x.view(torch.int16), y.view(torch.int16)) for x, y in zip(extra, now, strict=True))
+        if not torch.equal(before, self.data.input_sum(0)) or not all(same):
+            raise Rejected(Status.MEMORY_VIOLATION, "A, B, bias or residual was changed")
+        return self.data[0][2].clone()
+
+    def fill(self, bias: Any, residual: Any) -> None:
+        """New values of the epilogue's operands, those that it has."""
+        for t, fill in ((self.extra.bias, bias), (self.extra.residual, residual)):
+            if t is not None:
+                fill(t)
+
+    def _wait(self) -> None:
+        if self.cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") -> Verdict:
+    """Prove a fused kernel on one problem (fp32 accumulation); on ``cpu`` what stands in for one.
+
+    Raises:
+        TensorError, ConfigError: the operands do not fit the kernel.
+        DeviceError and torch's errors when the candidate faults: the process is then lost.
+    """
+    passed, ratio = ["static"], 0.0
+    try:
+        bench = Bench(entry, problem, device)
+        a, b = normal(problem, 1, device)
+        ratio = _within(bench, a * bench.size, b)
+        passed.append("memory")
+        if entry.epilogue.activation == "none":
+            _exact(bench, device)
+            passed.append("exact")
+        for a, b in _inputs(bench, device):
+            ratio = max(ratio, _within(bench, a, b))
+        passed.append("bound")
+        _special(bench, device)
+        passed.append("special")
+    except Rejected as failure:
+        return Verdict(failure.status, tuple(passed), failure.detail, failure.ratio)
+    return Verdict(Status.PASSED, tuple(passed), "", ratio)
+
+
+def _within(bench: Bench, a: Any, b: Any) -> float:
+    c = bench.run(a, b)
+    ratio = worst(bench.problem, a, b, bench.extra, bench.epilogue, c)
+    if not ratio <= 1.0:
+        raise Rejected(Status.WRONG, wrong_text(ratio), ratio if math.isfinite(ratio) else None)
+    return ratio
+
+
+def _exact(bench: Bench, device: str) -> None:
+    import torch
+
+    bench.fill(lambda t: t.random_(-8, 9), lambda t: t.random_(-8, 9))
+    for what, a, b in integer_inputs(bench.problem, device):
+        y = expected(bench.problem, a, b, bench.extra, bench.epilogue)[1]
+        if not torch.equal(bench.run(a, b), y.float().to(torch_dtype(bench.problem))):
+            raise Rejected(Status.WRONG, f"not exact on {what} with integers for bias and residual")
+
+
+def _inputs(bench: Bench, device: str) -> Iterator[tuple[Any, Any]]:
+    """Sums of the size at which activations bend; large ones; rows of all scales. Bias and residual change, too."""
+    p = bench.problem
+    for seed, size in ((2, bench.size), (3, 8.0 / math.sqrt(p.k)), (4, 1.0 / math.sqrt(p.k))):
+        bench.fill(lambda t, s=size: t.normal_(std=max(s, 0.5)), lambda t: t.normal_(std=4.0))
+        a, b = normal(p, seed, device)
+        yield a * size, b
+    rows = a.new_tensor([2.0 ** ((i % 9) - 4) for i in range(p.m)]).unsqueeze(1)
+    yield a * rows / math.sqrt(p.k), b
+
+
+def _special(bench: Bench, device: str) -> None:
+    """NaN and infinities of A, bias and residual come out where fp64 has them; and twice the same bits."""
+    import torch
+
+    p = bench.problem
+    bench.fill(lambda t: t.normal_(), lambda t: t.normal_())
+    a, b = normal(p, 5, device)
+    a *= bench.size
+    first = bench.run(a, b)
+    for pattern in (0x0000, 0x3C01):
+        if not torch.equal(first.view(torch.int16), bench.run(a, b, pattern).view(torch.int16)):
+            raise Rejected(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
+    a[0, 0] = math.inf
+    a[p.m // 2, p.k - 1] = math.nan
+    bias, residual = bench.extra
+    if bias is not None:
+        bias[0], bias[p.n - 1] = math.inf, math.nan
+    if residual is not None:
+        residual[p.m - 1, 0], residual[p.m - 1, p.n - 1] = -math.inf, math.nan
+    c, y = bench.run(a, b), expected(p, a, b, bench.extra, bench.epilogue)[1]
+    # A finite value past the largest of the output's type is an infinity there.
+    y = torch.where(y.isfinite(), y.to(torch_dtype(p)).double(), y)
+    for what, ours, theirs in (("NaN", c.isnan(), y.isnan()), ("Inf", c.isinf(), y.isinf())):
+        if not torch.equal(ours, theirs):
+            off = int((ours != theirs).sum())
+            raise Rejected(Status.WRONG, f"{what} differs from fp64 at {off} elements")

@@ -1,0 +1,310 @@
+"""The proof of correctness: gates in a fixed order, the first failure ends it.
+
+=======  =====================================================================================
+gate     what
+=======  =====================================================================================
+static   the caller's reason from the SASS: accumulator, spills (outblas.runtime.sass.check_static)
+memory   C fully written over NaN, canaries around A, B, C whole, inputs unchanged
+exact    0/1 and small integers, with sums past 2048 for fp32 accumulation: every bit right
+bound    N(0, 1), positive and widely scaled inputs within outblas.judge.reference's bound
+special  Inf, NaN, subnormals and overflow as cuBLAS has them; bitwise repeatable
+rules    stream order, capture, two streams, no allocation, thread or state (outblas.judge.rules)
+=======  =====================================================================================
+
+Gates memory to special need no GPU: they run on CPU tensors too, which is how the tests try cheats.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Rejected, Status, Verdict
+from outblas.core.problem import Problem
+from outblas.core.rivals import Bindable, Call
+from outblas.judge import integrity
+from outblas.judge.baselines import CublasGemm
+from outblas.judge.operands import Operands, torch_dtype
+from outblas.judge.proof_context import ProofContext
+from outblas.judge.proof_inputs import cancelling, integer_draws, positive, scaled, special_inputs
+from outblas.judge.reference import Oracle, product, right
+from outblas.judge.rules import check_rules
+from outblas.judge.trials import Shelf, Trials
+from outblas.runtime.driver import check, driver
+
+Level = Literal["full", "cell"]
+#: A candidate must not replace what judges it.
+integrity.watch(__name__)
+
+
+def prove(
+    entry: Bindable, problem: Problem, static_reason: str | None = None, level: Level = "full",
+    gpu_index: int = 0, device: str | None = None, trials: Trials | None = None,
+) -> Verdict:  # fmt: skip
+    """Prove a way to compute a GEMM on one problem.
+
+    Args:
+        static_reason: why gate 1 rejects it (None: it does not).
+        level: ``full``: every gate. ``cell``: what a recording repeats in every cell, memory and
+            bound on N(0, 1) data (:class:`CellProver` does it on the timed operands).
+        device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out.
+        trials: of the problem, kept from proof to proof (outblas.judge.trials); None: made for this one.
+
+    Raises:
+        DeviceError and torch's errors when the candidate faults: the caller's process is then lost
+        (outblas.workers.sandbox).
+    """
+    if static_reason is not None:
+        return Verdict(Status.STATIC_REJECTED, (), static_reason)
+    if level == "cell":
+        return _prove_cell_alone(entry, problem, gpu_index)
+    before = integrity.snapshot()
+    verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trials or Trials())
+    return _untampered(verdict, before)
+
+
+def prove_each(
+    entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: Shelf, device: str | None = None
+) -> Verdict:
+    """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
+
+    Args:
+        shelf: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
+
+    Returns:
+        The verdict of the last problem, with the largest error of all.
+
+    Raises:
+        UsageError: no problem. The rest as :func:`prove`.
+    """
+    before, verdict, worst = integrity.snapshot(), None, 0.0
+    for problem in problems:
+        verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", shelf.at(problem))
+        if verdict.status is not Status.PASSED:
+            shelf.clear()  # a wrong kernel may have written into what is kept
+            return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
+        worst = max(worst, verdict.max_err_ratio or 0.0)
+    if verdict is None:
+        raise UsageError("no problem to prove a kernel on", "one at least", "name one that it takes")
+    return _untampered(replace(verdict, max_err_ratio=worst), before)
+
+
+def _pass_gates(entry: Bindable, problem: Problem, device: str, trials: Trials) -> Verdict:
+    """The gates behind the first, in their order."""
+    passed, worst = ["static"], [0.0]
+    try:
+        context = ProofContext(entry, problem, device, trials)
+        for name, gate in (("memory", _memory), ("exact", _exact), ("bound", _bound), ("special", _special)):
+            gate(context, worst)
+            passed.append(name)
+        if context.cuda:
+            check_rules(context)
+            passed.append("rules")
+    except Rejected as failure:
+        return Verdict(failure.status, tuple(passed), failure.detail, failure.ratio)
+    return Verdict(Status.PASSED, tuple(passed), "", worst[0])
+
+
+def _untampered(verdict: Verdict, before: integrity.Snapshot) -> Verdict:
+    """A verdict, unless what judges was replaced meanwhile: that breaks the rules."""
+    name = integrity.tampered(before) if verdict.status is Status.PASSED else ""
+    if not name:
+        return verdict
+    return Verdict(Status.RULE_BROKEN, tuple(g for g in verdict.gates if g != "rules"), f"it replaced {name}")
+
+
+def check_cell(data: Operands, oracle: Oracle, before: Any, run: Callable[[], Any]) -> Verdict:
+    """Gates memory and bound of operand set 0, with one wait in the end.
+
+    Args:
+        oracle: of set 0. before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
+        run: enqueues the product on torch's current stream.
+    """
+    import torch
+
+    data.poison(0)
+    run()
+    ratio = oracle.worst(data[0][2])
+    changed = (data.input_sum(0) != before).to(torch.float32)
+    tail = data.tail_broken(0).to(torch.float32)
+    worst, inputs, behind = torch.stack((ratio, changed, tail)).tolist()
+    if inputs or behind:
+        where = "behind C" if behind else "of A or B, or an input,"
+        return Verdict(Status.MEMORY_VIOLATION, ("static",), f"the canary {where} was overwritten")
+    if not worst <= 1.0:
+        return Verdict(Status.WRONG, ("static", "memory"), wrong_text(worst), _finite(worst))
+    return Verdict(Status.PASSED, ("static", "memory", "bound"), "", worst)
+
+
+class CellProver:
+    """:func:`check_cell` on operands that are timed: reference, bound and input sum are made once per problem.
+
+    What a candidate has overwritten is mended behind it, so that the next one is judged on whole operands.
+
+    Args:
+        data: operands on a GPU, filled; set 0 is the one that is proved on.
+        torch_stream: where the calls run, a torch.cuda.Stream.
+    """
+
+    def __init__(self, data: Operands, torch_stream: Any) -> None:
+        self._data, self._stream = data, torch_stream
+        self._look()
+
+    def call(self, call: Call) -> Verdict:
+        """Prove one bound call of operand set 0."""
+        return self._check(lambda: call(self._stream.cuda_stream))
+
+    def graph(self, executable: Any) -> Verdict:
+        """Prove what a CUgraphExec leaves in operand set 0, e.g. after it was timed."""
+        launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
+        return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
+
+    def whole(self) -> bool:
+        """Whether all sets, guards too, are as they were, e.g. after they were timed."""
+        import torch
+
+        whole = torch.equal(self._sums, self._data.sums())
+        if not whole:
+            self._mend()
+        return whole
+
+    def _check(self, run: Callable[[], Any]) -> Verdict:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            verdict = check_cell(self._data, self._oracle, self._sums[0], run)
+        if verdict.status is Status.MEMORY_VIOLATION:
+            self._mend()
+        return verdict
+
+    def _mend(self) -> None:
+        self._data.mend()
+        self._look()
+
+    def _look(self) -> None:
+        """Keep what the operands hold now; done when this returns."""
+        import torch
+
+        a, b, _ = self._data[0]
+        self._oracle = Oracle(self._data.problem, a, b)
+        self._sums = self._data.sums()
+        torch.cuda.synchronize(a.device)
+
+
+def wrong_text(ratio: float) -> str:
+    """One line on a result outside the bound."""
+    if math.isnan(ratio):
+        return "C holds a NaN: an element not written, or an operand read out of bounds"
+    return f"error {ratio:.3g} times the bound"
+
+
+def _memory(context: ProofContext, worst: list[float]) -> None:
+    _within_bound(context, "signed", lambda: context.normal(1), worst)
+
+
+def _exact(context: ProofContext, worst: list[float]) -> None:
+    import torch
+
+    p = context.problem
+    for what, draw in integer_draws(p, context.device):
+        a, b = context.trials.get(what, draw)
+        c = context.run(a, b)
+        expected = context.trials.get(("product", what), functools.partial(_rounded, p, a, b))
+        if not torch.equal(c, expected):
+            off = int((c.double() != expected.double()).sum())
+            raise Rejected(Status.WRONG, f"{off} of {c.numel()} elements are not exact on {what}")
+
+
+def _rounded(problem: Problem, a: Any, b: Any) -> Any:
+    """The product in the type of C."""
+    return product(problem, a, b).float().to(torch_dtype(problem))
+
+
+def _bound(context: ProofContext, worst: list[float]) -> None:
+    p, device = context.problem, context.device
+    _within_bound(context, "positive", lambda: positive(p, device), worst)
+    _within_bound(context, "scaled", lambda: scaled(p, *context.normal(7, 0.5)), worst)
+    if p.k > 1:
+        _within_bound(context, "cancelling", lambda: cancelling(p, *context.normal(7, 0.5)), worst)
+
+
+def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
+    a, b = context.trials.get(what, draw)
+    c = context.run(a, b)
+    oracle = context.trials.get(("oracle", what), lambda: Oracle(context.problem, a, b))
+    ratio = float(oracle.worst(c))
+    if not ratio <= 1.0:
+        raise Rejected(Status.WRONG, wrong_text(ratio), _finite(ratio))
+    worst[0] = max(worst[0], ratio)
+
+
+def _special(context: ProofContext, worst: list[float]) -> None:
+    import torch
+
+    p = context.problem
+    a, b = context.trials.get("special", lambda: special_inputs(p, context.device))
+    c = context.run(a, b)
+    theirs = context.trials.get("cuBLAS", lambda: _their_product(context, a, b))
+    kinds = (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf))
+    off = torch.stack([(is_it(c) != is_it(theirs)).sum() for _, is_it in kinds]).tolist()
+    for (what, _), count in zip(kinds, off, strict=True):
+        if count:
+            raise Rejected(Status.WRONG, f"{what} differs from cuBLAS at {count} elements (Inf, NaN, overflow inputs)")
+    finite = theirs.isfinite()  # and so is C
+
+    def oracle_of_the_rest() -> Oracle:
+        oracle = Oracle(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
+        oracle.reference[~finite] = 0.0
+        return oracle
+
+    oracle = context.trials.get("oracle of the finite", oracle_of_the_rest)
+    ratio = float(oracle.worst(torch.where(finite, c, 0.0)))
+    if not ratio <= 1.0:
+        raise Rejected(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
+    x, y = context.normal(8)
+    first = context.run(x, y)
+    context.run(*context.normal(9))
+    for _ in range(3):
+        if not torch.equal(first.view(torch.int16), context.run(x, y).view(torch.int16)):
+            raise Rejected(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
+    for pattern in (0x0000, 0x3C01):
+        if not torch.equal(first.view(torch.int16), context.run(x, y, pattern=pattern).view(torch.int16)):
+            raise Rejected(Status.WRONG, "the result depends on what C held before")
+
+
+def _their_product(context: ProofContext, a: Any, b: Any) -> Any:
+    """cuBLAS' C; on the CPU the fp32 product, which has the same special values."""
+    import torch
+
+    p = context.problem
+    if not context.cuda:
+        return (a.float() @ right(p, b).float()).to(torch_dtype(p))
+    c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=context.device)
+    a, b = a.contiguous(), b.contiguous()
+    context.wait()
+    reference_blas(torch.device(context.device).index or 0).bind(p, a, b, c)(context.stream)
+    context.wait()
+    return c
+
+
+def _finite(ratio: float) -> float | None:
+    return ratio if math.isfinite(ratio) else None
+
+
+def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int) -> Verdict:
+    import torch
+
+    data = Operands(problem, 1, f"cuda:{gpu_index}")
+    data.fill_normal()
+    prover = CellProver(data, torch.cuda.Stream(gpu_index))
+    return prover.call(entry.bind(problem, *data[0]))
+
+
+@functools.cache
+def reference_blas(gpu_index: int) -> CublasGemm:
+    """One handle for every proof of this process."""
+    return CublasGemm(gpu_index)

@@ -1,0 +1,383 @@
+"""The only clock of GPU time (outblas.judge.latency has that of requests).
+
+``offline``: GPU time per call. A CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
+non-blocking stream, operands rotated over buffers totalling 200 MB where R allows, N(0, 1) data. In
+every round all entries are launched once, in a random order, each between two events. The stream is
+first plugged by a spinning kernel of bounded length while the host queues the round, and a round
+counts only if no entry had begun before its own graph was queued, so the host's speed is in no figure.
+Entries of one graph may overlap by programmatic dependent launch; graphs and events do not.
+
+``offline_cold``: the same rounds, but L2 is evicted before every call, by reading twice its size (a
+memset would leave dirty lines, whose write-back the call would pay for). The eviction cannot be
+subtracted from a graph's time honestly, so there is no graph: each call stands alone between two
+events on the plugged stream, and a round's figure is the median over its calls. The gap from event
+to kernel (1-2 us, the same for every entry) is in the figure: ratios are therefore conservative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
+from outblas.core.evaluation import Timing
+from outblas.core.problem import Problem
+from outblas.core.rivals import Bindable, Call
+from outblas.core.roofline import H200, Gpu, floor_us, operand_sets, repeats
+from outblas.judge.operands import GUARD_BYTES, Operands
+from outblas.judge.rounds import Prune, behind_the_fastest, summary, take_rounds
+from outblas.runtime.driver import capture_graph, check, driver
+
+MIN_ROUNDS, QUICK_ROUNDS = 7, 3
+#: Ratio to the fastest above which a choice among many gives an entry no further round.
+HOPELESS = 1.5
+#: Calls of one entry in one cold round.
+COLD_CALLS = 4
+#: Tries to queue a round ahead of the GPU; longest plug.
+_TRIES, _MAX_PLUG_US = 10, 50_000.0
+#: Cycles that a plug spins per microsecond: a bound on the SM clock in MHz.
+_CYCLES_PER_US = 2000
+
+
+class GraphEntry:
+    """One captured entry: an executable graph of ``repeats`` calls. Free it after use."""
+
+    def __init__(self, name: str, executable: Any, calls: Sequence[Call], repeats: int) -> None:
+        self.name, self.repeats = name, repeats
+        self.executable = executable
+        self.calls = calls  # keeps kernels, descriptors and tensor maps alive
+
+    def free(self) -> None:
+        """Destroy the graph; harmless when done twice, or after the context was lost."""
+        if self.executable is not None:
+            driver().cuGraphExecDestroy(self.executable)  # unchecked: a failure here would hide the first one
+            self.executable = None
+
+
+class Bench:
+    """Operands, stream and events of one problem on one GPU, used for all its candidates.
+
+    Args:
+        gpu_index: CUDA ordinal. seed: of the data. guard_bytes: canaries around every operand.
+        gpu: whose floor sets the repeats (calls per graph) and the operand sets.
+
+    Raises:
+        DeviceError: no such GPU, or not enough memory. ToolchainMissing: no cuda.bindings.
+    """
+
+    def __init__(
+        self, problem: Problem, gpu_index: int = 0, seed: int = 0, guard_bytes: int = GUARD_BYTES, gpu: Gpu = H200
+    ) -> None:
+        torch = _cuda_torch(gpu_index)
+        self.problem, self.gpu_index = problem, gpu_index
+        torch.cuda.set_device(gpu_index)
+        estimate = floor_us(problem, gpu)
+        self.repeats, self.sets = repeats(estimate), operand_sets(problem, estimate)
+        self.data = Operands(problem, self.sets, f"cuda:{gpu_index}", guard_bytes)
+        self.data.fill_normal(seed)
+        self.torch_stream = torch.cuda.Stream(gpu_index)  # torch makes its streams non-blocking
+        self.stream: int = self.torch_stream.cuda_stream
+        self._events: list[tuple[Any, Any]] = []
+        self._plug_us = 200.0
+        self._evictor: Callable[[], None] | None = None
+        torch.cuda.synchronize(gpu_index)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give events and operands back; harmless when done twice."""
+        for pair in self._events:
+            for event in pair:
+                driver().cuEventDestroy(event)
+        self._events.clear()
+        self._evictor = None
+        self.data = None  # type: ignore[assignment]
+
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the bench's stream torch's current one."""
+        import torch
+
+        return torch.cuda.stream(self.torch_stream)
+
+    def operands(self, index: int) -> tuple[Any, Any, Any]:
+        """(A, B, C) of one of the ``sets``."""
+        return self.data[index]
+
+    def bind(self, entry: Bindable) -> list[Call]:
+        """One call per operand set, run once each so that nothing is loaded lazily later."""
+        operands = [self.data[i] for i in range(self.sets)]
+        many = getattr(entry, "bind_many", None)  # calls of one stream may share what each would have of its own
+        calls = many(self.problem, operands) if many else [entry.bind(self.problem, *each) for each in operands]
+        for call in calls[: 1 if len(calls) == 1 else 2]:
+            call(self.stream)
+        return calls
+
+    def capture(self, entry: Bindable) -> GraphEntry:
+        """A graph of ``repeats`` back-to-back calls that rotate over the operand sets.
+
+        Raises:
+            DeviceError: the capture fails (the entry synchronises, allocates or leaves its stream).
+        """
+        calls = self.bind(entry)
+        rotated = [calls[i % self.sets] for i in range(self.repeats)]
+        graph = capture_graph(rotated, self.stream)
+        try:
+            executable = check("cuGraphInstantiate", driver().cuGraphInstantiate(graph, 0))
+        finally:
+            driver().cuGraphDestroy(graph)
+        return GraphEntry(entry.name, executable, calls, self.repeats)
+
+    def round(self, entries: Sequence[GraphEntry], order: Sequence[int]) -> list[float]:
+        """Time every entry once, in the given order; microseconds per call, in the entries' own order.
+
+        Raises:
+            DeviceError: a launch fails, or the host cannot queue ahead of the GPU.
+        """
+        launch = driver().cuGraphLaunch
+        works = [(lambda e=entries[i]: check("cuGraphLaunch", launch(e.executable, self.stream))) for i in order]
+        times = self._timed(works)
+        out = [0.0] * len(entries)
+        for position, index in enumerate(order):
+            out[index] = times[position] / entries[index].repeats
+        return out
+
+    def cold_round(self, entries: Sequence[Sequence[Call]], rng: random.Random) -> list[float]:
+        """As :meth:`round`, of bound calls, each after an eviction of L2; the median of COLD_CALLS calls each."""
+        jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS)]
+        rng.shuffle(jobs)
+        offset = rng.randrange(self.sets)
+        works = []
+        for i, j in jobs:
+            call = entries[i][(offset + j) % self.sets]
+            works.append(lambda call=call: call(self.stream))
+        times = self._timed(works, before=self._evict)
+        found: list[list[float]] = [[] for _ in entries]
+        for (i, _), us in zip(jobs, times, strict=True):
+            found[i].append(us)
+        return [float(np.median(f)) for f in found]
+
+    def quick(
+        self, entries: Mapping[str, Bindable], rounds: int = QUICK_ROUNDS, seed: int = 0,
+        skip: type[BaseException] | tuple[type[BaseException], ...] = (),
+    ) -> dict[str, Timing]:  # fmt: skip
+        """The offline protocol with few rounds, to choose the fastest of many.
+
+        An entry that raises ``skip`` is left out, and so is one that its first timed round finds over
+        :data:`HOPELESS` x the fastest: it is not the best by any noise, and the slowest are most of the time.
+        """
+        graphs: dict[str, GraphEntry] = {}
+        try:
+            for name, entry in entries.items():
+                with contextlib.suppress(*_classes(skip)):
+                    graphs[name] = self.capture(entry)
+            found = self.measure(graphs, rounds, seed, prune=Prune(1, behind_the_fastest(HOPELESS)))
+            return {name: t for name, t in found.items() if len(t.samples_us) == rounds}
+        finally:
+            for graph in graphs.values():
+                graph.free()
+
+    def measure(
+        self, graphs: Mapping[str, GraphEntry], rounds: int = MIN_ROUNDS, seed: int = 0,
+        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
+    ) -> dict[str, Timing]:  # fmt: skip
+        """Interleaved rounds of captured entries.
+
+        Args:
+            rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
+            warmup_seconds: untimed rounds first, at least one.
+            prune: whom it finds hopeless leaves early; None: all stay.
+        """
+        rng = random.Random(seed)
+
+        def one(names: Sequence[str]) -> dict[str, float]:
+            times = self.round([graphs[name] for name in names], rng.sample(range(len(names)), len(names)))
+            return dict(zip(names, times, strict=True))
+
+        if not graphs:
+            return {}
+        samples = take_rounds(one, list(graphs), rounds, warmup_seconds, benchmark_seconds, prune)
+        return {n: summary("offline", taken, self.repeats, self.sets) for n, taken in samples.items()}
+
+    def measure_cold(
+        self, calls: Mapping[str, Sequence[Call]], rounds: int = MIN_ROUNDS, seed: int = 0,
+        warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
+    ) -> dict[str, Timing]:  # fmt: skip
+        """As :meth:`measure`, with L2 evicted before every call; ``calls`` from :meth:`bind`."""
+        rng = random.Random(seed)
+
+        def one(names: Sequence[str]) -> dict[str, float]:
+            return dict(zip(names, self.cold_round([calls[name] for name in names], rng), strict=True))
+
+        samples = take_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
+        return {n: summary("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
+
+    def synchronize(self) -> None:
+        """Wait for the bench's stream.
+
+        Raises:
+            DeviceError: something on it failed.
+        """
+        check("cuStreamSynchronize", driver().cuStreamSynchronize(self.stream))
+
+    def _timed(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None = None) -> list[float]:
+        """Microseconds of every piece of work, queued together behind a plug; see the module's text."""
+        for _ in range(_TRIES):
+            ahead = self._queue(works, before)
+            self.synchronize()
+            if ahead:
+                elapsed = driver().cuEventElapsedTime
+                return [
+                    1000.0 * check("cuEventElapsedTime", elapsed(start, stop))
+                    for start, stop in self._events[: len(works)]
+                ]
+            self._plug_us = min(_MAX_PLUG_US, 2.0 * self._plug_us)
+        raise DeviceError(
+            f"the host could not queue {len(works)} launches ahead of the GPU in {_TRIES} tries",
+            "a host that is not overloaded",
+            "leave a core free for the timing process",
+        )
+
+    def _queue(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None) -> bool:
+        """Queue a round; True if no work's start event had passed before the work itself was queued."""
+        import torch
+
+        cu = driver()
+        not_ready = int(cu.CUresult.CUDA_ERROR_NOT_READY)
+        self._more_events(len(works))
+        begin = perf_counter()
+        with torch.cuda.stream(self.torch_stream):
+            torch.cuda._sleep(int(self._plug_us * _CYCLES_PER_US))
+        ahead = True
+        for work, (start, stop) in zip(works, self._events, strict=False):
+            if before is not None:
+                before()
+            check("cuEventRecord", cu.cuEventRecord(start, self.stream))
+            work()
+            ahead &= int(cu.cuEventQuery(start)[0]) == not_ready
+            check("cuEventRecord", cu.cuEventRecord(stop, self.stream))
+        spent_us = 1e6 * (perf_counter() - begin)
+        if ahead:  # follow the host's own pace, slowly downwards
+            self._plug_us = min(_MAX_PLUG_US, max(1.5 * spent_us + 20.0, 0.8 * self._plug_us))
+        return ahead
+
+    def _more_events(self, count: int) -> None:
+        cu = driver()
+        while len(self._events) < count:
+            first, second = (check("cuEventCreate", cu.cuEventCreate(0)) for _ in range(2))
+            self._events.append((first, second))
+
+    def _evict(self) -> None:
+        """Read twice the L2's size on the stream."""
+        import torch
+
+        if self._evictor is None:
+            size = 2 * torch.cuda.get_device_properties(self.gpu_index).L2_cache_size
+            # One block per row: the reduction needs no scratch memory.
+            buffer = torch.zeros((4096, size // 4 // 4096), dtype=torch.float32, device=f"cuda:{self.gpu_index}")
+            sink = torch.empty(4096, dtype=torch.float32, device=buffer.device)
+            torch.cuda.synchronize(self.gpu_index)
+            stream = self.torch_stream
+
+            def evict() -> None:
+                with torch.cuda.stream(stream):
+                    torch.sum(buffer, dim=1, out=sink)
+
+            self._evictor = evict
+        self._evictor()
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is timed.
+
+    Attributes:
+        rounds: at least so many; more until ``benchmark_seconds`` are spent, at most MAX_ROUNDS.
+        warmup_seconds: untimed rounds first, at least one.
+        benchmark_seconds: of timed rounds, at least.
+    """
+
+    rounds: int = MIN_ROUNDS
+    warmup_seconds: float = 0.0
+    benchmark_seconds: float = 0.0
+
+
+def offline(
+    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: Effort | None = None, seed: int = 0,
+    cold: bool = False, left_out: dict[str, str] | None = None,
+) -> dict[str, Timing]:  # fmt: skip
+    """GPU time per call of every entry, in the same interleaved rounds; see the module's text.
+
+    Args:
+        entries: by name.
+        problem: what they compute.
+        gpu_index: CUDA's index of the GPU.
+        effort: how much is timed; None: the least.
+        seed: of the order within a round, and of the operands.
+        cold: evict L2 before every call.
+        left_out: filled with name -> reason for entries that cannot do the problem; None: raise.
+
+    Raises:
+        DeviceError: no GPU, a failed call; also an entry's own errors where ``left_out`` is None.
+    """
+    effort = effort or Effort()
+    limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
+    with Bench(problem, gpu_index, seed) as bench:
+        graphs: dict[str, GraphEntry] = {}
+        calls: dict[str, list[Call]] = {}
+        try:
+            for name, entry in entries.items():
+                try:
+                    prepare(entry, bench)
+                    if cold:
+                        calls[name] = bench.bind(entry)
+                    else:
+                        graphs[name] = bench.capture(entry)
+                except OutblasError as error:
+                    if left_out is None:
+                        raise
+                    left_out[name] = str(error)
+            if cold:
+                return bench.measure_cold(calls, *limits)
+            return bench.measure(graphs, *limits)
+        finally:
+            for graph in graphs.values():
+                graph.free()
+
+
+def prepare(entry: Bindable, bench: Bench) -> None:
+    """Let an entry that chooses among algorithms choose now, on the bench's operands."""
+    chooser = getattr(entry, "prepare", None)
+    if chooser is not None:
+        chooser(bench)
+
+
+def _classes(skip: Any) -> tuple[type[BaseException], ...]:
+    return skip if isinstance(skip, tuple) else (skip,)
+
+
+def _cuda_torch(gpu_index: int) -> Any:
+    """torch, once it is certain that it has that GPU.
+
+    Raises:
+        ToolchainMissing: torch is not installed. DeviceError: no such GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolchainMissing("torch is not installed", "torch >= 2.6", "pip install 'outblas[gpu]'") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not 0 <= gpu_index < count:
+        raise DeviceError(
+            f"GPU {gpu_index} is not there", f"an index below {count}" if count else "a CUDA GPU", "run on a recording"
+        )
+    return torch

@@ -1,0 +1,100 @@
+"""Whether a candidate has tampered with the clock or the proof: a Python callable could.
+
+What judges a candidate is compared, name by name, with what it was before the candidate was bound.
+Candidates that are CUDA source only cannot reach it; those are sandboxed for other reasons.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import is_
+from typing import Any
+
+from outblas.core import stats
+from outblas.judge import gpu_clock, latency, operands, proof_context, proof_inputs, reference, rules, trials
+from outblas.runtime import driver
+
+#: Modules of others whose callables measure or judge, where they are loaded.
+_FOREIGN = ("builtins", "time", "torch", "torch.cuda", "torch.cuda.streams", "cuda.bindings.driver", "numpy")
+#: Our own, imported here: a candidate could otherwise be the first to load the clock, and patch it.
+_OWN = (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats, gpu_clock, trials)
+#: Names of all watched modules. The gates, which import this module, add their own (:func:`watch`).
+WATCHED = [*_FOREIGN, *(module.__name__ for module in _OWN)]
+#: Of a large foreign module only these names.
+_NAMES = {
+    "time": ("perf_counter", "perf_counter_ns", "monotonic", "time"),
+    "torch": (
+        *("Tensor", "aminmax", "cat", "empty", "empty_like", "equal", "full_like", "isnan", "isneginf", "isposinf"),
+        *("maximum", "nan_to_num", "stack", "sub", "sum", "where", "zeros"),
+    ),
+    "torch.cuda": ("Event", "Stream", "synchronize", "stream", "_sleep", "memory_stats_as_nested_dict", "mem_get_info"),
+    "torch.cuda.streams": ("Event", "Stream"),
+    "numpy": ("median", "percentile", "asarray"),
+}
+
+
+#: Of a type that no assignment can change, as C's are.
+_IMMUTABLE_TYPE, _HEAP_TYPE = 1 << 8, 1 << 9
+
+Snapshot = dict[str, dict[str, Any]]
+
+
+def watch(module: str) -> None:
+    """Watch one more module of ours, by its ``__name__``."""
+    if module not in WATCHED:
+        WATCHED.append(module)
+
+
+def snapshot() -> Snapshot:
+    """The names of our own watched modules and of the others that are loaded, and of their classes: ``module`` (or
+    ``module.class``) -> its namespace, copied. About 1 ms, and so is :func:`tampered`: a proof makes one of each.
+    """
+    found: Snapshot = {}
+    for name in WATCHED:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        names = _NAMES.get(name)
+        space = dict(vars(module)) if names is None else {key: getattr(module, key, None) for key in names}
+        found[name] = space
+        for key, value in space.items():
+            if isinstance(value, type) and (names or value.__module__ == name) and _can_change(value):
+                found[f"{name}.{key}"] = dict(vars(value))
+    return found
+
+
+def tampered(before: Snapshot) -> str:
+    """First name of the snapshot that is another object now, empty if none is: callables, and numbers and texts of
+    modules. What is None, a list or a dictionary is the module's own business. So is a new name, unless it hides
+    something: a builtin from a module, or what objects have or inherit from their class."""
+    now = snapshot()
+    for place, names in before.items():
+        space, module = now.get(place, {}), place in WATCHED
+        if _identical(names, space):
+            continue
+        for key, value in names.items():
+            if space.get(key, _MISSING) is not value and (_acts(value) or (module and isinstance(value, _SETTLED))):
+                return f"{place}.{key}"
+        for key, value in space.items():
+            if key not in names and (key in before["builtins"] if module else _acts(value)):
+                return f"{place}.{key}"
+    return ""
+
+
+_MISSING = object()
+_SETTLED = (int, float, str)
+
+
+def _identical(names: dict[str, Any], space: dict[str, Any]) -> bool:
+    """Whether the same objects stand under the same names, in the same order: by identity, for a stranger's ``==``
+    could say anything."""
+    return len(names) == len(space) and all(map(is_, names, space)) and all(map(is_, names.values(), space.values()))
+
+
+def _acts(value: Any) -> bool:
+    """A callable, or what stands for one in a class: a property, a class method."""
+    return callable(value) or hasattr(type(value), "__get__")
+
+
+def _can_change(kind: type) -> bool:
+    return bool(kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE)

@@ -1,0 +1,116 @@
+"""Server mode: latency of single requests, the clock of the host (outblas.judge.gpu_clock has that of the GPU).
+
+Requests of a Poisson process, one call each; host time from the call to its completion
+(a stream synchronise). Entries alternate in random order, a block of requests at a time. The stream
+is made torch's current one once for all of them, as it is for a user: no entry pays for that.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter_ns
+
+import numpy as np
+
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Timing
+from outblas.core.problem import Problem
+from outblas.core.rivals import Bindable, Call
+from outblas.judge.gpu_clock import Bench, prepare
+from outblas.judge.rounds import summary
+from outblas.runtime.driver import check, driver
+
+#: Requests of one entry before another has its turn.
+SERVER_BLOCK = 16
+
+
+def server(
+    entries: Mapping[str, Bindable], problem: Problem, target_qps: float | None, warmup_seconds: float = 1.0,
+    benchmark_seconds: float = 5.0, seed: int = 0, gpu_index: int = 0,
+) -> dict[str, Timing]:  # fmt: skip
+    """Latency per request at a Poisson arrival rate; see the module's text.
+
+    Args:
+        target_qps: requests per second offered to each entry while it is served.
+        benchmark_seconds: of all entries together; every entry gets one block of requests at least.
+
+    Raises:
+        UsageError: ``target_qps`` missing, not finite or <= 0. DeviceError: no GPU, a failed call.
+    """
+    check_qps(target_qps)
+    assert target_qps is not None
+    with Bench(problem, gpu_index, seed) as bench:
+        for entry in entries.values():
+            prepare(entry, bench)
+        with bench.current():
+            bound = {name: bench.bind(entry) for name, entry in entries.items()}
+            bench.synchronize()
+            serve = {name: _requests(calls, bench) for name, calls in bound.items()}
+            blocks = server_blocks(serve, target_qps, warmup_seconds, benchmark_seconds, random.Random(seed))
+        return {name: summary("server", samples, 1, bench.sets) for name, samples in blocks.items()}
+
+
+def server_blocks(
+    serve: Mapping[str, Callable[[], None]], target_qps: float, warmup_seconds: float, benchmark_seconds: float,
+    rng: random.Random, clock_ns: Callable[[], int] = perf_counter_ns,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Latencies in microseconds per entry; ``serve[name]()`` serves one request to its completion.
+
+    Arrivals of a block are drawn in advance; the host waits for each in a busy loop. A request that
+    arrives while another is served starts late; its latency still counts from its own call. Before all else
+    every entry serves a block without waiting, so that none is cold whatever the rate and the warm-up are.
+    """
+    for one in serve.values():
+        for _ in range(SERVER_BLOCK):
+            one()
+    samples: dict[str, list[float]] = {name: [] for name in serve}
+    for seconds, keep in ((warmup_seconds, False), (benchmark_seconds, True)):
+        end = clock_ns() + int(1e9 * seconds)
+        while True:
+            for name in rng.sample(list(serve), len(serve)):
+                arrival = clock_ns()
+                for _ in range(SERVER_BLOCK):
+                    arrival += int(1e9 * rng.expovariate(target_qps))
+                    while clock_ns() < arrival:
+                        pass
+                    begin = clock_ns()
+                    serve[name]()
+                    if keep:
+                        samples[name].append((clock_ns() - begin) / 1e3)
+                    if clock_ns() >= end and (samples[name] or not keep):
+                        break  # at a low rate a block may outlast the time
+            if clock_ns() >= end:
+                break
+    return samples
+
+
+def check_qps(target_qps: float | None) -> None:
+    """Raises UsageError unless the rate is a finite number above 0."""
+    if target_qps is None or not math.isfinite(target_qps) or target_qps <= 0:
+        raise UsageError(
+            f"target-qps is {target_qps}", "requests per second, a number above 0", "pass e.g. --target-qps 100"
+        )
+
+
+def percentile(timing: Timing, q: float) -> float:
+    """The q-th percentile of a timing's samples, microseconds (50 and 99 for server)."""
+    return float(np.percentile(np.asarray(timing.samples_us), q))
+
+
+def _requests(calls: Sequence[Call], bench: Bench) -> Callable[[], None]:
+    """Serves one request after the other, rotating over the operand sets."""
+    turn: Iterator[int] = iter(())
+    stream, wait = bench.stream, driver().cuStreamSynchronize
+
+    def serve() -> None:
+        nonlocal turn
+        index = next(turn, None)
+        if index is None:
+            turn = iter(range(len(calls)))
+            index = next(turn)
+        calls[index](stream)
+        check("cuStreamSynchronize", wait(stream))
+
+    return serve

@@ -1,0 +1,160 @@
+"""Operands with canaries around them: what is timed and what is proved are the same buffers.
+
+All sets of a problem lie in one flat buffer of 16-bit words:
+
+    guard A guard B guard C guard A guard B guard C guard ...
+
+A guard holds a pattern that is a NaN in fp16 and in bf16, so a kernel that reads past an operand
+poisons its result, and one that writes past it is seen. A, B and C begin at multiples of 256 bytes;
+the padding in front of the next beginning is guard too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from outblas.core.errors import DeviceError
+from outblas.core.problem import ELEMENT_BYTES, Problem
+
+#: NaN in both formats; also what C is filled with before a call that is checked.
+CANARY = 0x7FED
+#: Default width of a guard, bytes.
+GUARD_BYTES = 4096
+#: What a guard is in front of, and the last one.
+GUARDS = ("A", "B", "C", "end")
+_ALIGN = 256 // ELEMENT_BYTES
+
+
+def torch_dtype(problem: Problem) -> Any:
+    """torch's dtype of A, B and C."""
+    import torch
+
+    return torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+
+
+class Operands:
+    """``sets`` independent (A, B, C) of one problem.
+
+    Args:
+        device: torch device; guard_bytes: width of every guard; columns: of C, where these are not N.
+
+    Raises:
+        DeviceError: they do not fit in the device's memory.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        sets: int = 1,
+        device: str = "cpu",
+        guard_bytes: int = GUARD_BYTES,
+        columns: int | None = None,
+    ) -> None:
+        import torch
+
+        self.problem, self.sets, self._seed = problem, sets, 0
+        output = (problem.m, problem.n if columns is None else columns)
+        self._outputs = math.prod(output)
+        self._guard = _round_up(max(guard_bytes // ELEMENT_BYTES, 1))
+        shapes = ((problem.m, problem.k), problem.b_shape, output)
+        self._starts: list[tuple[int, int, int]] = []
+        end = self._guard
+        for _ in range(sets):
+            starts = []
+            for shape in shapes:
+                starts.append(end)
+                end += _round_up(math.prod(shape)) + self._guard
+            self._starts.append((starts[0], starts[1], starts[2]))
+        try:
+            self._flat = torch.empty(end, dtype=torch.int16, device=device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            raise DeviceError(
+                f"{sets} operand sets of {problem.key} need {end * ELEMENT_BYTES} bytes",
+                f"that much free memory on {device}",
+                "free memory or use a smaller problem",
+            ) from error
+        values = self._flat.view(torch_dtype(problem))
+        self._tensors = [
+            tuple(values[s : s + math.prod(shape)].view(shape) for s, shape in zip(starts, shapes, strict=True))
+            for starts in self._starts
+        ]
+        self._flat.fill_(CANARY)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any, Any]:
+        """(A, B, C) of one set, B as stored."""
+        a, b, c = self._tensors[index]
+        return a, b, c
+
+    def fill_normal(self, seed: int = 0) -> None:
+        """N(0, 1) in every A and B; every C poisoned."""
+        import torch
+
+        self._seed = seed
+        generator = torch.Generator(self._flat.device).manual_seed(seed)
+        for index in range(self.sets):
+            a, b, _ = self[index]
+            a.normal_(generator=generator)
+            b.normal_(generator=generator)
+            self.poison(index)
+
+    def mend(self) -> None:
+        """Whole canaries, and A, B and C as :meth:`fill_normal` leaves them, in the same places."""
+        self._flat.fill_(CANARY)
+        self.fill_normal(self._seed)
+
+    def set_inputs(self, index: int, a: Any, b: Any) -> None:
+        """Copy values into A and B (B as stored) and poison C."""
+        self[index][0].copy_(a)
+        self[index][1].copy_(b)
+        self.poison(index)
+
+    def poison(self, index: int, pattern: int = CANARY) -> None:
+        """Fill C with one 16-bit pattern."""
+        import torch
+
+        self[index][2].view(torch.int16).fill_(pattern)
+
+    def input_sum(self, index: int) -> Any:
+        """Wrapping 64-bit sum over A, B and the guards in front, between and behind: one kernel, no wait.
+
+        A 0-dim tensor; equal before and after a call that leaves all of it alone.
+        """
+        import torch
+
+        first, _, c = self._starts[index]
+        return self._flat[first - self._guard : c].view(torch.int64).sum()
+
+    def tail_broken(self, index: int) -> Any:
+        """0-dim bool tensor: whether the guard behind C was written."""
+        return (self._guards(index)[-1] != CANARY).any()
+
+    def sums(self) -> Any:
+        """:meth:`input_sum` and :meth:`tail_broken` of every set, a tensor: equal where all is left alone. No wait."""
+        import torch
+
+        each = ((self.input_sum(index), self.tail_broken(index).to(torch.int64)) for index in range(self.sets))
+        return torch.stack([part for parts in each for part in parts])
+
+    def any_guard_broken(self, index: int) -> Any:
+        """0-dim bool tensor: whether a guard around the set was written. No wait."""
+        import torch
+
+        return (torch.cat(self._guards(index)) != CANARY).any()
+
+    def broken_guard(self, index: int) -> str:
+        """The first of :data:`GUARDS` around the set that was written, or nothing."""
+        found = zip(GUARDS, self._guards(index), strict=True)
+        return next((name for name, guard in found if bool((guard != CANARY).any())), "")
+
+    def _guards(self, index: int) -> list[Any]:
+        p = self.problem
+        sizes = (p.m * p.k, p.n * p.k, self._outputs)
+        starts = self._starts[index]
+        begins = (starts[0] - self._guard, *(s + n for s, n in zip(starts, sizes, strict=True)))
+        ends = (*starts, starts[2] + _round_up(sizes[2]) + self._guard)
+        return [self._flat[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def _round_up(elements: int) -> int:
+    return -(-elements // _ALIGN) * _ALIGN

@@ -1,0 +1,129 @@
+"""What kernels are proved on: inputs by which each kind of wrong kernel is found out (see outblas.judge.gates).
+
+Every pair is (A, B as stored), drawn from the device's own generator with a fixed seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outblas.core.problem import Problem
+from outblas.judge.operands import torch_dtype
+from outblas.judge.reference import right
+
+#: Terms of one sign that are summed at most: the truncation of tensor cores is a bias linear in their number.
+_POSITIVE_TERMS = 1024
+
+
+def normal(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0) -> tuple[Any, Any]:
+    """N(0, scale^2) operands (A, B as stored)."""
+    return _draw(problem, seed, device, lambda t: t.normal_(std=scale))
+
+
+def positive(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
+    """U(0, 1), the first 1,024 terms of every sum; the others are 0."""
+    a, b = _draw(problem, 6, device, lambda t: t.uniform_(0.0, 1.0))
+    a[:, _POSITIVE_TERMS:] = 0.0
+    return a, b
+
+
+def scaled(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
+    """Rows of A times 2^-4 to 2^4."""
+    rows = a.new_tensor([2.0 ** ((i % 9) - 4) for i in range(problem.m)])
+    return a * rows.unsqueeze(1), b
+
+
+def cancelling(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
+    """The second half of K repeats the first with the other sign."""
+    a, b = a.clone(), b.clone()
+    half, y = problem.k // 2, right(problem, b)
+    a[:, half : 2 * half] = a[:, :half]
+    y[half : 2 * half] = -y[:half]
+    return a, b
+
+
+def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Any, Any]]:
+    """(what, A, B) whose products are exact in the claimed accumulator in any order of addition.
+
+    For fp32 accumulation the sums go past 2048, where a half accumulator loses the odd numbers, up
+    to 60,000 in fp16. For fp16 accumulation they stay below 2048.
+    """
+    return ((what, *draw()) for what, draw in integer_draws(problem, device))
+
+
+def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
+    """What each of :func:`integer_inputs` is, and how it is drawn."""
+    k = problem.k
+    if problem.acc == "fp32":
+        top = max(1, min(15, int(math.sqrt(60000 / k))))
+        density = min(1.0, math.sqrt(60000 / k))
+    else:
+        top, density = 1, min(1.0, math.sqrt(1024 / k))
+
+    def integers(seed: int, low: int, high: int) -> Callable[[], tuple[Any, Any]]:
+        def fill(t: Any) -> Any:
+            import torch
+
+            t.random_(low, high + 1)
+            if density < 1.0:
+                t.mul_(torch.empty_like(t).bernoulli_(density))
+            return t
+
+        return lambda: _draw(problem, seed, device, fill)
+
+    def ones() -> tuple[Any, Any]:
+        a, b = _draw(problem, 5, device, lambda t: t.fill_(1.0))
+        limit = 2000 if problem.acc == "fp16" else 60000
+        right(problem, b)[:1] = 2.0 if k % 2 == 0 else 3.0
+        if k > limit:
+            a[:, limit:] = 0.0
+        return a, b
+
+    yield "0/1 inputs", integers(2, 0, 1)
+    yield f"integers 0..{top}", integers(3, 0, top)
+    yield f"integers -{top}..{top}", integers(4, -top, top)
+    # Sums that are odd and, for fp32, past 2048: A rows of ones against B of ones and one 3.
+    yield "rows of ones", ones
+
+
+def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
+    """N(0, 1) with special rows of A (Inf, -Inf, NaN, Inf - Inf, subnormals, one huge term) and an Inf and a
+    NaN in B. Each special case rests on single products, so that no order of addition can change it."""
+    import torch
+
+    a, b = normal(problem, 10, device)
+    y, k = right(problem, b), problem.k
+    tiny, huge = (2.0**-24, 60000.0) if problem.dtype == "fp16" else (2.0**-133, 3.0e38)
+    rows: list[tuple[int, float]] = [(0, math.inf), (0, -math.inf), (k // 2, math.nan), (k - 1, math.inf)]
+    for row, (column, value) in enumerate(rows):
+        if row < problem.m:
+            a[row, column] = value
+    if problem.m > 4:
+        a[4] = 0.0
+        a[4, k // 3] = huge
+    if problem.m > 5:
+        a[5] = tiny * torch.arange(k, device=device, dtype=torch.float32).remainder(5).to(a.dtype)
+    if problem.m > 6 and k > 1:
+        a[6, 0], a[6, 1] = math.inf, -math.inf
+    if problem.n > 3:
+        y[k // 2, 1] = math.inf
+        y[k // 4, 2] = math.nan
+    return a, b
+
+
+def _draw(problem: Problem, seed: int, device: str, fill: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """(A, B as stored) filled by ``fill``, from the device's own generator of torch, seeded for the while.
+
+    Not by torch.manual_seed, which also queues seeds for every kind of device that is not there: 0.4 ms.
+    """
+    import torch
+
+    devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
+    dtype = torch_dtype(problem)
+    with torch.random.fork_rng(devices=devices):
+        (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(seed)
+        a = fill(torch.empty((problem.m, problem.k), dtype=torch.float32, device=device))
+        b = fill(torch.empty(problem.b_shape, dtype=torch.float32, device=device))
+    return a.to(dtype), b.to(dtype)

@@ -1,0 +1,138 @@
+"""What a product should be, and how far from it a correct kernel may be.
+
+With C the reference, K the depth, u the unit roundoff of the output (fp16: 2^-11, bf16: 2^-8) and s
+the error of results near zero (fp16: half the smallest subnormal, 2^-25; bf16: 2^-126, fp32's smallest
+normal, below which an accumulator may flush to zero):
+
+- fp32 accumulation:  |err| <= u |C| + c sqrt(K) 2^-24 (|A| |B|) + s,                    c = ERROR_C = 4
+- fp16 accumulation:  |err| <= u |C| + c sqrt(S) 2^-11 (|C| + Q) + (S + 1) s,  S = ceil(K / 16),  c = FP16_C = 8
+
+Rounding errors of a sum of K terms grow as sqrt(K) (Higham & Mary, A new approach to probabilistic
+rounding error analysis, 2019). Tensor cores truncate when they align and add: on signed terms a small part
+of the bound, on terms of one sign a bias linear in K, so positive inputs are tried with 1,024 terms only.
+A half accumulator behind an fp32 claim is off by about sqrt(K / 16) 2^-12 |partial sum| and does not fit.
+Q = sqrt((A o A)(B o B)) is the size that partial sums of random signs reach; the fp16 bound is wide, for
+that accumulator is. :func:`needed_c` gives the c that a result needs, to calibrate on cuBLAS itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from outblas.core.problem import Problem
+
+ERROR_C, FP16_C = 4.0, 8.0
+UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+FLOOR = {"fp16": 2.0**-25, "bf16": 2.0**-126}
+#: FLOP up to which the whole reference is fp64; above, fp32 in blocks of K with sampled rows in fp64.
+FP64_FLOPS = 2**37
+_K_BLOCK, _FP64_ROWS, _CHUNK = 512, 32, 2**26
+
+
+def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None, c: float | None = None) -> Any:
+    """The bound of the module's text, elementwise; tensors of C's shape in fp32 or fp64.
+
+    Args:
+        magnitude: |A| |B|. q: sqrt((A o A)(B o B)), needed for fp16 accumulation only.
+    """
+    result = UNIT[problem.dtype] * reference.abs() + FLOOR[problem.dtype]
+    if problem.acc == "fp32":
+        return result + (ERROR_C if c is None else c) * math.sqrt(problem.k) * 2.0**-24 * magnitude
+    steps = math.ceil(problem.k / 16)
+    result = result + steps * FLOOR[problem.dtype]
+    return result + (FP16_C if c is None else c) * math.sqrt(steps) * 2.0**-11 * (reference.abs() + q)
+
+
+def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
+    """Smallest c with which ``result`` is within the bound."""
+    reference = product(problem, a, b)
+    magnitude, q = magnitudes(problem, a, b)
+    base = error_bound(problem, reference, magnitude, q, c=0.0)
+    unit = error_bound(problem, reference, magnitude, q, c=1.0) - base
+    return max(0.0, float((((result.double() - reference).abs() - base) / unit.clamp_min(1e-300)).max()))
+
+
+def right(problem: Problem, b: Any) -> Any:
+    """B as a (K, N) view."""
+    return b.t() if problem.layout == "TN" else b
+
+
+def product(problem: Problem, a: Any, b: Any) -> Any:
+    """A B in fp64, whole."""
+    return a.double() @ right(problem, b).double()
+
+
+def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
+    """(|A| |B|, Q) in fp32; Q is None unless the accumulator is fp16. One per cent is accurate enough here."""
+    with tf32(True):
+        x, y = a.float(), right(problem, b).float()
+        q = ((x * x) @ (y * y)).sqrt() if problem.acc == "fp16" else None
+        return x.abs() @ y.abs(), q
+
+
+class Oracle:
+    """Reference and bound of one (A, B), made once and used for every candidate.
+
+    Args:
+        a, b: operands, B as stored, of any device. Memory: 8 bytes per element of C.
+    """
+
+    def __init__(self, problem: Problem, a: Any, b: Any) -> None:
+        self.problem = problem
+        self.reference = _reference(problem, a, b).float()
+        magnitude, q = magnitudes(problem, a, b)
+        self._inverse = error_bound(problem, self.reference, magnitude, q).reciprocal_()
+        self._rows = max(1, min(problem.m, _CHUNK // problem.n))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return int(self.reference.nbytes + self._inverse.nbytes)
+
+    def worst(self, c: Any) -> Any:
+        """Largest |error| / bound as a 0-dim tensor, NaN if there is a NaN: three kernels, no wait."""
+        import torch
+
+        worst, scratch = None, torch.empty_like(self.reference[: self._rows])
+        for first in range(0, self.problem.m, self._rows):
+            part = slice(first, min(first + self._rows, self.problem.m))
+            ratio = scratch[: part.stop - first]
+            torch.sub(c[part], self.reference[part], out=ratio)
+            low, high = torch.aminmax(ratio.mul_(self._inverse[part]))
+            most = torch.maximum(high, -low)
+            worst = most if worst is None else torch.maximum(worst, most)
+        return worst
+
+
+def _reference(problem: Problem, a: Any, b: Any) -> Any:
+    import torch
+
+    y = right(problem, b)
+    rows = max(1, _CHUNK // max(problem.k, problem.n))
+    if problem.flops <= FP64_FLOPS:
+        wide = y.double()
+        return torch.cat([(a[i : i + rows].double() @ wide).float() for i in range(0, problem.m, rows)])
+    out = torch.zeros((problem.m, problem.n), dtype=torch.float32, device=a.device)
+    with tf32(False):
+        for k in range(0, problem.k, _K_BLOCK):
+            out.addmm_(a[:, k : k + _K_BLOCK].float(), y[k : k + _K_BLOCK].float())
+    step = max(1, problem.m // _FP64_ROWS)
+    out[::step] = (a[::step].double() @ y.double()).float()
+    return out
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether fp32 products of torch may use TF32, for a while. (Products of half inputs are exact in it.)"""
+    import torch
+
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    settings.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = before

@@ -1,0 +1,94 @@
+"""Inputs of a proof and what is compared with, of problems on which many kernels are proved: made once.
+
+A tuning proves hundreds of kernels on some of the same few hundred problems (outblas.kernels.proof_shapes), and what it
+compares with (operands, references, bounds, cuBLAS' answers) takes longer to make than the kernels to run.
+
+Only for kernels whose text is ours. What a stranger's kernel is compared with should not lie in the GPU's memory
+before it has run, so :class:`Trials` by itself keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from outblas.core.problem import Problem
+
+#: GPU memory that a shelf holds at most: this, and no more than this part of what is free when it is made.
+LIMIT_BYTES, LIMIT_PART = 4 * 2**30, 1 / 8
+
+
+class Trials:
+    """What one problem's proofs draw and compare with; made anew whenever it is asked for."""
+
+    def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make()`` returns: tensors, an Oracle or a tuple of them. Nobody writes to it."""
+        return make()
+
+
+class KeptTrials(Trials):
+    """The same, made once for every name."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+        self._held: set[int] = set()
+        #: GPU memory held; what several names share (B of two pairs, a view) counts once.
+        self.bytes = 0
+
+    def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = made = make()
+            for which, size in _memory(made):
+                self.bytes += 0 if which in self._held else size
+                self._held.add(which)
+        return self._made[name]
+
+
+class Shelf:
+    """Trials of the problems that were asked for last.
+
+    Args:
+        limit_bytes: what is kept at most, the problem in hand not counted.
+    """
+
+    def __init__(self, limit_bytes: float = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._kept: OrderedDict[Problem, KeptTrials] = OrderedDict()
+
+    @classmethod
+    def of_gpu(cls, gpu_index: int) -> Shelf:
+        """One of the size that this GPU has room for."""
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(gpu_index)
+        return cls(min(LIMIT_BYTES, LIMIT_PART * free))
+
+    @property
+    def bytes(self) -> int:
+        """GPU memory held."""
+        return sum(trials.bytes for trials in self._kept.values())
+
+    def at(self, problem: Problem) -> Trials:
+        """A problem's trials; those that were not asked for longest make room."""
+        trials = self._kept.setdefault(problem, KeptTrials())
+        self._kept.move_to_end(problem)
+        while len(self._kept) > 1 and self.bytes > self._limit:
+            self._kept.popitem(last=False)
+        return trials
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
+
+def _memory(made: Any) -> Iterator[tuple[int, int]]:
+    """(which, bytes) of every piece of memory that keeps what was made alive: tensors' storages, Oracles."""
+    if isinstance(made, tuple):
+        for one in made:
+            yield from _memory(one)
+    elif hasattr(made, "untyped_storage"):
+        storage = made.untyped_storage()
+        yield storage.data_ptr(), storage.nbytes()
+    else:
+        yield id(made), int(made.nbytes)

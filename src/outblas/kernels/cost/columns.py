@@ -1,0 +1,75 @@
+"""What the ranking model needs of a problem and of configs, as numbers: columns that broadcast together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, floor_us, operand_sets
+from outblas.kernels.cost.terms import Floats
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry import geometry
+from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS
+
+#: CTAs that an SM holds at most.
+SM_CTAS = 32
+#: Columns of the configs of all families, and their values where a family gives none; None: :func:`_row` has it.
+DEFAULTS: dict[str, float | None] = {
+    **dict.fromkeys(("bm", "bn", "bk", "stages", "split", "pdl")),
+    **{"cm": 1, "cn": 1, "cluster": None, "occupancy": None, "min_blocks": 1, "persistent": 0},
+    **{"pingpong": 0, "group": 8, "raster_m": 1, "tma": 0, "consumers": 1, "wm": 1, "wn": 1, "wk": 1},
+    **{"threads": None, "vec": 8, "ring_shared": 0, "workspace": 0, "early": None, "stream_b": 0, "stream_c": 0},
+    **{"kept": 0, "even": None, "rows": None, "shift": 0},
+}
+_ANY = Problem(1024, 1024, 1024)
+
+
+def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
+    """What the formula needs of a problem."""
+    alone = max(gpu.launch_us, problem.flops / (gpu.tflops * 1e6), problem.bytes / (gpu.hbm_tbs * 1e6))
+    return {
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "nn": float(problem.layout == "NN"),
+        # Rotating operand sets that exceed L2 are read from HBM, as in roofline.
+        "from_hbm": float(problem.bytes * operand_sets(problem, alone) > gpu.l2_bytes),
+        "floor": floor_us(problem, gpu),
+    }
+
+
+def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
+    """What the formula needs of configs of one family: name -> float64[len(configs)]."""
+    names = [*DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
+    table = np.array([_row(config) for config in configs]).reshape(-1, len(names)).T
+    return dict(zip(names, table, strict=True))
+
+
+def columns_by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, np.ndarray, dict[str, Floats]]]:
+    """Of each family among ``configs``: its name, their places, their columns."""
+    families = np.array([config.family for config in configs])
+    for family in dict.fromkeys(config.family for config in configs):
+        where = np.flatnonzero(families == family)
+        yield family, where, config_columns([configs[int(i)] for i in where])
+
+
+@functools.lru_cache(maxsize=16384)
+def _row(config: KernelConfig) -> tuple[float, ...]:
+    family, shape = FAMILIES[config.family], geometry(_ANY, config)
+    resident = min(
+        SM_SMEM // (shape.smem_bytes + CTA_SMEM),
+        SM_REGISTERS // (family.registers(_ANY, config, shape) * shape.threads),
+        SM_THREADS // shape.threads,
+        SM_CTAS,
+    )
+    values = DEFAULTS | {
+        **{"bm": config.bm, "bn": config.bn, "bk": config.bk, "split": config.split_k, "rows": config.bm},
+        **{"pdl": config.pdl, "early": config.early, "even": config.even},
+        **{"cluster": shape.cluster, "occupancy": max(1, resident), "threads": shape.threads},
+        **family.cost_columns(_ANY, config, shape),
+    }
+    return tuple(float(values[name]) for name in (*DEFAULTS, *family.own_columns))

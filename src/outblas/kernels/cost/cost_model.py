@@ -1,0 +1,127 @@
+"""A small physical model of the GPU time of a (problem, config): it ranks, it does not replace timing.
+
+    time = launch (less with PDL) + cluster set-up
+         + smooth max of: rounds x (fill latency + K stages x stage + epilogue), traffic / HBM
+         + sum over a split K, in a cluster or in a workspace,            bounded below by the floor
+    stage = smooth max of: tensor time, CTA's serial chain, SM ingest, L2 share, latency under load / stages
+
+A *round* is one CTA on every slot of the GPU (SMs x resident CTAs); a persistent kernel has one round
+of many tiles. Twenty to forty coefficients per family are fitted on measurements by
+`outblas fit model` and read from ``data/models/<gpu>.json``, with their provenance; so is what is
+left when they are (``model_residual``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import DeviceError, RecordError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
+from outblas.kernels.cost.columns import columns_by_family, problem_columns
+from outblas.kernels.cost.residual import NAMES as RESIDUAL
+from outblas.kernels.cost.residual import factor
+from outblas.kernels.cost.terms import Columns, Floats
+from outblas.kernels.families.registry import FAMILIES
+
+FORMAT = 2
+#: Where a fit starts, by family.
+START = {name: dict(family.start) for name, family in FAMILIES.items()}
+
+
+def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
+    """Predicted GPU time per call of a legal (problem, config), microseconds.
+
+    Raises:
+        DeviceError: no model of this GPU ships with the package.
+        RecordError: the model's file is of another version or lacks a coefficient.
+    """
+    return float(predict_many(problem, (config,), gpu)[0])
+
+
+def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
+    """:func:`predict_us` of each config: float64[len(configs)], microseconds; raises as it does."""
+    return predict_by(*load(gpu.name), problem, configs, gpu)
+
+
+def predict_by(
+    coefficients: Mapping[str, Mapping[str, float]], residual: Floats | None, problem: Problem,
+    configs: Sequence[KernelConfig], gpu: Gpu,
+) -> Floats:  # fmt: skip
+    """:func:`predict_many` by given coefficients, and a residual of :mod:`outblas.kernels.cost.residual` or none."""
+    out = np.empty(len(configs))
+    shape = problem_columns(problem, gpu)
+    for family, where, columns in columns_by_family(configs):
+        out[where] = time_us(coefficients[family], family, shape, columns, gpu)
+        if residual is not None:
+            corrected = out[where] * factor(residual, family, shape, columns, gpu.sms)
+            out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # above the floor still
+    return out
+
+
+def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> NDArray[np.intp]:
+    """Indices of ``configs``, fastest predicted first; equal predictions in the order given."""
+    return np.argsort(predict_many(problem, configs, gpu), kind="stable")
+
+
+def left_out(
+    problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200, factor: float = 3.0
+) -> NDArray[np.bool_]:
+    """Which of ``configs`` a recorder need not measure: bool[len(configs)].
+
+    True where the prediction exceeds ``factor`` x the best prediction among the configs with the
+    same PDL option. The model's file says how often each factor would have dropped a measured best
+    (``checks.left_out``, on problems that the fit had not seen).
+    """
+    times = predict_many(problem, configs, gpu)
+    return too_slow(times, np.array([c.pdl for c in configs], dtype=bool), factor)
+
+
+def too_slow(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np.bool_]:
+    """The rule of :func:`left_out` on times in hand."""
+    mask = np.zeros(len(times), dtype=bool)
+    for option in (False, True):
+        same = pdl == option
+        if same.any():
+            mask[same] = times[same] > factor * times[same].min()
+    return mask
+
+
+@functools.cache
+def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
+    """Coefficients by family of a packaged model, and its residual's; raises as :func:`predict_us`."""
+    folder = resources.files("outblas") / "data" / "models"
+    path = folder.joinpath(f"{gpu_name}.json")
+    if not path.is_file():
+        raise DeviceError(f"no model of GPU {gpu_name!r}", "a GPU that was measured", "use h200")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            raise ValueError(f"format {found['format']}")
+        fitted = found["coefficients"]
+        coefficients = {family: _fitted(family, fitted) for family in FAMILIES}
+        unmeasured = {kind for name, family in FAMILIES.items() if name not in fitted for kind in family.kinds}
+        known = (name.partition(".")[0] not in unmeasured for name in RESIDUAL)
+        residual = [float(found["residual"][name]) if here else 0.0 for name, here in zip(RESIDUAL, known, strict=True)]
+        return coefficients, np.array(residual)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(
+            f"model file {gpu_name}.json cannot be read ({error!r})", f"format {FORMAT}", "reinstall outblas"
+        ) from error
+
+
+def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gpu) -> Floats:
+    """The formula over columns that broadcast together; ``x``: coefficients of the family."""
+    return FAMILIES[family].time_us(x, p, c, gpu)
+
+
+def _fitted(family: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """A family's coefficients; those that a fit starts from, where nobody has measured it."""
+    return {name: float(found[family][name]) for name in START[family]} if family in found else START[family]

@@ -1,0 +1,47 @@
+"""Free kernels that are right: by hand, one idea a file, and the templates filled. To begin from, and to test with.
+
+Each is proved on a GPU by ``tests/gpu/test_free_examples.py`` and timed by ``benchmarks/free_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+
+from outblas.core.errors import UsageError
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90
+
+#: Examples that are templates, filled.
+FILLED: dict[str, CuteSm80 | CutlassSm90] = {
+    "cute_sm80": CuteSm80((128, 128, 32), 4, (2, 2)),
+    "cutlass_pingpong": CutlassSm90((64, 128, 64), schedule="pingpong"),
+    "cutlass_cooperative_2x1": CutlassSm90((128, 256, 64), (2, 1), "cooperative"),
+    "cutlass_stream_k": CutlassSm90((128, 128, 64), schedule="cooperative", scheduler="stream_k"),
+}
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Of all examples, sorted."""
+    files = (each.name for each in resources.files(__package__).iterdir())
+    return tuple(sorted([*(name[:-3] for name in files if name.endswith(".cu")), *FILLED]))
+
+
+@functools.cache
+def example(name: str) -> FreeKernel:
+    """The example of a name, e.g. ``wgmma_ring``.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in names():
+        raise UsageError(f"no example {name!r}", "one of " + ", ".join(names()), "name one of them")
+    if name in FILLED:
+        return FILLED[name].kernel()
+    return FreeKernel.parse((resources.files(__package__) / f"{name}.cu").read_text(encoding="utf-8"))
+
+
+def all_examples() -> dict[str, FreeKernel]:
+    """Name -> kernel, in the order of :func:`names`."""
+    return {name: example(name) for name in names()}

@@ -1,0 +1,239 @@
+"""Starting points for free kernels: CUTLASS 3.x and CuTe texts with named places, filled once they are legal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal, Union
+
+from outblas.core.errors import ConfigError
+from outblas.kernels.custom.free_kernel import FreeKernel
+
+Schedule = Literal["warp_specialized", "pingpong", "cooperative"]
+Scheduler = Literal["persistent", "stream_k"]
+Stages = Union[int, Literal["auto"]]
+
+#: Shared memory of a CTA on sm_90, bytes; what the barriers and the alignment of the stages take of it at most.
+_SHARED_LIMIT, _SHARED_REST = 232448, 2048
+#: Fp32 accumulators that a thread of a consumer warpgroup can hold beside its addresses.
+_ACCUMULATORS = 192
+_PORTABLE_CLUSTER = 8
+_PLACE = re.compile(r"\{\{([A-Z_]+)\}\}")
+_KERNEL = {
+    "warp_specialized": "KernelTmaWarpSpecialized",
+    "pingpong": "KernelTmaWarpSpecializedPingpong",
+    "cooperative": "KernelTmaWarpSpecializedCooperative",
+}
+_AUTO = "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>"
+
+
+@dataclass(frozen=True)
+class CutlassSm90:
+    """A CUTLASS 3.x kernel for Hopper, by the collective builder: form ``host``, TN and NN, fp16 and bf16, accumulation
+    in fp32.
+
+    Attributes:
+        tile: rows and columns of C and steps of K per CTA, elements.
+        cluster: CTAs along M and N that multicast operand tiles to each other.
+        schedule: ``warp_specialized``: one consumer warpgroup, one tile per CTA; ``pingpong``: two that alternate whole
+            tiles; ``cooperative``: two that share a tile.
+        stages: of the operand ring; ``auto``: as many as fit beside the epilogue.
+        scheduler: ``persistent``, or ``stream_k``, which parts the K of the last tiles (cooperative only).
+        swizzle: tiles along which the persistent scheduler walks at most before it goes on, a power of two.
+
+    Raises:
+        ConfigError: values that CUTLASS or the GPU cannot do (:meth:`why_not`).
+    """
+
+    tile: tuple[int, int, int] = (128, 128, 64)
+    cluster: tuple[int, int] = (1, 1)
+    schedule: Schedule = "pingpong"
+    stages: Stages = "auto"
+    scheduler: Scheduler = "persistent"
+    swizzle: int = 1
+
+    def __post_init__(self) -> None:
+        _refuse(self.why_not())
+
+    @property
+    def name(self) -> str:
+        """Short and unique, e.g. ``128x128x64_2x1_pingpong``."""
+        parts = ["x".join(map(str, self.tile)), "x".join(map(str, self.cluster)), self.schedule]
+        if self.stages != "auto":
+            parts.append(f"s{self.stages}")
+        if self.scheduler != "persistent":
+            parts.append(self.scheduler)
+        if self.swizzle != 1:
+            parts.append(f"w{self.swizzle}")
+        return "_".join(parts)
+
+    def why_not(self) -> str | None:
+        """Why there is no such kernel, None if there is."""
+        m, n, k = self.tile
+        if self.schedule not in _KERNEL:
+            return f"schedule {self.schedule!r}, one of {', '.join(_KERNEL)}"
+        if self.scheduler not in ("persistent", "stream_k"):
+            return f"scheduler {self.scheduler!r}, persistent or stream_k"
+        groups = 2 if self.schedule == "cooperative" else 1  # warpgroups that share a tile
+        if m not in (64, 128, 192, 256) or m % (64 * groups):
+            return f"{m} rows a tile, a multiple of {64 * groups} up to 256"
+        if not 32 <= n <= 256 or n % 32:
+            return f"{n} columns a tile, a multiple of 32 up to 256"
+        if k not in (32, 64, 128):
+            return f"{k} of K a step, 32, 64 or 128"
+        if m * n > _ACCUMULATORS * 128 * groups:
+            return f"{m * n // (128 * groups)} accumulators a thread, at most {_ACCUMULATORS}"
+        if any(size not in (1, 2, 4) for size in self.cluster) or self.cluster[0] * self.cluster[1] > _PORTABLE_CLUSTER:
+            return (
+                f"a cluster of {self.cluster[0]} x {self.cluster[1]}, 1, 2 or 4 a side and {_PORTABLE_CLUSTER} together"
+            )
+        if self.swizzle not in (1, 2, 4, 8):
+            return f"swizzle {self.swizzle}, 1, 2, 4 or 8"
+        if self.scheduler == "stream_k" and self.schedule != "cooperative":
+            return f"stream_k with schedule {self.schedule}, schedule cooperative"
+        if self.schedule == "warp_specialized" and self.swizzle != 1:
+            return f"swizzle {self.swizzle} without a persistent scheduler, swizzle 1"
+        return self._stages_reason()
+
+    def _stages_reason(self) -> str | None:
+        m, n, k = self.tile
+        least = 2
+        if self.stages != "auto" and (type(self.stages) is not int or self.stages < least):
+            return f"{self.stages!r} stages, auto or at least {least}"
+        stages = least if self.stages == "auto" else self.stages
+        epilogue = 4 * min(m, 128) * 32 * 2  # at most four chunks of C
+        need = stages * 2 * k * (m + n) + epilogue + _SHARED_REST
+        if need > _SHARED_LIMIT:
+            return f"{stages} stages need {need} bytes of shared memory, at most {_SHARED_LIMIT}"
+        return None
+
+    def text(self) -> str:
+        """The CUDA C++ text with its launch block."""
+        stages = _AUTO if self.stages == "auto" else f"cutlass::gemm::collective::StageCount<{self.stages}>"
+        scheduler = {"persistent": "PersistentScheduler", "stream_k": "StreamKScheduler"}[self.scheduler]
+        cooperative = self.schedule == "cooperative"
+        return _filled(
+            "cutlass_sm90.cu",
+            WHAT=self.name,
+            TILE_M=self.tile[0],
+            TILE_N=self.tile[1],
+            TILE_K=self.tile[2],
+            CLUSTER_M=self.cluster[0],
+            CLUSTER_N=self.cluster[1],
+            STAGES=stages,
+            KERNEL_SCHEDULE=_KERNEL[self.schedule],
+            EPILOGUE_SCHEDULE="TmaWarpSpecializedCooperative" if cooperative else "TmaWarpSpecialized",
+            # One tile per CTA has no scheduler to choose.
+            SCHEDULER_TYPE="void" if self.schedule == "warp_specialized" else f"cutlass::gemm::{scheduler}",
+            SWIZZLE=self.swizzle,
+        )
+
+    def kernel(self) -> FreeKernel:
+        """The free kernel of :meth:`text`."""
+        return FreeKernel.parse(self.text())
+
+
+@dataclass(frozen=True)
+class CuteSm80:
+    """A CuTe kernel on mma.sync with a ring of cp.async: form ``device``, TN and NN, fp16 and bf16, fp32 accumulation.
+
+    Attributes:
+        tile: rows and columns of C and steps of K per CTA, elements.
+        stages: of the ring. warps: along M and N; each computes tile / warps of C.
+
+    Raises:
+        ConfigError: values that the text or the GPU cannot do (:meth:`why_not`).
+    """
+
+    tile: tuple[int, int, int] = (128, 128, 32)
+    stages: int = 4
+    warps: tuple[int, int] = (2, 2)
+
+    def __post_init__(self) -> None:
+        _refuse(self.why_not())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        m, n, k = self.tile
+        return self.stages * 2 * k * (m + n)
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * self.warps[0] * self.warps[1]
+
+    def why_not(self) -> str | None:
+        """Why there is no such kernel, None if there is."""
+        m, n, k = self.tile
+        across, along = self.warps
+        if any(size not in (1, 2, 4) for size in self.warps) or not 2 <= across * along <= 8:
+            return f"{across} x {along} warps, 1, 2 or 4 a side and 2 to 8 together"
+        if m % (16 * across) or n % (16 * along) or m % 32 or n % 32 or not (32 <= m <= 256 and 32 <= n <= 256):
+            return f"a tile of {m} x {n}, multiples of 32 and of 16 per warp up to 256"
+        if k not in (32, 64):
+            return f"{k} of K a step, 32 or 64"
+        if m * n > 128 * self.threads:
+            return f"{m * n // self.threads} accumulators a thread, at most 128"
+        # A thread copies whole vectors of 8, and all of them as many.
+        spans = [(m, k), (n, k), (k, 64 if n % 64 == 0 else 32)]
+        if any(rows % (self.threads // (min(span, 64) // 8)) for rows, span in spans):
+            return f"a tile of {m} x {n} x {k}, one that {self.threads} threads copy in equal shares"
+        if type(self.stages) is not int or not 2 <= self.stages <= 8:
+            return f"{self.stages!r} stages, 2 to 8"
+        if self.shared_bytes > _SHARED_LIMIT:
+            return f"{self.stages} stages need {self.shared_bytes} bytes of shared memory, at most {_SHARED_LIMIT}"
+        return None
+
+    def text(self) -> str:
+        """The CUDA C++ text with its launch block."""
+        return _filled(
+            "cute_sm80.cu",
+            TILE_M=self.tile[0],
+            TILE_N=self.tile[1],
+            TILE_K=self.tile[2],
+            STAGES=self.stages,
+            WARPS_M=self.warps[0],
+            WARPS_N=self.warps[1],
+            THREADS=self.threads,
+            SHARED=self.shared_bytes,
+        )
+
+    def kernel(self) -> FreeKernel:
+        """The free kernel of :meth:`text`."""
+        return FreeKernel.parse(self.text())
+
+
+def template_text(name: str) -> str:
+    """A template as it is, with its places ``{{NAME}}``: ``cutlass_sm90.cu`` or ``cute_sm80.cu``.
+
+    Raises:
+        ConfigError: no such template.
+    """
+    found = resources.files(__package__) / name
+    if not re.fullmatch(r"\w+\.cu", name) or not found.is_file():
+        raise ConfigError(f"template {name!r}", "cutlass_sm90.cu or cute_sm80.cu", "name one of them")
+    return found.read_text(encoding="utf-8")
+
+
+def _filled(name: str, **values: object) -> str:
+    """The template with every place filled, and every value used."""
+    text = template_text(name)
+    places = set(_PLACE.findall(text))
+    if places != set(values):
+        raise ConfigError(
+            f"{name} has other places than values are given for: {', '.join(sorted(places ^ set(values)))}",
+            "a value for each place",
+            "correct the template",
+        )
+    return _PLACE.sub(lambda place: str(values[place[1]]), text)
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise ConfigError(
+            f"the template cannot be filled so: {reason.split(', ')[0]}",
+            reason.partition(", ")[2] or "another choice",
+            "change it",
+        )

@@ -1,0 +1,40 @@
+"""The problems on which a config is proved in full, before it is timed anywhere."""
+
+from __future__ import annotations
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import ProblemError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import why_illegal
+
+
+def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
+    """Problems of the same layout, dtype and accumulator on which a config is proved in full.
+
+    Whole tiles; ragged M, N and K; less than one tile; K long, with signed inputs; N = K, where calls can
+    be chained; more tiles than SMs; rows that are not 16-byte aligned. Only those that the config allows.
+    """
+    bm, bn, bk = config.bm, config.bn, config.bk
+    shapes = [
+        (2 * bm, 2 * bn, 4 * bk),
+        (bm + 1, bn + 8, 3 * bk + 8),
+        (1, 8, 8),
+        (7, 2 * bn + 24, bk + 24),
+        (2 * bm - 1, 2 * bn - 8, 4096 + 8),
+        (256, 256, 256),
+        (16, 64, 16384),
+        (7 * bm + 3, 19 * bn + 8, 2 * bk + 8),
+        (127, 1001, 333),
+    ]
+    shapes += FAMILIES[config.family].proof_shapes(problem, config, gpu)
+    found = []
+    for m, n, k in dict.fromkeys(shapes):
+        try:
+            candidate = Problem(m, n, k, problem.layout, problem.dtype, problem.acc)
+        except ProblemError:
+            continue
+        if why_illegal(candidate, config, gpu) is None:
+            found.append(candidate)
+    return found

@@ -1,0 +1,126 @@
+"""What a learned policy sees of a problem and of a candidate: plain physics, nothing fitted to measurements.
+
+Every candidate is described by its knobs and by what they make of the problem (tiles, waves, steps of K, traffic, a
+rough time), so that a policy over these scores kernels and shapes that it has never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.roofline import Gpu, floor_us
+from outblas.kernels.cost import cost_model
+from outblas.kernels.cost.columns import columns_by_family, problem_columns
+from outblas.kernels.families.registry import LEARNED_FAMILIES
+from outblas.kernels.geometry_terms import SM_SMEM
+
+Features = NDArray[np.float32]
+
+#: Names of :func:`problem_features`, in its order.
+PROBLEM = (
+    *(
+        "log_m",
+        "log_n",
+        "log_k",
+        "layout_nn",
+        "bf16",
+        "acc_fp16",
+        "log_flops",
+        "log_intensity",
+        "log_floor",
+        "from_hbm",
+    ),
+    *("gpu_sms", "gpu_l2", "gpu_shared", "gpu_hbm", "gpu_peak"),
+)
+#: Knobs taken as they are, as powers of two, and as switches (columns of ``model_columns``).
+_LOGS = (
+    "bm",
+    "bn",
+    "bk",
+    "stages",
+    "split",
+    "cm",
+    "cn",
+    "occupancy",
+    "min_blocks",
+    "group",
+    "wm",
+    "wn",
+    "wk",
+    "threads",
+)
+_SWITCHES = (
+    *("pdl", "persistent", "pingpong", "raster_m", "tma", "workspace", "stream_b", "stream_c", "even", "shift"),
+    *("ring_shared", "kept"),
+)
+_MADE = (
+    *("tiles_m", "tiles_n", "waves", "full_waves", "last_wave", "used_m", "used_n", "steps", "steps_per_stage"),
+    *("traffic", "ring", "tall", "consumers", "vec", "rows", "rough", "rough_behind"),
+)
+#: Names of :func:`candidate_features`, in its order. Packaged policies have these names in their files, so that a new
+#: knob is in here only once they are trained anew with it.
+CANDIDATE = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LOGS, *_SWITCHES, *_MADE)
+
+
+def problem_features(problem: Problem, gpu: Gpu) -> Features:
+    """float32[len(PROBLEM)], each of order one: extents, types, arithmetic intensity, floor, and facts of the GPU."""
+    p = problem_columns(problem, gpu)
+    return np.array(
+        [
+            *(np.log2(x) / 8 - 1 for x in (problem.m, problem.n, problem.k)),
+            *(problem.layout == "NN", problem.dtype == "bf16", problem.acc == "fp16"),
+            *(np.log2(problem.flops) / 16 - 2, np.log2(problem.flops / problem.bytes) / 6 - 1),
+            *(np.log2(p["floor"]) / 6, p["from_hbm"]),
+            *(gpu.sms / 132 - 1, gpu.l2_bytes / 60e6 - 1, gpu.smem_optin / 232448 - 1),
+            *(gpu.hbm_tbs / 4.2 - 1, gpu.tflops / 800 - 1),
+        ],
+        dtype=np.float32,
+    )
+
+
+def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
+    """float32[len(configs), len(CANDIDATE)], each of order one.
+
+    ``rough`` is the logarithm of the time by ``outblas.kernels.cost.cost_model``'s formula with the coefficients that
+    its fit starts from (rough physics, no measurement) over the floor; ``rough_behind`` of that over the best of
+    ``configs``.
+    """
+    out = np.zeros((len(configs), len(CANDIDATE)), dtype=np.float32)
+    if not configs:
+        return out
+    top = len(LEARNED_FAMILIES)
+    p = problem_columns(problem, gpu)
+    for family, where, c in columns_by_family(configs):
+        out[where, :top] = [family == learned for learned in LEARNED_FAMILIES]
+        middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in _SWITCHES]
+        out[where, top:] = np.stack([*middle, *_made(problem, c, gpu), *np.zeros((2, len(where)))], axis=1)
+    rough = np.log(cost_model.predict_by(cost_model.START, None, problem, configs, gpu) / p["floor"])
+    out[:, -2], out[:, -1] = rough, rough - rough.min()
+    return out
+
+
+def _made(problem: Problem, c: dict[str, NDArray[np.float64]], gpu: Gpu) -> list[NDArray[np.float64]]:
+    """What knobs make of a problem, in the order of ``_MADE`` less the last two."""
+    tiles_m, tiles_n = np.ceil(problem.m / c["bm"]), np.ceil(problem.n / c["bn"])
+    ctas = tiles_m * tiles_n * c["split"]
+    waves = ctas / gpu.sms
+    steps = np.ceil(problem.k / (c["bk"] * c["split"]))
+    loaded = tiles_m * tiles_n * problem.k * (c["bm"] / c["cn"] + c["bn"] / c["cm"])  # elements, multicast counted once
+    ring = c["stages"] * (c["bm"] + c["bn"]) * c["bk"] * ELEMENT_BYTES
+    return [
+        *(np.log2(tiles_m) / 4, np.log2(tiles_n) / 4, np.log2(waves) / 4, np.log2(np.ceil(waves)) / 4),
+        *(waves / np.ceil(waves), problem.m / (tiles_m * c["bm"]), problem.n / (tiles_n * c["bn"])),
+        *(np.log2(steps) / 4, np.log2(steps / c["stages"]) / 4),
+        *(np.log2(loaded * ELEMENT_BYTES / (floor_us(problem, gpu) * 1e6)) / 4, ring / SM_SMEM),
+        *(np.log2(c["bm"] / c["bn"]) / 4, c["consumers"] / 2, c["vec"] / 8, c["rows"] / c["bm"]),
+    ]
+
+
+def knobs_of(features: Features) -> Features:
+    """float32[C, K]: of :func:`candidate_features`, those that tell kernels apart whatever the problem."""
+    return features[:, : len(LEARNED_FAMILIES) + len(_LOGS) + len(_SWITCHES)]

@@ -1,0 +1,146 @@
+"""The learned policy, with numpy: a score for every candidate, from its features and from what is believed of it.
+
+A score is minus the believed time behind the best untried, times a learned factor, plus a small perceptron's output.
+Since it is made from features and not from an index, new kernels in a catalogue need no new network.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import write_atomic
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.learn.features import CANDIDATE, PROBLEM, Features, candidate_features, knobs_of, problem_features
+from outblas.learn.posterior import NOISE, Floats, Regressor, posterior, silu
+
+FORMAT = 1
+#: Beside a candidate's features, what a policy sees of it: guess and its spread over nets; belief (behind the best
+#: untried) and its deviation; the belief over the best measured; whether it was tried. All in log time.
+BELIEF = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
+#: Column of a candidate's inputs that the greed is about.
+BEHIND = len(CANDIDATE) + BELIEF.index("behind")
+#: What it sees of the search: measurements made (as a share of 16), whether a proven one is among them.
+SEARCH = ("made", "any_proven")
+#: Measurements that count as many.
+MANY = 16.0
+#: Log times are shown to the network in units of this.
+UNIT = 0.05
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A trained policy. ``scorer``: name -> array of the perceptron: ``w0, b0, w1, b1, w2, b2``, and ``greed``."""
+
+    regressor: Regressor
+    scorer: Mapping[str, Features]
+    about: str = ""
+
+    @classmethod
+    def load(cls, path_or_name: str | os.PathLike[str]) -> Policy:
+        """Read a policy: a path, or the name of a packaged one, e.g. ``h200`` or ``h200-oneshot``.
+
+        Raises:
+            UsageError: there is no such file. RecordError: it is of another version, or truncated.
+        """
+        text = os.fspath(path_or_name)
+        packaged = resources.files("outblas") / "data" / "policies" / f"{text}.npz"
+        path = packaged if packaged.is_file() else Path(text)
+        if not path.is_file():
+            raise UsageError(f"no policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            if (found := (int(arrays["format"]), str(arrays["inputs"]))) != (FORMAT, _inputs()):
+                raise ValueError(f"format or inputs {found[0]}")
+            regressor = Regressor.from_arrays(arrays, "regressor_")
+            scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
+            return cls(regressor, scorer, str(arrays["about"]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise RecordError(
+                f"policy {text} cannot be read ({error})", f"format {FORMAT}", "train it again: outblas train"
+            ) from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it by atomic rename; raises RecordError where the disk refuses."""
+        sink = io.BytesIO()
+        np.savez_compressed(
+            sink,
+            format=np.int64(FORMAT),
+            inputs=np.array(_inputs()),
+            about=np.array(self.about),
+            **self.regressor.to_arrays("regressor_"),
+            **{f"scorer_{name}": array for name, array in self.scorer.items()},  # type: ignore[arg-type]
+        )
+        write_atomic(Path(path), sink.getvalue())
+
+    def view(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> View:
+        """What it makes of a problem's candidates before any measurement.
+
+        Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
+        """
+        known = [config.with_knobs(early=False) if config.early else config for config in configs]
+        about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
+        guess, spread = self.regressor(about, each)
+        return View(about, each, guess, spread, knobs_of(each))
+
+    def scores(self, view: View, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]) -> Floats:
+        """float64[C]: the higher, the sooner to try; what was tried is at -inf."""
+        x, search = view.inputs(tried, proven, log_us)
+        wide = np.broadcast_to(np.concatenate([view.problem, search]), (len(x), len(view.problem) + len(search)))
+        net, h = self.scorer, np.concatenate([x, wide], axis=1)
+        for layer in (0, 1):
+            h = silu(h @ net[f"w{layer}"] + net[f"b{layer}"])
+        out = (h @ net["w2"] + net["b2"])[:, 0] - float(np.exp(net["greed"])) * x[:, BEHIND]
+        out = out.astype(np.float64)
+        out[list(tried)] = -np.inf
+        return out
+
+
+@dataclass(frozen=True)
+class View:
+    """A problem and its candidates through a regressor: features, the guess and its spread, knobs alone."""
+
+    problem: Features
+    candidates: Features
+    guess: Floats
+    spread: Floats
+    knobs: Features
+
+    def inputs(self, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]) -> tuple[Features, Features]:
+        """(float32[C, CANDIDATE + BELIEF], float32[SEARCH]): what the scorer sees after some measurements.
+
+        Args:
+            tried: indices of all that were tried. proven: those of them that passed. log_us: the log times of these.
+        """
+        mean, deviation = posterior(self.guess, self.knobs, proven, log_us)
+        left = np.ones(len(mean), dtype=bool)
+        left[list(tried)] = False
+        best = mean[left].min() if left.any() else mean.min()
+        over = mean - min(log_us) if len(log_us) else np.zeros(len(mean))
+        belief = (
+            (self.guess - self.guess.min()) / UNIT,
+            self.spread / UNIT,
+            (mean - best) / UNIT,
+            (deviation - NOISE) / UNIT,
+            np.clip(over / UNIT, -20, 20),
+            ~left,
+        )
+        x = np.concatenate([self.candidates, np.stack(belief, axis=1).astype(np.float32)], axis=1)
+        return x, np.array([len(tried) / MANY, len(log_us) > 0], dtype=np.float32)
+
+
+def _inputs() -> str:
+    """Names of all inputs: a policy of others is not read."""
+    return ",".join((*PROBLEM, *CANDIDATE, *BELIEF, *SEARCH))

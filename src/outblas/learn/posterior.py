@@ -1,0 +1,116 @@
+"""What is believed of candidates' times: a guess, corrected by what was measured on this problem.
+
+The guess is of the logarithm of a time, up to a constant of the problem and the launch option: the mean of a few
+multilayer perceptrons over problem and candidate features (:class:`Regressor`), or any other. The correction is a
+Gaussian process on what the guess left at the measured candidates (Rasmussen and Williams, Gaussian Processes for
+Machine Learning, 2006, algorithm 2.1): an unknown constant, a part that candidates with similar knobs share, and noise.
+A learned policy (``outblas.learn.policy``) sees the belief among its inputs; agent ``surrogate`` goes by it alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.learn.features import Features
+
+Floats = NDArray[np.float64]
+
+#: Prior standard deviations, in log time: of the problem's constant, of what similar candidates share, of the noise.
+CONSTANT, SHARED, NOISE = 1.0, 0.05, 0.01
+#: Euclidean distance in knobs (``features.knobs_of``) over which what is shared falls to e^-1/2.
+LENGTH = 0.5
+
+
+@dataclass(frozen=True)
+class Regressor:
+    """Perceptrons of equal shape, side by side.
+
+    Attributes:
+        mean, scale: float32[F], what inputs are shifted and multiplied by (0 where training saw one value only).
+        weights: float32[nets, in, out] of each layer. biases: float32[nets, 1, out].
+    """
+
+    mean: Features
+    scale: Features
+    weights: tuple[Features, ...]
+    biases: tuple[Features, ...]
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str = "") -> Regressor:
+        """What :meth:`to_arrays` gave. Raises KeyError, ValueError: it did not."""
+        layers = range(int(arrays["layers"]))
+        weights, biases = (tuple(arrays[f"{prefix}{letter}{i}"] for i in layers) for letter in "wb")
+        return cls(arrays["mean"], arrays["scale"], weights, biases)
+
+    def to_arrays(self, prefix: str = "") -> dict[str, Any]:
+        """Name -> array for an .npz file; ``prefix`` goes before the names of the layers."""
+        arrays: dict[str, Any] = {f"{prefix}w{i}": w for i, w in enumerate(self.weights)}
+        arrays |= {f"{prefix}b{i}": b for i, b in enumerate(self.biases)}
+        return {"layers": np.int64(len(self.weights)), "mean": self.mean, "scale": self.scale, **arrays}
+
+    def __call__(self, problem: Features, candidates: Features) -> tuple[Floats, Floats]:
+        """Mean and standard deviation over the nets of the predicted log time, up to a constant: float64[C] each."""
+        x = np.concatenate([np.broadcast_to(problem, (len(candidates), len(problem))), candidates], axis=1)
+        each = self.each(x)
+        each -= each.mean(axis=1, keepdims=True)
+        return each.mean(axis=0), each.std(axis=0)
+
+    def absolute(self, inputs: Features) -> tuple[Floats, Floats]:
+        """float32[C, F] -> mean and standard deviation over the nets, constants and all: float64[C] each."""
+        each = self.each(inputs)
+        return each.mean(axis=0), each.std(axis=0)
+
+    def each(self, inputs: Features) -> Floats:
+        """float32[C, F] -> what every net says: float64[nets, C]."""
+        h = ((inputs - self.mean) * self.scale)[None]
+        for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            h = h @ w + b
+            if layer + 1 < len(self.weights):
+                h = silu(h)
+        return np.asarray(h[:, :, 0], dtype=np.float64)
+
+
+def silu(x: Any) -> Any:
+    """x * sigmoid(x)."""
+    return x / (1 + np.exp(-np.clip(x, -60, 60)))
+
+
+def posterior(
+    guess: Floats, knobs: Features, measured: Sequence[int], log_us: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of the log time of every candidate, given some measurements.
+
+    With none, the mean is the guess (up to a constant) and the deviation is that of what is shared.
+
+    Args:
+        guess: float64[C]. knobs: float32[C, K]. measured: indices of candidates, each once.
+        log_us: their log times, by whatever unit.
+    """
+    if not len(measured):
+        return guess, np.full(len(guess), SHARED)
+    at = np.asarray(measured)
+    square = np.square(knobs[:, None, :] - knobs[None, at, :]).sum(axis=2, dtype=np.float64)
+    kernel = CONSTANT**2 + SHARED**2 * np.exp(-0.5 * square / LENGTH**2)
+    inner = kernel[at] + NOISE**2 * np.eye(len(at))
+    left = np.asarray(log_us) - guess[at]
+    solved = np.linalg.solve(inner, np.concatenate([left[:, None], kernel.T], axis=1))
+    variance = CONSTANT**2 + SHARED**2 - np.einsum("ij,ji->i", kernel, solved[:, 1:])
+    return guess + kernel @ solved[:, 0], np.sqrt(np.maximum(variance, 0.0))
+
+
+def improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """Expected improvement of a minimum, E[max(best - y, 0)] of y ~ N(mean, deviation^2): float64[C].
+
+    Closed form of Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998,
+    eq. 15.
+    """
+    spread = np.maximum(deviation, 1e-12)
+    z = (best - mean) / spread
+    below = np.array([0.5 * math.erfc(-float(x) / math.sqrt(2)) for x in z])
+    return np.maximum(spread * (z * below + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)), 0.0)

@@ -1,0 +1,57 @@
+"""Evaluation -> float: what an agent is paid.
+
+Correctness is a gate, never a term. A failed candidate gets less than any proven one, graded only by
+how far it came; a proven one gets the clipped log of its speed-up, at the lower confidence bound so
+that luck is not paid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import FAILURES, Evaluation, Status
+
+#: Speed-ups outside [1/e, e] earn no more and no less than at the edge.
+CLIP = 1.0
+
+
+def gated(evaluation: Evaluation) -> float:
+    """Proven: log(speed-up lower bound) clipped to [-1, 1]. Failed: in [-2, -1), higher the later it failed."""
+    if evaluation.status is Status.PASSED:
+        if evaluation.speedup is None:
+            raise UsageError("an evaluation without a speed-up", "baselines timed in the same rounds", "time them too")
+        return max(-CLIP, min(CLIP, math.log(evaluation.speedup.low)))
+    return -2 * CLIP + CLIP * FAILURES.index(evaluation.status) / len(FAILURES)
+
+
+def additive(evaluation: Evaluation) -> float:
+    """The published recipe 0.8 r_perf + 0.15 r_l2 + 0.05 r_correct, kept only to show its fault.
+
+    r_perf is the speed-up over the best baseline, r_l2 the L2 hit rate (counter ``l2_hit_rate``, 0..1),
+    r_correct 1 or 0. An evaluation of a kernel that failed carries no time; the recipe takes the one
+    that the kernel would claim from the counter ``unproven_speedup`` and so pays a wrong kernel more
+    than a right one as soon as it is 0.05 / 0.8 = 6.25% faster.
+    """
+    if evaluation.status is Status.PASSED and evaluation.speedup is not None:
+        perf, correct = evaluation.speedup.ratio, 1.0
+    else:
+        perf, correct = evaluation.counters.get("unproven_speedup", 0.0), 0.0
+    return 0.8 * perf + 0.15 * evaluation.counters.get("l2_hit_rate", 0.0) + 0.05 * correct
+
+
+PRESETS: dict[str, Callable[[Evaluation], float]] = {"gated": gated, "additive": additive}
+
+
+def reward(evaluation: Evaluation, preset: str = "gated") -> float:
+    """The reward of one evaluation under a named preset.
+
+    Raises:
+        UsageError: for an unknown preset, or a candidate that was left out and so never tried.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"unknown reward {preset!r}", " or ".join(PRESETS), "pass one of them")
+    if evaluation.status is Status.LEFT_OUT:
+        raise UsageError("a candidate that was left out", "one that was tried", "offer recorded candidates only")
+    return PRESETS[preset](evaluation)

@@ -1,0 +1,69 @@
+"""Which problem comes next when an agent is trained: over a grid, over real layers, or log-uniform over all extents."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.suites import GRID, suite
+
+#: Draws a problem.
+Sampler = Callable[[random.Random], Problem]
+SAMPLERS = ("grid", "llm", "log-uniform")
+
+
+def sampler(
+    name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32", among: Sequence[Problem] | None = None
+) -> Sampler:
+    """A sampler by name.
+
+    ``grid`` and ``llm`` draw from the suites with equal chance; ``log-uniform`` draws each extent log-uniformly between
+    the grid's ends, so that no agent can learn a list of shapes by heart.
+
+    Args:
+        among: the problems that can be had (those of a recording, or of a training split): a drawn problem becomes
+            the nearest of them by the sum of |log2| ratios of extents. Equal layouts and types come first.
+
+    Raises:
+        UsageError: an unknown name, or ``among`` is empty.
+    """
+    if name not in SAMPLERS:
+        raise UsageError(f"unknown sampler {name!r}", " or ".join(SAMPLERS), "pass one of them")
+    if among is not None and not among:
+        raise UsageError("no problem to draw from", "at least one", "name more problems")
+    if name == "log-uniform":
+        draw: Sampler = _log_uniform(layout, dtype, acc)
+    else:
+        listed = suite("grid1000" if name == "grid" else "llm", layout, dtype, acc)
+        if among is not None:
+            allowed = set(among)
+            listed = [p for p in listed if p in allowed] or list(among)
+        draw = lambda rng: rng.choice(listed)  # noqa: E731
+    if among is None:
+        return draw
+    had, known = list(among), set(among)
+
+    def nearest(rng: random.Random) -> Problem:
+        wanted = draw(rng)
+        return wanted if wanted in known else min(had, key=lambda p: _distance(p, wanted))
+
+    return nearest
+
+
+def _log_uniform(layout: str, dtype: str, acc: str) -> Sampler:
+    low, high = math.log2(GRID[0]), math.log2(GRID[-1])
+
+    def draw(rng: random.Random) -> Problem:
+        m, n, k = (round(2 ** rng.uniform(low, high)) for _ in range(3))
+        return Problem(m, n, k, layout, dtype, acc)  # type: ignore[arg-type]
+
+    return draw
+
+
+def _distance(one: Problem, other: Problem) -> tuple[int, float]:
+    types = sum(getattr(one, field) != getattr(other, field) for field in ("layout", "dtype", "acc"))
+    pairs = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+    return types, sum(abs(math.log2(a / b)) for a, b in pairs)

@@ -1,0 +1,170 @@
+"""Which kernels are offered for shapes that no library has (few: each is shipped and ranked), and the fit of what
+:mod:`outblas.learn.any_shape` predicts of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outblas.core.config import KernelConfig, launch_of
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.kernels.catalogue import worth_trying
+from outblas.kernels.cost.cost_model import rank
+from outblas.kernels.families.registry import FAMILIES
+from outblas.learn.any_shape import inputs, is_vector
+from outblas.learn.posterior import Regressor
+from outblas.records.library import Library
+from outblas.records.recording import Recording
+
+#: Kernels by what they add to the recorded problems, by how often the library installs them, and by how often the
+#: ranking model has them first where nothing was recorded: extents that are no multiples of 8.
+BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
+#: Random problems of which the ranking model is asked.
+ASKED = 300
+#: Of a recorded problem: its fastest kernels, and as many others, drawn.
+FASTEST = 8
+#: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
+NETS, WIDTH, EPOCHS, BATCH, RATE, DECAY = 5, 96, 30, 512, 4e-3, 1e-2
+#: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
+FAR, HUBER = 1.5, 0.1
+#: What a cell of a problem that no suite has counts, of a suite's 1.
+OUTSIDE = 2.0
+#: Shares of the problems outside the suites that each fold keeps out.
+FOLDS = 4
+
+
+def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ...]:
+    """The kernels without PDL that are offered for any shape: by the packaged recording, library and ranking model."""
+    found = dict.fromkeys(_covering(Recording.load(name), BY_RECORDING))
+    for wanted, among in (
+        (BY_LIBRARY, (c for c in _installed(name) if not FAMILIES[c.family].few_rows_only)),
+        (GEMVS, (c for c in _installed(name) if FAMILIES[c.family].few_rows_only)),
+        (BY_MODEL, _first_choices(seed)),
+    ):
+        counts = Counter(c for c in among if c not in found)
+        found.update(dict.fromkeys(config for config, _ in counts.most_common(wanted)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What was measured of a problem: log speed-up over torch.matmul of some kernels."""
+
+    problem: Problem
+    configs: tuple[KernelConfig, ...]
+    gains: NDArray[np.float32]
+    outside: bool
+
+
+def recorded(recording: Recording, seed: int = 0) -> list[Cells]:
+    """Cells of a recording's kernels without PDL."""
+    rng, found = np.random.default_rng(seed), []
+    plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
+    for i, problem in enumerate(recording.problems):
+        timed = np.flatnonzero((recording.rounds[i] > 0) & plain)
+        order = timed[np.argsort(recording.median_us[i, timed], kind="stable")]
+        chosen = [*order[:FASTEST], *rng.permutation(order[FASTEST:])[:FASTEST]]
+        us = recording.median_us[i, chosen].astype(float)
+        gains = np.log(float(recording.baselines["torch"][i]) / us).astype(np.float32)
+        found.append(Cells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
+    return found
+
+
+def fit(cells: Sequence[Cells], seed: int = 0) -> Regressor:
+    """Nets trained on the cells. Deterministic for a seed and a number of threads."""
+    x = np.concatenate([inputs(c.problem, c.configs, H200) for c in cells])
+    y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -FAR, FAR))
+    counts = torch.tensor(np.concatenate([np.full(len(c.gains), OUTSIDE if c.outside else 1.0) for c in cells]))
+    mean, deviation = x.mean(axis=0), x.std(axis=0)
+    scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        nets = [_fit_one(torch.from_numpy((x - mean) * scale), y, counts.float()) for _ in range(NETS)]
+    linear = [[part for part in net if isinstance(part, torch.nn.Linear)] for net in nets]
+    layers = range(len(linear[0]))
+    weights = tuple(np.stack([each[i].weight.detach().numpy().T for each in linear]) for i in layers)
+    biases = tuple(np.stack([each[i].bias.detach().numpy()[None] for each in linear]) for i in layers)
+    return Regressor(mean, scale, weights, biases)
+
+
+def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn.Sequential:
+    act, linear = torch.nn.SiLU, torch.nn.Linear
+    net = torch.nn.Sequential(linear(x.shape[1], WIDTH), act(), linear(WIDTH, WIDTH), act(), linear(WIDTH, 1))
+    steps = EPOCHS * max(1, len(x) // BATCH)
+    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+    for _ in range(steps):
+        some = torch.randint(len(x), (BATCH,))
+        error = torch.nn.functional.huber_loss(net(x[some])[:, 0], y[some], delta=HUBER, reduction="none")
+        optimizer.zero_grad()
+        (counts[some] * error).mean().backward()
+        optimizer.step()
+        schedule.step()
+    return net
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a choice among measured kernels of a problem that the fit had not seen came to: logarithms."""
+
+    gain: float
+    deviation: float
+    measured: float
+
+
+def kept_out(cells: Sequence[Cells], tell: Callable[[str], None], seed: int = 0) -> list[tuple[float, list[Outcome]]]:
+    """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
+    each by nets fitted without its fold."""
+    outside = [i for i, c in enumerate(cells) if c.outside and not is_vector(c.problem)]
+    found: list[tuple[float, list[Outcome]]] = [(float(sure), []) for sure in range(5)]
+    for fold in range(FOLDS):
+        held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
+        nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
+        for i in held:
+            gain, deviation = nets.absolute(inputs(cells[i].problem, cells[i].configs, H200))
+            for sure, outcomes in found:
+                best = int((gain - sure * deviation).argmax())
+                outcomes.append(Outcome(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
+        tell(f"fold {fold + 1} of {FOLDS}")
+    return found
+
+
+def result(outcomes: Sequence[Outcome], sure: float, margin: float, slow: float) -> tuple[float, int]:
+    """(geometric mean over torch.matmul, problems below ``slow``) where the choices that clear the margin are taken."""
+    taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
+    return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
+
+
+def _covering(recording: Recording, count: int) -> Iterator[KernelConfig]:
+    """Greedily: what adds most to the mean log speed-up over torch.matmul that those before give."""
+    plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
+    timed = (recording.rounds > 0) & plain
+    us = np.where(timed, recording.median_us, np.inf).astype(float)
+    gain = np.log(np.maximum(recording.baselines["torch"].astype(float)[:, None] / us, 1))
+    best = np.zeros(len(gain))
+    for _ in range(count):
+        index = int(np.maximum(gain, best[:, None]).mean(axis=0).argmax())
+        best = np.maximum(best, gain[:, index])
+        yield recording.catalogue[index]
+
+
+def _installed(name: str) -> Iterator[KernelConfig]:
+    for row in Library.packaged(name).rows:
+        if row.plain is not None and row.problem.acc == "fp32":
+            yield row.plain.config
+
+
+def _first_choices(seed: int) -> Iterator[KernelConfig]:
+    rng = random.Random(seed)
+    for _ in range(ASKED):
+        m, n, k = (round(2 ** rng.uniform(0, 13)) for _ in range(3))
+        problem = Problem(m, n, k, rng.choice(("TN", "NN")))
+        offered: Sequence[KernelConfig] = [c for c in worth_trying(problem, H200) if launch_of(c) == "plain"]
+        yield offered[int(rank(problem, offered, H200)[0])]

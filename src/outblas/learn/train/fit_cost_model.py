@@ -1,0 +1,222 @@
+"""The fits of the ranking model on measured rows: its coefficients (:mod:`outblas.kernels.cost.cost_model`) and its
+ridge regression (:mod:`outblas.kernels.cost.residual`).
+
+All families are fitted together, in log space, by Levenberg-Marquardt on robustly weighted residuals, of which what
+all cells of a problem have in common counts little: the model is to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.cost import cost_model, residual
+from outblas.kernels.cost.columns import columns_by_family
+from outblas.records.recording import Recording
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measured cells of one problem from one source.
+
+    Attributes:
+        source: name of a recording, or of a file without its extension.
+        times: microseconds per call, one of each config.
+    """
+
+    source: str
+    problem: Problem
+    configs: tuple[KernelConfig, ...]
+    times: np.ndarray
+
+
+def row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> Row:
+    """The row of some times, without those that are none."""
+    kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
+    return Row(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
+
+
+def of_recording(recording: Recording, name: str, problems: Collection[Problem] | None = None) -> list[Row]:
+    """Rows of a recording's problems, or of some of them, without what was not measured."""
+    return [
+        row(name, p, dict(zip(recording.catalogue, times, strict=True)))
+        for p, times in zip(recording.problems, recording.median_us, strict=True)
+        if problems is None or p in problems
+    ]
+
+
+def launch_masks(configs: Iterable[KernelConfig]) -> list[np.ndarray]:
+    """bool[len(configs)] of the configs without PDL and of those with it, such as there are any of."""
+    pdl = np.array([c.pdl for c in configs], dtype=bool)
+    return [mask for mask in (~pdl, pdl) if mask.any()]
+
+
+#: Cells count by the square of (best of their launch option / their time), but no less than this: the model is to rank
+#: the front.
+FAR_WEIGHT = 0.05
+#: Log residual beyond which a cell pulls with constant force (Huber).
+HUBER = 0.06
+#: Share of the mean residual of a problem that is taken off its cells' before they count.
+CENTRED = 0.9
+#: Pull of every coefficient, in log, towards its start: keeps what the data do not determine sane.
+#: (The cells of one problem weigh 1 together.)
+PRIOR = 3e-3
+
+Coefficients = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Cells of one family as columns for the formula.
+
+    Attributes:
+        where: int[cells of the family], their places among all cells.
+    """
+
+    where: np.ndarray
+    problem: dict[str, np.ndarray]
+    config: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All cells of a fit, row after row: their row, log time, and weight (1 a row together)."""
+
+    row: np.ndarray
+    log_times: np.ndarray
+    weights: np.ndarray
+    families: dict[str, Columns]
+
+    def centred(self, values: np.ndarray) -> np.ndarray:
+        """Less most of each row's weighted mean; ``values``: [cells] or [cells, any]."""
+        weighted = values * (self.weights if values.ndim == 1 else self.weights[:, None])
+        mean = np.add.reduceat(weighted, np.flatnonzero(np.diff(self.row, prepend=-1)), axis=0)
+        return np.asarray(values - CENTRED * mean[self.row])
+
+
+def fit(rows: Sequence[Row], gpu: Gpu, steps: int = 60) -> Coefficients:
+    """Coefficients of every family: damped Gauss-Newton with numeric derivatives, all in logarithms.
+
+    A family without cells stays where the fit starts.
+    """
+    cells = _cells(rows, gpu)
+    names = [(family, name) for family, start in cost_model.START.items() for name in start]
+    start = np.log([cost_model.START[family][name] for family, name in names])
+
+    def predicted(x: np.ndarray, family: str) -> np.ndarray:
+        own = {name: np.exp(v) for (f, name), v in zip(names, x, strict=True) if f == family}
+        columns = cells.families[family]
+        return np.log(cost_model.time_us(own, family, columns.problem, columns.config, gpu))
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        out = -cells.log_times
+        for family, columns in cells.families.items():
+            out[columns.where] += predicted(x, family)
+        return out
+
+    def jacobian(x: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(cells.row), len(names)))
+        for family, columns in cells.families.items():
+            here = predicted(x, family)
+            for i in (i for i, (f, _) in enumerate(names) if f == family):
+                step = np.where(np.arange(len(names)) == i, 1e-4, 0.0)
+                out[columns.where, i] = (predicted(x + step, family) - here) / 1e-4
+        return cells.centred(out)
+
+    def cost(r: np.ndarray, x: np.ndarray) -> float:
+        size = np.abs(r)
+        huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
+        return float(np.sum(cells.weights * huber) + PRIOR * np.sum((x - start) ** 2) / 2)
+
+    x, damping = start.copy(), 1e-2
+    r = cells.centred(residuals(x))
+    best = cost(r, x)
+    for _ in range(steps):
+        slopes = jacobian(x)
+        weighted = slopes * (cells.weights * np.minimum(1.0, HUBER / np.maximum(np.abs(r), 1e-12)))[:, None]
+        hessian = slopes.T @ weighted + PRIOR * np.eye(len(names))
+        gradient = weighted.T @ r + PRIOR * (x - start)
+        before = best
+        while damping < 1e6:
+            step = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+            trial = x + np.clip(step, -0.7, 0.7)
+            r_trial = cells.centred(residuals(trial))
+            if (value := cost(r_trial, trial)) < best:
+                x, r, best, damping = trial, r_trial, value, max(damping / 4, 1e-6)
+                break
+            damping *= 4
+        if before - best < 1e-4 * before:
+            break
+    found: Coefficients = {family: {} for family in cost_model.START}
+    for (family, name), value in zip(names, np.exp(x), strict=True):
+        found[family][name] = float(value)
+    return found
+
+
+def _cells(rows: Sequence[Row], gpu: Gpu) -> Cells:
+    parts: dict[str, list[tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]]] = {}
+    offset = 0
+    for row in rows:
+        shape = cost_model.problem_columns(row.problem, gpu)
+        for family, mine, columns in columns_by_family(row.configs):
+            same = {k: np.full(len(mine), v) for k, v in shape.items()}
+            parts.setdefault(family, []).append((offset + mine, same, columns))
+        offset += len(row.configs)
+
+    def join(columns: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
+
+    families = {
+        family: Columns(np.concatenate([p[0] for p in some]), join([p[1] for p in some]), join([p[2] for p in some]))
+        for family, some in parts.items()
+    }
+    number = np.repeat(np.arange(len(rows)), [len(r.times) for r in rows])
+    times, weights = (np.concatenate(v) for v in ([r.times for r in rows], [_weights(r) for r in rows]))
+    return Cells(number, np.log(times), weights, families)
+
+
+def _weights(row: Row) -> np.ndarray:
+    weights = np.empty(len(row.times))
+    for mask in launch_masks(row.configs):
+        front = np.maximum(np.square(row.times[mask].min() / row.times[mask]), FAR_WEIGHT)
+        weights[mask] = front / front.sum()
+    return weights / weights.sum()
+
+
+#: Pull of every coefficient to zero (the cells of one problem weigh 1 together, features are of order one).
+RIDGE = 0.03
+#: Cells count by the fourth power of (best of their problem / their time), but no less than this.
+RESIDUAL_FAR_WEIGHT = 0.02
+#: Share of the mean of a problem that is taken off its cells' before they count: the model is to rank.
+RESIDUAL_CENTRED = 0.9
+#: Logarithms beyond which a cell is another story than a factor.
+LARGEST = 0.25
+
+
+def fit_residual(rows: Sequence[Row], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
+    """Coefficients in the order of ``model_residual.NAMES``, of what the formula leaves within each problem."""
+    size = len(residual.NAMES)
+    hessian, gradient = RIDGE * np.eye(size), np.zeros(size)
+    for row in rows:
+        weights = np.maximum((row.times.min() / row.times) ** 4, RESIDUAL_FAR_WEIGHT)
+        weights = weights / weights.sum()
+        left = np.log(row.times / cost_model.predict_by(coefficients, None, row.problem, row.configs, gpu))
+        left = np.clip(left - RESIDUAL_CENTRED * (weights @ left), -LARGEST, LARGEST)
+        found = _features(row.problem, row.configs, gpu)
+        found = found - RESIDUAL_CENTRED * (weights @ found)
+        hessian += (found * weights[:, None]).T @ found
+        gradient += (found * weights[:, None]).T @ left
+    return np.asarray(np.linalg.solve(hessian, gradient))
+
+
+def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
+    shape = cost_model.problem_columns(problem, gpu)
+    out = np.zeros((len(configs), len(residual.NAMES)))
+    for family, mine, columns in columns_by_family(configs):
+        out[mine] = residual.features(family, shape, columns, gpu.sms)
+    return out

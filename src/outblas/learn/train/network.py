@@ -1,0 +1,113 @@
+"""The policy as stable-baselines3 trains it: one perceptron scores every candidate, another values the state.
+
+``outblas.learn.policy`` runs the scorer with numpy; both must give the same scores, and a test holds them to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
+
+from outblas.learn.features import CANDIDATE, PROBLEM, Features
+from outblas.learn.policy import BEHIND, BELIEF, SEARCH
+
+#: Units of the scorer's two hidden layers, and of the value's.
+WIDTH, VALUE_WIDTH = 64, 64
+#: Where greed begins: a candidate believed 5% slower (one unit) is e^-GREED as likely. Learned as its logarithm.
+GREED = 4.0
+#: Column that the environment adds: whether the row is offered.
+OFFERED = len(CANDIDATE) + len(BELIEF)
+#: Candidates that the value looks at: the best by belief.
+FRONT = 4
+
+
+class Scorer(BaseFeaturesExtractor):
+    """Observation -> [batch, C scores + VALUE_WIDTH]; rows that are not offered are not computed and score 0."""
+
+    def __init__(self, observation_space: Any, state: int) -> None:
+        self.columns = observation_space["candidates"].shape[0]
+        super().__init__(observation_space, self.columns + VALUE_WIDTH)
+        inputs = OFFERED + len(PROBLEM) + len(SEARCH)
+        self.layers = nn.ModuleList([nn.Linear(inputs, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)])
+        self.greed = nn.Parameter(torch.tensor(math.log(GREED)))
+        seen = len(PROBLEM) + len(SEARCH) + state + FRONT * 3
+        self.value = nn.Sequential(
+            nn.Linear(seen, VALUE_WIDTH), nn.SiLU(), nn.Linear(VALUE_WIDTH, VALUE_WIDTH), nn.SiLU()
+        )
+
+    def forward(self, observations: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        table = observations["candidates"]
+        about = torch.cat([observations["problem"], observations["search"]], dim=1)
+        batch, row = torch.nonzero(table[:, :, OFFERED] > 0.5, as_tuple=True)
+        rows = table[batch, row]
+        h = torch.cat([rows[:, :OFFERED], about[batch]], dim=1)
+        for layer in self.layers[:-1]:
+            h = nn.functional.silu(layer(h))
+        score = self.layers[-1](h)[:, 0] - torch.exp(self.greed) * rows[:, BEHIND]
+        scores = torch.zeros(table.shape[:2]).index_put((batch, row), score)
+        # The last three of a candidate's belief, of the few that are believed best.
+        untried = torch.where(table[:, :, OFFERED] > 0.5, -table[:, :, BEHIND], torch.full((), -1e3))
+        front = untried.topk(FRONT, dim=1).indices
+        believed = torch.gather(table[:, :, BEHIND:OFFERED], 1, front[:, :, None].expand(-1, -1, 4))[:, :, :3]
+        seen = torch.cat([about, observations["state"], believed.flatten(1)], dim=1)
+        return torch.cat([scores, self.value(seen)], dim=1)
+
+    def arrays(self) -> dict[str, Features]:
+        """The scorer's parameters as ``outblas.learn.policy.Policy.scorer`` has them."""
+        found = {"greed": self.greed.detach().numpy().astype(np.float32)}
+        for i, layer in enumerate(self.layers):
+            found[f"w{i}"] = layer.weight.detach().numpy().T.astype(np.float32)  # type: ignore[union-attr, operator]
+            found[f"b{i}"] = layer.bias.detach().numpy().astype(np.float32)  # type: ignore[union-attr, operator]
+        return found
+
+    def load_arrays(self, arrays: Mapping[str, Features]) -> None:
+        """The inverse of :meth:`arrays`."""
+        with torch.no_grad():
+            self.greed.copy_(torch.as_tensor(arrays["greed"]))
+            for i, layer in enumerate(self.layers):
+                layer.weight.copy_(torch.as_tensor(arrays[f"w{i}"].T))  # type: ignore[union-attr, operator]
+                layer.bias.copy_(torch.as_tensor(arrays[f"b{i}"]))  # type: ignore[union-attr, operator]
+
+
+class _Split(nn.Module):
+    """Scores go to the actor, the rest to the critic."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.latent_dim_pi, self.latent_dim_vf = columns, VALUE_WIDTH
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.forward_actor(features), self.forward_critic(features)
+
+    def forward_actor(self, features: torch.Tensor) -> torch.Tensor:
+        return features[:, : self.latent_dim_pi]
+
+    def forward_critic(self, features: torch.Tensor) -> torch.Tensor:
+        return features[:, self.latent_dim_pi :]
+
+
+class CandidatePolicy(MaskableActorCriticPolicy):
+    """sb3-contrib's maskable policy whose logits are the scorer's scores themselves."""
+
+    def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any, **more: Any) -> None:
+        state = observation_space["state"].shape[0]
+        more |= {"features_extractor_class": Scorer, "features_extractor_kwargs": {"state": state}, "ortho_init": False}
+        super().__init__(observation_space, action_space, lr_schedule, **more)
+
+    def _build_mlp_extractor(self) -> None:
+        self.mlp_extractor = _Split(self.features_extractor.columns)  # type: ignore[assignment, union-attr]
+
+    def _build(self, lr_schedule: Any) -> None:
+        super()._build(lr_schedule)
+        self.action_net = nn.Identity()
+        last = self.features_extractor.layers[-1]  # type: ignore[union-attr, index]
+        nn.init.zeros_(last.weight)  # begins as the belief alone
+        nn.init.zeros_(last.bias)
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)

@@ -1,0 +1,64 @@
+"""How good a policy is on recorded problems: quality after every measurement, straight from the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.learn.policy import Policy, View
+from outblas.records.recording import CODE, Recording
+
+
+@dataclass(frozen=True)
+class Search:
+    """The recorded candidates of one problem and launch option, as a policy sees them, with what they took.
+
+    Attributes:
+        us: float64[C], microseconds; inf where a candidate failed.
+    """
+
+    view: View
+    us: NDArray[np.float64]
+
+
+def searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) -> list[Search]:
+    """Every launch option of every problem, those without a proven cell left out.
+
+    They depend on the policy's regressor only: of policies that share one, the same serve all.
+    """
+    found = []
+    for problem in problems:
+        row = recording.row(problem)
+        for cells in recording.by_launch(problem).values():
+            passed = recording.status[row, cells] == CODE[Status.PASSED]
+            if passed.any():
+                us = np.where(passed, recording.median_us[row, cells].astype(np.float64), np.inf)
+                view = policy.view(problem, [recording.catalogue[i] for i in cells], recording.gpu)
+                found.append(Search(view, us))
+    return found
+
+
+def qualities(policy: Policy, among: Sequence[Search], budget: int) -> NDArray[np.float64]:
+    """float64[searches, budget]: a search's best time over the best found by then.
+
+    The policy measures its highest score every time; cells that failed count as measurements.
+    """
+    out = []
+    for search in among:
+        found = _search(policy, search.view, search.us, min(budget, len(search.us)))
+        out.append(search.us.min() / np.concatenate([found, np.full(budget - len(found), found[-1])]))
+    return np.maximum(np.array(out), 1e-9)
+
+
+def _search(policy: Policy, view: View, us: NDArray[np.float64], budget: int) -> NDArray[np.float64]:
+    tried: list[int] = []
+    for _ in range(budget):
+        proven = [i for i in tried if np.isfinite(us[i])]
+        scores = policy.scores(view, tried, proven, [float(np.log(us[i])) for i in proven])
+        tried.append(int(scores.argmax()))
+    return np.minimum.accumulate(us[tried])

@@ -1,0 +1,204 @@
+"""Training of the regressor (``outblas.learn.posterior``) on recorded problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.learn.features import Features, candidate_features, problem_features
+from outblas.learn.policy import Policy
+from outblas.learn.posterior import Regressor
+from outblas.learn.train.training_cache import folder
+from outblas.records.recording import CODE, Recording
+
+try:
+    import torch
+except ImportError as error:
+    raise ToolchainMissing("torch is not installed", "torch >= 2.6", "pip install 'outblas[rl]' torch") from error
+
+#: Cells this log time over the best of their task are the hinge between square and linear loss.
+HUBER = 0.05
+#: A cell counts by (best / time) to this power, and no less than FAR: it is to rank the front.
+FRONT, FAR = 4, 0.02
+#: Share of a task's mean error that is taken off: the regressor predicts up to a constant.
+CENTRED = 0.98
+#: Share of the (N, K) that is set apart, to judge by what is built on a regressor.
+APART = 0.1
+
+
+@dataclass(frozen=True)
+class RegressSettings:
+    """Defaults of the recipe.
+
+    Attributes:
+        nets, width: perceptrons side by side, and units of their two hidden layers.
+        epochs, batch: passes over the tasks; tasks per step. lr: highest rate of a one-cycle schedule (AdamW).
+    """
+
+    nets: int = 3
+    width: int = 96
+    epochs: int = 24
+    batch: int = 16
+    lr: float = 6e-3
+    weight_decay: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Task:
+    """Proven cells of one problem and launch option: inputs float32[n, F] and log times float64[n]."""
+
+    inputs: Features
+    log_us: np.ndarray
+
+
+def set_apart(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
+    """(to learn from, to judge by), split by (N, K), so that whole families are new; both all of them where one is."""
+    families = sorted({(p.n, p.k) for p in problems})
+    count = max(1, round(APART * len(families)))
+    apart = {families[i] for i in np.random.default_rng(seed).permutation(len(families))[:count]}
+    learn = [p for p in problems if (p.n, p.k) not in apart]
+    check = [p for p in problems if (p.n, p.k) in apart]
+    return (learn, check) if learn else (check, check)
+
+
+def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
+    """Every launch option of every problem that has two proven cells or more."""
+    found = []
+    for problem in problems:
+        row = recording.row(problem)
+        about = problem_features(problem, recording.gpu)
+        for columns in recording.by_launch(problem).values():
+            cells = columns[recording.status[row, columns] == CODE[Status.PASSED]]
+            if len(cells) > 1:
+                each = candidate_features(problem, [recording.catalogue[i] for i in cells], recording.gpu)
+                wide = np.broadcast_to(about, (len(each), len(about)))
+                log_us = np.log(recording.median_us[row, cells].astype(np.float64))
+                found.append(Task(np.concatenate([wide, each], axis=1), log_us))
+    return found
+
+
+def regressor_file(recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int) -> Path:
+    """Of the cache directory, where the regressor trained on these very problems is kept.
+
+    Raises:
+        UsageError: a problem was not recorded.
+    """
+    return folder("regressors", recording, problems, asdict(settings), seed) / "regressor.npz"
+
+
+def kept_regressor(
+    file: Path | None, recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Regressor:  # fmt: skip
+    """The regressor of a file; trained on ``problems`` and written there where it is not there yet (None: nowhere).
+
+    Raises:
+        UsageError: as :func:`train_regressor`. RecordError: the file cannot be read or written.
+    """
+    if file is not None and file.exists():
+        return Policy.load(file).regressor
+    found = train_regressor(recording, problems, settings, seed, progress)
+    if file is not None:
+        Policy(found, {}).save(file)
+    return found
+
+
+class _Nets(torch.nn.Module):
+    """Perceptrons of equal shape, evaluated together."""
+
+    def __init__(self, inputs: int, settings: RegressSettings) -> None:
+        super().__init__()
+        sizes = [inputs, settings.width, settings.width, 1]
+        self.weights, self.biases = torch.nn.ParameterList(), torch.nn.ParameterList()
+        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+            gain = math.sqrt(2 / fan_in) * (0.1 if fan_out == 1 else 1.0)
+            self.weights.append(torch.randn(settings.nets, fan_in, fan_out) * gain)
+            self.biases.append(torch.zeros(settings.nets, 1, fan_out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tasks, cells, inputs] -> [nets, tasks, cells]."""
+        h = x.reshape(1, -1, x.shape[-1]).expand(len(self.weights[0]), -1, -1)
+        for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            h = torch.baddbmm(b, h, w)
+            if layer + 1 < len(self.weights):
+                h = torch.nn.functional.silu(h)
+        return h.reshape(-1, *x.shape[:2])
+
+
+def train_regressor(
+    recording: Recording, problems: Sequence[Problem], settings: RegressSettings | None = None, seed: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Regressor:  # fmt: skip
+    """A regressor trained on the recorded cells of ``problems``.
+
+    Deterministic for a seed and a number of threads.
+
+    Raises:
+        UsageError: a problem was not recorded, or none has two proven cells.
+    """
+    settings = settings or RegressSettings()
+    tasks = tasks_of(recording, problems)
+    if not tasks:
+        raise UsageError("no recorded cells to learn from", "problems with two proven cells or more", "name others")
+    stacked = np.concatenate([t.inputs for t in tasks])
+    mean, deviation = stacked.mean(axis=0), stacked.std(axis=0)
+    # An input that was always the same tells nothing, and its weight stays what chance made it: it is left out.
+    scale = np.where(deviation < 1e-6, 0.0, 1.0 / np.maximum(deviation, 1e-6)).astype(np.float32)
+    x, y, weight = _padded(tasks, mean.astype(np.float32), scale)
+    generator = torch.random.fork_rng()
+    with generator:
+        torch.manual_seed(seed)
+        nets = _fit(_Nets(x.shape[-1], settings), x, y, weight, settings, progress)
+    weights, biases = ([p.detach().numpy().astype(np.float32) for p in part] for part in (nets.weights, nets.biases))
+    return Regressor(mean.astype(np.float32), scale, tuple(weights), tuple(biases))
+
+
+def _fit(
+    nets: _Nets, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings: RegressSettings,
+    progress: Callable[[int, int, str], None] | None,
+) -> _Nets:  # fmt: skip
+    per_epoch = math.ceil(len(x) / settings.batch)
+    optimizer = torch.optim.AdamW(nets.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.lr, total_steps=per_epoch * settings.epochs, pct_start=0.1
+    )
+    for epoch in range(settings.epochs):
+        order, total = torch.randperm(len(x)), 0.0
+        for batch in order.split(settings.batch):
+            cells = int((weight[batch] > 0).sum(dim=1).max())
+            loss = _loss(nets(x[batch, :cells]), y[batch, :cells], weight[batch, :cells])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            total += float(loss.detach()) * len(batch)
+        if progress is not None:
+            progress(epoch + 1, settings.epochs, f"loss {total / len(x):.4f}")
+    return nets
+
+
+def _loss(predicted: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    share = weight / weight.sum(dim=1, keepdim=True)
+    error = predicted - y
+    size = (error - CENTRED * (error * share).sum(dim=2, keepdim=True)).abs()
+    huber = torch.where(size < HUBER, size**2 / (2 * HUBER), size - HUBER / 2)
+    return (share * huber).sum(dim=2).mean()
+
+
+def _padded(tasks: Sequence[Task], mean: Features, scale: Features) -> tuple[torch.Tensor, ...]:
+    """Inputs [tasks, cells, F], log time over the task's best and weight [tasks, cells]; 0 behind a task's cells."""
+    longest = max(len(t.log_us) for t in tasks)
+    x = np.zeros((len(tasks), longest, len(mean)), dtype=np.float32)
+    y, weight = (np.zeros((len(tasks), longest), dtype=np.float32) for _ in range(2))
+    for i, task in enumerate(tasks):
+        n, behind = len(task.log_us), task.log_us - task.log_us.min()
+        x[i, :n], y[i, :n] = (task.inputs - mean) * scale, behind
+        weight[i, :n] = np.maximum(np.exp(-FRONT * behind), FAR)
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(weight)

@@ -1,0 +1,86 @@
+"""An Optuna study of PPO's hyper-parameters: kept in a journal file, resumable, poor trials stopped early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.learn.train.train_ppo import PpoSettings, Run, train
+from outblas.records.recording import Recording
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+except ImportError as error:
+    raise ToolchainMissing("optuna is not installed", "optuna >= 4", "pip install 'outblas[rl]'") from error
+
+STUDY = "ppo"
+#: What is searched: log-uniform bounds, or choices.
+GAMMA, LR, ENTROPY, BATCH = (0.9, 0.999), (1e-5, 1e-3), (0.01, 0.1), (32, 64, 128, 256)
+
+#: Called as (trials finished, of how many, what is to be said).
+Progress = Callable[[int, int, str], None]
+
+
+def suggested(trial: Any, base: PpoSettings) -> PpoSettings:
+    """The settings of a trial: discount, rate, entropy bonus and batch; the rest is the base's."""
+    return replace(
+        base,
+        gamma=trial.suggest_float("gamma", *GAMMA),
+        lr=trial.suggest_float("lr", *LR, log=True),
+        entropy=trial.suggest_float("entropy", *ENTROPY, log=True),
+        batch=trial.suggest_categorical("batch", BATCH),
+    )
+
+
+def sweep(
+    recording: Recording, problems: Sequence[Problem], trials: int, path: Path, base: PpoSettings | None = None,
+    progress: Progress | None = None,
+) -> tuple[PpoSettings, float]:  # fmt: skip
+    """The best settings of a study of ``trials`` finished trials, and their score.
+
+    A trial's score is the mean log quality on problems held back (``outblas.learn.train.train_ppo``); after every
+    update it is compared with the trials before it and a poor one is stopped (median pruner). The study is
+    ``path/study.journal``: a study that was interrupted goes on, and one that has enough trials is only read. All
+    trials share one regressor.
+
+    Raises:
+        UsageError: too few problems, or one that was not recorded.
+    """
+    base = base or PpoSettings()
+    path.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # The file may be opened by several processes at once: trials are then shared out among them.
+    study = optuna.create_study(
+        study_name=STUDY,
+        storage=JournalStorage(JournalFileBackend(str(path / "study.journal"))),
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=base.seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=base.steps // 4),
+    )
+    done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+
+    def objective(trial: Any) -> float:
+        settings, last = suggested(trial, base), [float("-inf")]
+
+        def on_update(steps: int, score: float) -> bool:
+            last[0] = max(last[0], score)
+            trial.report(score, steps)
+            return bool(trial.should_prune())
+
+        train(recording, problems, settings, Run(regressor=path / "regressor.npz"), on_update=on_update)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+        return last[0]
+
+    while (finished := len(study.get_trials(deepcopy=False, states=done))) < trials:
+        study.optimize(objective, n_trials=1)
+        if progress is not None:
+            progress(finished + 1, trials, f"best {study.best_value:.5f}")
+    return replace(base, **study.best_params), float(study.best_value)

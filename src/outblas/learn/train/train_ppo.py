@@ -1,0 +1,303 @@
+"""PPO across shapes: the regressor first, then a maskable policy on replayed episodes (sb3-contrib)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.core.config import LAUNCHES
+from outblas.core.errors import RecordError, ToolchainMissing, UsageError
+from outblas.core.files import json_text, sole_driver, write_json
+from outblas.core.journal import check_same_settings
+from outblas.core.problem import Problem
+from outblas.learn.policy import Policy
+from outblas.learn.posterior import Regressor
+from outblas.learn.reward import PRESETS
+from outblas.learn.samplers import SAMPLERS, sampler
+from outblas.learn.train.policy_quality import qualities, searches
+from outblas.learn.train.regression import RegressSettings, kept_regressor, set_apart
+from outblas.records.provenance import commit
+from outblas.records.recording import Recording
+from outblas.records.replay import ReplayEvaluator
+
+try:
+    import torch
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+except ImportError as error:
+    raise ToolchainMissing(
+        f"{error.name} is not installed", "torch and sb3-contrib", "pip install 'outblas[rl]' torch"
+    ) from error
+
+#: Updates between two checkpoints.
+EVERY = 4
+#: Measurements after which a checkpoint is judged: the mean of the log quality at these.
+JUDGED = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class PpoSettings:
+    """Every hyper-parameter of the recipe.
+
+    Settings that nothing can be trained with raise UsageError.
+
+    Attributes:
+        lr: Adam's rate. batch: transitions per minibatch. gamma: discount. entropy: bonus on it.
+        steps: transitions in all. rollout, envs: transitions per update of each of the environments side by side.
+        epochs: passes over an update's transitions. clip: PPO's ratio bound. gae: lambda.
+        budget: measurements of an episode (1: a contextual bandit). sampler: see ``outblas.learn.samplers``.
+        preset: of the reward. regress: the regressor's own.
+    """
+
+    lr: float = 3e-4
+    batch: int = 128
+    gamma: float = 0.98
+    entropy: float = 0.05
+    steps: int = 40_000
+    rollout: int = 128
+    envs: int = 8
+    epochs: int = 4
+    clip: float = 0.2
+    gae: float = 0.95
+    budget: int = 8
+    sampler: str = "grid"
+    preset: str = "gated"
+    seed: int = 0
+    regress: RegressSettings = field(default_factory=RegressSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rollout", "envs", "epochs", "budget"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        _require("batch", self.batch, self.batch >= 2, "2 or more")
+        _require("lr", self.lr, 0 < self.lr < math.inf, "a number above 0")
+        _require("entropy", self.entropy, 0 <= self.entropy < math.inf, "a number of 0 or more")
+        _require("gamma", self.gamma, 0 <= self.gamma <= 1, "a number from 0 to 1")
+        _require("seed", self.seed, 0 <= self.seed < 2**32, "an integer from 0 to 4294967295")
+        _require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(SAMPLERS))
+        _require("preset", self.preset, self.preset in PRESETS, " or ".join(PRESETS))
+
+
+def _require(name: str, value: object, fits: bool, expected: str) -> None:
+    if not fits:
+        raise UsageError(f"{name} is {value}", expected, f"correct {name}")
+
+
+#: What the packaged policies are trained with. Entropy is at the lower end of what a sweep tries: the policy begins
+#: near what it ends at, and more of it only blurs the order.
+RECIPE = PpoSettings(entropy=0.01, steps=32_768)
+
+#: Called as (transitions done, of how many, what is to be said).
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a training keeps its checkpoints and logs; ``path`` None: nowhere.
+
+    Attributes:
+        regressor: file of the regressor, read where it is there: trainings of equal settings may share one.
+    """
+
+    path: Path | None = None
+    regressor: Path | None = None
+    tensorboard: bool = False
+    wandb: bool = False
+
+    def file(self, name: str) -> Path | None:
+        return None if self.path is None else self.path / name
+
+
+def train(
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings | None = None, run: Run | None = None,
+    progress: Progress | None = None, on_update: Callable[[int, float], bool] | None = None,
+) -> Policy:  # fmt: skip
+    """A policy trained on the recorded cells of ``problems`` and on no other.
+
+    The checkpoint that is best on the problems that ``set_apart`` keeps back is returned; the first is the regressor's
+    greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of threads.
+
+    Args:
+        run: a directory that holds a training of the same settings is gone on with.
+        on_update: called with (transitions, validation score); True ends the training (a sweep's pruner).
+
+    Raises:
+        UsageError: a problem was not recorded, fewer than ten problems, or the directory is of other settings.
+        RecordError: the directory lacks a file, it cannot be read or written, or another process trains in it.
+    """
+    settings, run = settings or PpoSettings(), run or Run()
+    if len(problems) < 10:
+        raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
+    with contextlib.nullcontext() if run.path is None else sole_driver(run.path):
+        return _train(recording, problems, settings, run, progress, on_update)
+
+
+def _train(
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, run: Run, progress: Progress | None,
+    on_update: Callable[[int, float], bool] | None,
+) -> Policy:  # fmt: skip
+    _claim(run, settings, problems)
+    learn, check = set_apart(problems, settings.seed)
+    file = run.regressor or run.file("regressor.npz")
+    told = _first(progress, settings)
+    regressor = kept_regressor(file, recording, learn, settings.regress, settings.seed, told)
+    begun = Policy(regressor, {})
+    torch.manual_seed(settings.seed)
+    model, done = _model(recording, learn, settings, begun, run)
+    judge = _Judge(recording, check, regressor, settings, run, progress, on_update)
+    if done < settings.steps:
+        model.learn(settings.steps - done, callback=judge, reset_num_timesteps=done == 0, tb_log_name="ppo")
+    return judge.best()
+
+
+def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
+    """Of the regressor's epochs, told as what comes before the first transition."""
+    if progress is None:
+        return None
+    told = progress
+
+    def epoch(done: int, total: int, note: str) -> None:
+        told(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
+
+    return epoch
+
+
+def _model(
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, begun: Policy, run: Run
+) -> tuple[Any, int]:
+    """The learner, as new or from its last checkpoint, and how many transitions it has seen."""
+    from outblas.learn.env import TuningEnv
+    from outblas.learn.train.network import CandidatePolicy
+
+    evaluator = ReplayEvaluator(recording)
+    first = problems[0]
+    shapes = (settings.sampler, first.layout, first.dtype, first.acc)
+
+    def make() -> Any:
+        draw = sampler(*shapes, among=problems)
+        return TuningEnv(evaluator, recording.catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
+
+    envs = VecMonitor(DummyVecEnv([make] * settings.envs))
+    envs.seed(settings.seed)
+    logs = str(run.path) if run.path is not None and run.tensorboard else None
+    kept = run.file("ppo.zip")
+    if kept is not None and kept.exists():
+        model = MaskablePPO.load(kept, env=envs, tensorboard_log=logs)
+        return model, int(model.num_timesteps)
+    model = MaskablePPO(
+        CandidatePolicy, envs, learning_rate=settings.lr, n_steps=settings.rollout, batch_size=settings.batch,
+        n_epochs=settings.epochs, gamma=settings.gamma, gae_lambda=settings.gae, clip_range=settings.clip,
+        ent_coef=settings.entropy, seed=settings.seed, tensorboard_log=logs, device="cpu",
+    )  # fmt: skip
+    return model, 0
+
+
+class _Judge(BaseCallback):
+    """After every few updates: a checkpoint, its score on the validation problems, and what is logged."""
+
+    def __init__(
+        self, recording: Recording, problems: Sequence[Problem], regressor: Regressor, settings: PpoSettings, run: Run,
+        progress: Progress | None, on_update: Callable[[int, float], bool] | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._recording, self._regressor = recording, regressor
+        self._searches = searches(Policy(regressor, {}), recording, problems)
+        self._settings, self._run, self._progress, self._on_update = settings, run, progress, on_update
+        kept = run.file("policy.npz")
+        self._best = Policy.load(kept) if kept is not None and kept.exists() else None
+        self._best_score = -np.inf if self._best is None else float(json.loads(self._best.about)["score"])
+        self._stopped = False
+        self._invalid = self._steps = self._updates = 0
+        self._speedups: list[float] = []
+        self._tracker = _wandb(run, settings)
+
+    def best(self) -> Policy:
+        """The best checkpoint so far."""
+        if self._best is None:  # judged before any update, so only where its file was taken away
+            raise RecordError(f"{self._run.path} holds no policy", "the file policy.npz", "choose another --run")
+        return self._best
+
+    def _on_step(self) -> bool:
+        infos = self.locals["infos"]
+        self._steps += len(infos)
+        self._invalid += sum(bool(info["invalid_action"]) for info in infos)
+        ends = zip(infos, self.locals["dones"], strict=True)
+        self._speedups += [info["best_speedup"] for info, done in ends if done and info["best_speedup"] > 0]
+        return not self._stopped
+
+    def _on_rollout_start(self) -> None:
+        if self._updates % EVERY == 0:  # the first before any update: the regressor's greedy order
+            self._judge()
+        self._updates += 1
+
+    def _on_training_end(self) -> None:
+        self._judge()
+        self.logger.dump(self.num_timesteps)
+        if self._tracker is not None:
+            self._tracker.finish()
+
+    def _judge(self) -> None:
+        arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
+        policy = Policy(self._regressor, arrays)
+        budgets = [b for b in JUDGED if b <= self._settings.budget]
+        quality = qualities(policy, self._searches, max(budgets))
+        at = {b: float(np.exp(np.mean(np.log(quality[:, b - 1])))) for b in budgets}
+        score = float(np.mean(np.log([at[b] for b in budgets])))
+        figures = {f"quality/after_{b}": q for b, q in at.items()}
+        figures |= {"quality/score": score, "rollout/invalid_share": self._invalid / max(1, self._steps)}
+        if self._speedups:
+            figures["rollout/best_speedup"] = float(np.exp(np.mean(np.log(self._speedups))))
+        if self.model.ep_info_buffer:
+            figures["rollout/reward"] = float(np.mean([e["r"] for e in self.model.ep_info_buffer]))
+        self._invalid, self._steps, self._speedups = 0, 0, []
+        for name, value in figures.items():
+            self.logger.record(name, value)
+        if self._tracker is not None:
+            self._tracker.log(figures, step=self.num_timesteps)
+        if score > self._best_score:
+            self._best_score, self._best = score, replace(policy, about=self._about(score))
+            if (kept := self._run.file("policy.npz")) is not None:
+                self._best.save(kept)
+        if (kept := self._run.file("ppo.zip")) is not None:
+            self.model.save(kept)
+        if self._progress is not None:
+            said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
+            self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
+        if self._on_update is not None:
+            self._stopped = self._on_update(self.num_timesteps, score)
+
+    def _about(self, score: float) -> str:
+        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": commit()}
+        return json.dumps({**about, "score": score, "recording": self._recording.provenance}, sort_keys=True)
+
+
+def _claim(run: Run, settings: PpoSettings, problems: Sequence[Problem]) -> None:
+    """Write what the directory is of, or refuse one of something else."""
+    path = run.file("settings.json")
+    if path is None:
+        return
+    wanted = {**asdict(settings), "problems": [p.key for p in problems]}
+    wanted.pop("steps")  # a training may be prolonged
+    if path.exists():
+        what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"
+        check_same_settings(what, json.loads(path.read_text()), json.loads(json_text(wanted)), do)
+        return
+    write_json(path, wanted)
+
+
+def _wandb(run: Run, settings: PpoSettings) -> Any:
+    """A Weights & Biases run (``WANDB_MODE=offline`` keeps it on disk), or None."""
+    if not run.wandb:
+        return None
+    try:
+        import wandb
+    except ImportError as error:
+        raise ToolchainMissing("wandb is not installed", "wandb", "pip install wandb, or leave --wandb out") from error
+    return wandb.init(project="outblas", dir=None if run.path is None else str(run.path), config=asdict(settings))

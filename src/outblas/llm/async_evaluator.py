@@ -1,0 +1,145 @@
+"""An evaluator behind asyncio: one thread asks it, in batches of whatever waits; each pair once."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from outblas.core.config import Candidate, config_name
+from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.evaluation import Evaluation
+from outblas.core.problem import Problem
+from outblas.kernels.custom.free_kernel import FAMILY as FREE
+
+Pair = tuple[str, str]
+
+
+class Evaluates(Protocol):
+    """The part of an evaluator that is needed here."""
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]: ...
+
+
+class Judge:
+    """Answers (problem, candidate) pairs in the running event loop.
+
+    Args:
+        record: called in the event loop's thread with every new evaluation, before anybody else sees it.
+        known: evaluations recorded before; they are not asked for again.
+    """
+
+    def __init__(
+        self, evaluator: Evaluates, record: Callable[[Evaluation], None], known: Iterable[Evaluation] = ()
+    ) -> None:
+        self._evaluator, self._record = evaluator, record
+        self._known = {(e.problem.key, config_name(e.config)): e for e in known}
+        self._waiting: dict[Pair, asyncio.Future[Evaluation]] = {}
+        self._jobs: queue.SimpleQueue[tuple[Problem, Candidate] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        # A daemon: what hangs in a compiler or on a GPU must not keep an interrupted program alive.
+        self._thread = threading.Thread(target=self._work, name="judge", daemon=True)
+        self._thread.start()
+
+    @property
+    def under_way(self) -> int:
+        """Pairs that were asked for and have no answer yet."""
+        return len(self._waiting)
+
+    async def evaluate(self, problem: Problem, candidate: Candidate) -> Evaluation:
+        """The pair's evaluation, recorded; raises what the evaluator raises."""
+        pair = (problem.key, config_name(candidate))
+        if pair in self._known:
+            return self._known[pair]
+        if pair not in self._waiting:
+            self._waiting[pair] = self._loop.create_future()
+            self._jobs.put((problem, candidate))
+        return await asyncio.shield(self._waiting[pair])
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """The result of a function that asks the evaluator for something else, called in its thread."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def job() -> None:
+            try:
+                result = function()
+            except BaseException as error:
+                self._tell(_fail, future, error)
+            else:
+                self._tell(_set, future, result)
+
+        self._jobs.put(job)
+        return await future
+
+    def close(self) -> None:
+        """No more questions; what is under way is given up."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while True:
+            jobs = [self._jobs.get()]
+            while not self._jobs.empty():
+                jobs.append(self._jobs.get())
+            for job in jobs:
+                if callable(job):
+                    job()
+            pairs = [job for job in jobs if isinstance(job, tuple)]
+            if pairs:
+                # Of one problem and kind: an evaluator sets these up once, and times them together.
+                self._answer(sorted(pairs, key=lambda pair: (pair[1].family == FREE, pair[0].key)))
+            if None in jobs:
+                return
+
+    def _answer(self, pairs: list[tuple[Problem, Candidate]]) -> None:
+        left = {(problem.key, config_name(candidate)) for problem, candidate in pairs}
+        error: BaseException
+        try:
+            for evaluation in self._evaluator.evaluate(pairs):
+                left.discard((evaluation.problem.key, config_name(evaluation.config)))
+                self._tell(self._done, evaluation)
+            error = DeviceError("the evaluator left a candidate out", "an evaluation for each", "report this")
+        except BaseException as raised:
+            error = raised
+        if isinstance(error, ToolchainMissing) and len(pairs) > 1:  # of one of them: the others may need less
+            for problem, candidate in pairs:
+                if (problem.key, config_name(candidate)) in left:
+                    self._answer([(problem, candidate)])
+            return
+        for pair in sorted(left):
+            self._tell(self._failed, pair, error)
+
+    def _tell(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            return  # the loop was closed by an interrupt: nobody waits any more
+
+    def _done(self, evaluation: Evaluation) -> None:
+        pair = (evaluation.problem.key, config_name(evaluation.config))
+        try:
+            if pair not in self._known:
+                self._record(evaluation)
+                self._known[pair] = evaluation
+        except BaseException as error:
+            self._failed(pair, error)
+            return
+        waiting = self._waiting.pop(pair, None)
+        if waiting is not None:
+            _set(waiting, evaluation)
+
+    def _failed(self, pair: Pair, error: BaseException) -> None:
+        waiting = self._waiting.pop(pair, None)
+        if waiting is not None:
+            _fail(waiting, error)
+
+
+def _set(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,143 @@
+"""Where an evolution's kernels are evaluated: on a GPU, from a recording of free kernels, or by the compiler alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.config import Candidate, KernelConfig
+from outblas.core.errors import CompileError, UsageError
+from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.problem import Problem
+from outblas.core.roofline import GPUS, Gpu
+from outblas.jail.evaluation_file import load
+from outblas.jail.offline_evaluators import NOT_RUN, CompileOnly, FreeEvaluator, RecordedFree
+from outblas.kernels.custom.free_kernel import FreeKernel
+
+COMPILE = "compile"
+
+
+@dataclass(frozen=True)
+class Place:
+    """``cuda:N``, ``compile`` or a file, as the command line names it; ``gpu_index`` with the first only."""
+
+    name: str
+    gpu_index: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def parse_place(text: str | None) -> Place:
+    """Where ``--device`` points; None: the first GPU where there is one, else the compiler alone.
+
+    Raises:
+        UsageError: it is neither a GPU, ``compile`` nor a file. DeviceError: no such GPU.
+    """
+    from outblas.runtime.device import gpu_count, require_gpus
+
+    if text is None:
+        text = "cuda:0" if gpu_count() else COMPILE
+    if match := re.fullmatch(r"cuda:(\d{1,3})", text):
+        (index,) = require_gpus((int(match[1]),))
+        return Place(text, index)
+    if text == COMPILE or Path(text).is_file():
+        return Place(text)
+    raise UsageError(f"--device {text!r}", "cuda:N, compile, or a file that free kernels were recorded into",
+                     "pass one of them")  # fmt: skip
+
+
+@contextmanager
+def open_place(place: Place, gpu: str = "h200") -> Iterator[FreeEvaluator]:
+    """The evaluator of a place.
+
+    Args:
+        gpu: whose architecture ``compile`` compiles for.
+
+    Raises:
+        RecordError: the file is no recording of free kernels. DeviceError, ToolchainMissing: the GPU cannot be used.
+    """
+    if place.gpu_index is not None:
+        from outblas.bench.live_evaluator import LiveEvaluator
+
+        with LiveEvaluator(place.gpu_index) as live:
+            yield live
+    elif place.name == COMPILE:
+        yield WithTemplates(CompileOnly(GPUS[gpu]), ())
+    else:
+        path = Path(place.name)
+        yield WithTemplates(RecordedFree(path), load(path).evaluations)
+
+
+class WithTemplates:
+    """Answers for free kernels as the evaluator within, and for kernels of our families in the same way: as recorded,
+    else as the compiler and the look at their machine code have it, not run."""
+
+    def __init__(self, inner: FreeEvaluator, recorded: Iterable[Evaluation]) -> None:
+        self._inner = inner
+        self._recorded = {(e.problem, e.config): e for e in recorded if not isinstance(e.config, FreeKernel)}
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._inner.gpu
+
+    @property
+    def source(self) -> str:
+        return self._inner.source
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Of the recording; empty where there is none."""
+        return dict(getattr(self._inner, "provenance", {}))
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        """One evaluation per pair, in order.
+
+        Raises:
+            ToolchainMissing: one was not recorded, and a compiler is not installed.
+        """
+        for problem, candidate in pairs:
+            if not isinstance(candidate, KernelConfig):
+                yield from self._inner.evaluate([(problem, candidate)])
+            else:
+                known = self._recorded.get((problem, candidate))
+                yield compiled_template(problem, candidate, self.gpu) if known is None else known
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        return self._inner.baselines(problem)
+
+
+def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evaluation:
+    """What can be said of a kernel of our families without running it.
+
+    Raises:
+        ToolchainMissing: NVRTC is not installed.
+    """
+    from outblas.kernels.legality import why_illegal
+    from outblas.kernels.source import make_source
+    from outblas.runtime.nvrtc import compile_source
+    from outblas.runtime.sass import check_static
+
+    def failed(status: Status, why: str) -> Evaluation:
+        return Evaluation(problem, config, status, why, Verdict(status, (), why))
+
+    reason = why_illegal(problem, config, gpu)
+    if reason is not None:
+        return failed(Status.ILLEGAL, reason)
+    source = make_source(problem, config)
+    try:
+        cubin = compile_source(source, f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}")
+    except CompileError as error:
+        return failed(Status.COMPILE_ERROR, error.wrong)
+    reason = check_static(cubin.facts, source, cubin)
+    if reason is not None:
+        return failed(Status.STATIC_REJECTED, reason)
+    facts = {name: float(getattr(cubin.facts, name)) for name in ("hgmma", "hmma", "ldl", "stl", "utmaldg")}
+    counters = {"registers": cubin.registers, "spill_bytes": cubin.spill_bytes, "stack_bytes": cubin.stack_bytes,
+                "static_shared": cubin.static_smem, **facts}  # fmt: skip
+    verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
+    return Evaluation(problem, config, Status.LEFT_OUT, NOT_RUN, verdict, counters=counters)

@@ -1,0 +1,102 @@
+"""The folder of an evolution: what lies where, and which run it is of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.files import write_json
+from outblas.core.journal import check_same_settings
+from outblas.core.problem import Problem
+from outblas.core.version import __version__
+from outblas.records.provenance import utc_now
+from outblas.records.run_directory import RunDirectory
+
+FORMAT, KIND = 1, "evolve"
+
+
+@dataclass(frozen=True)
+class EvolveFiles(RunDirectory):
+    """Where an evolution keeps what."""
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def transcript(self) -> Path:
+        return self.path / "transcript.jsonl"
+
+    @property
+    def recording(self) -> Path:
+        """Of a run on a GPU: what it measured, for ``--device`` of another."""
+        return self.path / "recorded.jsonl"
+
+
+def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
+    """Name of a run's folder that says its settings.
+
+    Args:
+        problems: what kernels are written for.
+        model: name of the first model.
+        place: who evaluates, in words; of a file, its stem.
+    """
+    first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
+    return re.sub(r"[^\w.-]+", "-", f"evolve-{first}-{model}-{Path(place).stem if '/' in place else place}").lower()
+
+
+def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the folder and its run.json, or check that it is of the same settings; returns run.json's content."""
+    if files.run.exists():
+        about = read_run(files.path)
+        was, asked = _flat({key: about.get(key) for key in wanted}), _flat(wanted)
+        what = f"{files.path} holds a run with other settings"
+        do = "repeat those settings to resume it, or choose another --run"
+        check_same_settings(what, was, asked, do)
+        return about
+    about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": utc_now()}
+    write_json(files.run, about)
+    return about
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The content of an evolution's run.json.
+
+    Raises:
+        RecordError: it cannot be read, or is of another kind or format.
+    """
+    file = EvolveFiles(path).run
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
+    if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
+        raise RecordError(f"{file} is not of `outblas evolve`", f"kind {KIND}, format {FORMAT}", "choose another --run")
+    return data
+
+
+def is_evolution(path: Path) -> bool:
+    """Whether a folder is of `outblas evolve`."""
+    try:
+        data = json.loads(EvolveFiles(path).run.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("kind") == KIND
+
+
+def without_passwords(command: str) -> str:
+    """A command without what an address has before its ``@``: it is written into reports, which are handed on."""
+    return re.sub(r"://[^/@\s]+@", "://...@", command)
+
+
+def _flat(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """``{"shape": {"width": 1}}`` as ``{"shape.width": 1}``, so that what differs can be named."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flat(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+    return found

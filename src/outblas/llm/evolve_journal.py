@@ -1,0 +1,245 @@
+"""The run's own record beside its evaluations: questions, attempts, answers' outcomes, the archive. Append-only.
+
+The tables lie in the run's store (:mod:`outblas.records.store`), written by the driver alone. Every write is a
+transaction of its own with ``synchronous=FULL``: what a method has returned from survives a kill and a power cut. A
+question is written before it is sent and its answer before it is read, so that a run that was killed asks nothing
+twice that was answered.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.llm.archive import Entry
+from outblas.llm.budget import Cost, Message
+from outblas.llm.reply import Reply
+from outblas.records.provenance import utc_now
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS questions (
+    id INTEGER PRIMARY KEY, chain INTEGER NOT NULL, turn INTEGER NOT NULL, problem TEXT NOT NULL,
+    island INTEGER NOT NULL, model TEXT NOT NULL, purpose TEXT NOT NULL, parents TEXT NOT NULL, messages TEXT NOT NULL,
+    at TEXT NOT NULL, UNIQUE (chain, turn)
+);
+CREATE TABLE IF NOT EXISTS sends (
+    id INTEGER PRIMARY KEY, question INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL,
+    usd REAL NOT NULL, at TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_question ON sends (question);
+CREATE TABLE IF NOT EXISTS replies (
+    send INTEGER PRIMARY KEY, outcome TEXT NOT NULL, text TEXT NOT NULL, finish TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, usd REAL NOT NULL, seconds REAL NOT NULL,
+    reasoning TEXT NOT NULL, at TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS outcomes (
+    id INTEGER PRIMARY KEY, question INTEGER NOT NULL UNIQUE, kind TEXT NOT NULL, answer TEXT NOT NULL,
+    name TEXT NOT NULL, us REAL, ratio REAL, gain REAL NOT NULL, words TEXT NOT NULL, at TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS archive (
+    id INTEGER PRIMARY KEY, problem TEXT NOT NULL, island INTEGER NOT NULL, name TEXT NOT NULL, candidate TEXT NOT NULL,
+    score REAL NOT NULL, us REAL NOT NULL, question INTEGER NOT NULL, origin TEXT NOT NULL
+);
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One turn of a chain, a conversation about one problem that begins with turn 0.
+
+    Attributes:
+        problem: key. model: name. purpose: ``new``, or the kind of outcome that it follows.
+        parents: names of the kernels that the chain's first prompt shows. messages: the whole conversation.
+    """
+
+    id: int
+    chain: int
+    turn: int
+    problem: str
+    island: int
+    model: str
+    purpose: str
+    parents: tuple[str, ...]
+    messages: tuple[Message, ...]
+    at: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an answer.
+
+    Attributes:
+        kind: see :mod:`outblas.llm.feedback`. answer: ``code``, ``config`` or empty where there was no candidate.
+        name: the candidate's. us, ratio: its median time and speed-up, where it passed.
+        gain: log of how much faster the problem's best has become by it. words: what the next turn is told.
+    """
+
+    question: int
+    kind: str
+    answer: str = ""
+    name: str = ""
+    us: float | None = None
+    ratio: float | None = None
+    gain: float = 0.0
+    words: str = ""
+
+
+class Ledger:
+    """The tables of one run's store; made where they are missing.
+
+    Raises:
+        RecordError: they cannot be made, read or written; what was recorded before is intact.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._guard():
+            uri = f"{path.absolute().as_uri()}?mode=rw"
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30.0)
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+
+    def ask(
+        self, chain: int, turn: int, problem: str, island: int, model: str, purpose: str, parents: Sequence[str],
+        messages: Sequence[Message],
+    ) -> Question:  # fmt: skip
+        """Record a question that is to be sent."""
+        row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
+        columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
+        with self._transaction():
+            made = self._db.execute(f"INSERT INTO questions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        return Question(int(made.lastrowid or 0), chain, turn, problem, island, model, purpose, tuple(parents),
+                        tuple(messages), row[-1])  # fmt: skip
+
+    def sent(self, question: int, most: Cost) -> int:
+        """An attempt that is about to be sent, with the most that it can cost; returns its number."""
+        row = (question, most.prompt_tokens, most.answer_tokens, most.usd, _now())
+        columns = "question, prompt_tokens, answer_tokens, usd, at"
+        with self._transaction():
+            return int(self._db.execute(f"INSERT INTO sends ({columns}) VALUES (?, ?, ?, ?, ?)", row).lastrowid or 0)
+
+    def replied(self, send: int, reply: Reply) -> None:
+        """What came of an attempt."""
+        took = reply.took
+        row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
+               reply.seconds, reply.reasoning, _now())  # fmt: skip
+        with self._transaction():
+            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def settle(self, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
+        """What became of an answer, and what the archive took for it, in one transaction."""
+        o = outcome
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO outcomes (question, kind, answer, name, us, ratio, gain, words, at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (o.question, o.kind, o.answer, o.name, o.us, o.ratio, o.gain, o.words, _now()),
+            )
+            self._db.executemany(
+                "INSERT INTO archive (problem, island, name, candidate, score, us, question, origin) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (e.problem, e.island, e.name, json.dumps(e.candidate), e.score, e.us, e.question, e.origin)
+                    for e in entries
+                ],
+            )
+
+    def questions(self) -> Iterator[Question]:
+        """All of them, in the order in which they were asked."""
+        for number, chain, turn, problem, island, model, purpose, *texts, at in self._rows(
+            "SELECT id, chain, turn, problem, island, model, purpose, parents, messages, at FROM questions ORDER BY id"
+        ):
+            parents, messages = (tuple(json.loads(text)) for text in texts)
+            yield Question(number, chain, turn, problem, island, model, purpose, parents, messages, at)
+
+    def replies(self, question: int | None = None) -> Iterator[tuple[int, Reply]]:
+        """(question, reply) of every attempt, or of those at one question, in order; one that was lost with a killed
+        process is ``lost``, at the most that it can have cost."""
+        query = f"""SELECT s.question, s.prompt_tokens, s.answer_tokens, s.usd, r.outcome, r.text, r.finish,
+                           r.prompt_tokens, r.answer_tokens, r.usd, r.seconds, r.reasoning
+                    FROM sends s LEFT JOIN replies r ON r.send = s.id
+                    {"" if question is None else "WHERE s.question = ?"} ORDER BY s.id"""
+        arguments = () if question is None else (question,)
+        for number, *most, outcome, text, finish, prompt, answer, usd, seconds, thought in self._rows(query, arguments):
+            if outcome is None:
+                yield number, Reply("lost", "", "", Cost(1, *most), 0.0)
+            else:
+                yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """Question -> outcome, of those that have one, in the order in which they had it."""
+        columns = "question, kind, answer, name, us, ratio, gain, words"
+        return {row[0]: Outcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
+
+    def entries(self) -> list[Entry]:
+        """The archive's, in the order of their insertion."""
+        columns = "problem, island, name, candidate, score, us, question, origin"
+        return [
+            Entry(problem, island, name, json.loads(candidate), *figures)
+            for problem, island, name, candidate, *figures in self._rows(f"SELECT {columns} FROM archive ORDER BY id")
+        ]
+
+    def spent(self) -> Cost:
+        """What all attempts have cost so far."""
+        total = Cost()
+        for _, reply in self.replies():
+            total += reply.took
+        return total
+
+    def transcript(self) -> Iterator[dict[str, Any]]:
+        """Every question with its attempts and its outcome, as JSON."""
+        outcomes = self.outcomes()
+        for q in self.questions():
+            yield {
+                **vars(q),
+                "attempts": [{**vars(r), "took": vars(r.took)} for _, r in self.replies(q.id)],
+                "outcome": vars(outcomes[q.id]) if q.id in outcomes else None,
+            }
+
+    def close(self) -> None:
+        with self._guard():
+            self._db.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rows(self, query: str, arguments: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Row by row: prompts and answers of a long run are more than one wants in memory."""
+        with self._guard():
+            yield from self._db.execute(query, arguments)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._guard():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # rolled back by SQLite itself where the disk was full
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise RecordError(
+                f"the record of the run {self.path} cannot be read or written ({error})",
+                "a whole store, writable, with free disk space, and one driver",
+                "free some space and repeat the command: what was recorded before is intact",
+            ) from error
+
+
+def _now() -> str:
+    return utc_now("milliseconds")

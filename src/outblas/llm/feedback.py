@@ -1,0 +1,96 @@
+"""Evaluation -> what the model is told and whether the archive takes the kernel."""
+
+from __future__ import annotations
+
+import math
+
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.plausibility import below_floor
+from outblas.core.roofline import Gpu, floor_us
+
+#: Kinds of outcome -> what they mean; the order is that of reports.
+KINDS = {
+    "proven": "right, and timed",
+    "cheat": "rejected: broke a rule, or was faster than the hardware allows",
+    "wrong": "wrong numbers, or not the same twice",
+    "static": "rejected by its machine code",
+    "crash": "ended, hung or faulted",
+    "compile": "did not compile",
+    "contract": "broke the entry contract",
+    "illegal": "knobs that are not legal",
+    "compiled": "compiled; not run",
+    "duplicate": "tried before",
+    "malformed": "no single candidate in the answer",
+    "cut": "stopped at the limit of tokens",
+    "empty": "an empty answer",
+    "refusal": "refused",
+    "unanswered": "no answer from the server",
+}
+_OF_STATUS = {
+    Status.PASSED: "proven",
+    Status.ILLEGAL: "illegal",
+    Status.COMPILE_ERROR: "compile",
+    Status.STATIC_REJECTED: "static",
+    Status.EXITED: "crash",
+    Status.HANG: "crash",
+    Status.FAULT: "crash",
+    Status.LAUNCH_ERROR: "crash",
+    Status.MEMORY_VIOLATION: "wrong",
+    Status.WRONG: "wrong",
+    Status.NOT_REPEATABLE: "wrong",
+    Status.RULE_BROKEN: "cheat",
+    Status.LEFT_OUT: "compiled",
+}
+#: Characters of a compiler's or a gate's words that a prompt has room for.
+LOG_CHARS = 4000
+
+
+def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
+    """One of :data:`KINDS`. What is faster than its floor is a cheat until proven otherwise
+    (outblas.core.plausibility): that holds for recorded ones and for kernels of our families, too."""
+    if below_floor(evaluation, gpu):
+        return "cheat"
+    return _OF_STATUS[evaluation.status]
+
+
+def score_of(evaluation: Evaluation) -> float | None:
+    """log of the lower bound of the speed-up; None where there is no figure."""
+    low = None if evaluation.speedup is None else evaluation.speedup.low
+    return None if low is None or not (math.isfinite(low) and low > 0) else math.log(low)
+
+
+def words_of(evaluation: Evaluation, gpu: Gpu) -> str:
+    """What the next turn is told: status, gate, how far off, the log, the counters."""
+    lines = [f"status: {evaluation.status.value}"]
+    if evaluation.detail:
+        lines.append(f"detail: {evaluation.detail}")
+    verdict = evaluation.verdict
+    if verdict is not None and verdict.gates:
+        lines.append(f"gates passed before: {', '.join(verdict.gates)}")
+    if verdict is not None and verdict.max_err_ratio is not None and evaluation.status is not Status.PASSED:
+        lines.append(f"largest error / bound: {verdict.max_err_ratio:.4g}")
+    if evaluation.timing is not None and evaluation.speedup is not None:
+        s, floor = evaluation.speedup, floor_us(evaluation.problem, gpu)
+        lines.append(
+            f"time: {evaluation.timing.median_us:.2f} us, {s.ratio:.3f}x of {s.baseline} "
+            f"({s.low:.3f} to {s.high:.3f}); the floor is {floor:.2f} us"
+        )
+    if below_floor(evaluation, gpu):
+        lines.append("that is faster than the hardware can multiply these matrices: the work is not all done")
+    if evaluation.counters:
+        lines.append(f"counters: {counters_text(evaluation)}")
+    log = getattr(evaluation, "log", "").strip()
+    return "\n".join(lines) + (f"\nlog:\n{clipped(log)}" if log else "")
+
+
+def counters_text(evaluation: Evaluation) -> str:
+    """``registers 168, hgmma 32``, without what is of no use to a reader."""
+    return ", ".join(f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k != "compile_seconds")
+
+
+def clipped(text: str, most: int = LOG_CHARS) -> str:
+    """Both ends of a text that is too long."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    return f"{text[:head]}\n[{len(text) - most} characters left out]\n{text[head - most :]}"

@@ -1,0 +1,79 @@
+"""One chain: a conversation with a model about one problem, from the first prompt through its repairs.
+
+What comes next follows from what is recorded of the chain alone, so that a chain goes on after a kill where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from outblas.llm.budget import Message
+from outblas.llm.evolve_journal import Outcome, Question
+from outblas.llm.prompt import FOLLOW_UPS
+from outblas.llm.reply import Reply
+
+
+@dataclass
+class Chain:
+    """A conversation so far.
+
+    Attributes:
+        number: of the chain. questions: in order. outcomes, replies: by question, of those that have one.
+    """
+
+    number: int
+    questions: list[Question] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Question:
+        return self.questions[-1]
+
+    def open_question(self) -> Question | None:
+        """The one that has no outcome yet: to be asked, or its answer to be read."""
+        return self.last if self.questions and self.last.id not in self.outcomes else None
+
+    def wants_follow_up(self, turns: int) -> bool:
+        """Whether another turn follows, of ``turns`` at most."""
+        if not self.questions or self.open_question() is not None or len(self.questions) >= turns:
+            return False
+        return self.outcomes[self.last.id].kind in FOLLOW_UPS
+
+    def unfinished(self, turns: int) -> bool:
+        return self.open_question() is not None or self.wants_follow_up(turns)
+
+    def forget(self, turns: int) -> None:
+        """Let go of the texts of a chain that is finished: the record has them."""
+        if not self.unfinished(turns):
+            self.questions = [replace(q, messages=()) for q in self.questions]
+            self.replies.clear()
+
+    def continued(self, text: str) -> list[Message]:
+        """The conversation with the last answer and what is said to it. An empty answer is left out: servers refuse
+        messages without content."""
+        reply = self.replies.get(self.last.id)
+        answer: list[Message] = [] if reply is None or not reply.text.strip() else [
+            {"role": "assistant", "content": reply.text}
+        ]  # fmt: skip
+        return [*self.last.messages, *answer, {"role": "user", "content": text}]
+
+
+def chains_of(
+    questions: Iterable[Question], outcomes: Mapping[int, Outcome], replies: Iterable[tuple[int, Reply]], turns: int
+) -> dict[int, Chain]:
+    """Every chain of a record, by number; those that are finished without their texts."""
+    chains: dict[int, Chain] = {}
+    of_question: dict[int, Chain] = {}
+    for question in questions:
+        chain = chains.setdefault(question.chain, Chain(question.chain))
+        chain.questions.append(question)
+        of_question[question.id] = chain
+        if question.id in outcomes:
+            chain.outcomes[question.id] = outcomes[question.id]
+        chain.forget(turns)  # a later question brings the whole conversation again
+    for number, reply in replies:
+        if reply.answered and of_question[number].unfinished(turns):
+            of_question[number].replies[number] = reply
+    return chains

@@ -1,0 +1,182 @@
+"""Answers of a model -> evaluations and reward parts: each kernel judged once per run, a batch within a time limit.
+
+The evaluator of a training (:func:`evaluator_of`) is ``compile``, ``cuda:0`` or a file of recorded free kernels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Union, get_args
+
+from outblas.core.config import Candidate, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.plausibility import below_floor
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.judge.gates import Level
+from outblas.llm.evaluators import COMPILE, open_place, parse_place
+from outblas.llm.train.answer_language import Language
+from outblas.llm.train.rewards import Parts, Refused, parts
+from outblas.records.store import Store
+
+#: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.
+_ASKED_AGAIN = (Status.LAUNCH_ERROR,)
+_Key = tuple[str, str]
+
+
+class Judging(Protocol):
+    """What is needed of an evaluator (:class:`outblas.core.evaluator.Evaluator`)."""
+
+    @property
+    def gpu(self) -> Gpu: ...
+
+    @property
+    def source(self) -> str: ...
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Any]]) -> Iterable[Evaluation]: ...
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer, judged.
+
+    Attributes:
+        name: the candidate's canonical name, empty for a refused answer.
+        outcome: a status, or ``refused:<kind>``, or ``unjudged``: the batch was out of time.
+        detail: one line on it.
+        parts: None where unjudged. speedup: lower bound, of a proven kernel that was timed beside a baseline.
+    """
+
+    name: str
+    outcome: str
+    detail: str = ""
+    parts: Parts | None = None
+    speedup: float | None = None
+
+
+class Judge:
+    """Judges batches of answers.
+
+    Args:
+        timed: the stage pays for speed.
+        store: where evaluations are kept under ``run_id``, and taken from: a kernel is evaluated once per run.
+        batch_seconds: no new candidate is begun after so long; those left are unjudged. What is under way ends within
+            the sandbox's own limits.
+        clock: seconds; tests inject another.
+    """
+
+    def __init__(
+        self, evaluator: Judging, language: Language, timed: bool, store: Store | None = None,
+        run_id: str = "train-llm", batch_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._evaluator, self._language, self._timed = evaluator, language, timed
+        self._store, self._run_id = store, run_id
+        self._batch_seconds, self._clock = batch_seconds, clock
+        self._known: dict[_Key, Evaluation] = {}
+        self._read: set[str] = set()
+        #: Candidates that the evaluator was asked for, by this process.
+        self.evaluated = 0
+
+    def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[Judged]:
+        """One verdict an answer, in order.
+
+        Raises:
+            DeviceError, ToolchainMissing: of the evaluator; what it had answered before is in the store.
+        """
+        read = [(problem, self._language.read(problem, text)) for problem, text in answers]
+        wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, Refused)}
+        self._recall({p for p, _ in wanted.values()})
+        missing = [pair for key, pair in wanted.items() if key not in self._known]
+        for evaluation in self._within_time(sorted(missing, key=lambda pair: (pair[0].key, pair[1].family))):
+            self._known[_key(evaluation.problem, evaluation.config)] = evaluation
+            if self._store is not None:
+                self._store.append(self._run_id, evaluation)
+        return [self._judged(problem, found) for problem, found in read]
+
+    def _within_time(self, pairs: list[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        if not pairs:
+            return
+        until = self._clock() + self._batch_seconds
+        with closing(_generator(self._evaluator.evaluate(pairs))) as answers:
+            for evaluation in answers:
+                self.evaluated += 1
+                yield evaluation
+                if self._clock() > until:
+                    return
+
+    def _recall(self, problems: set[Problem]) -> None:
+        """What the run has recorded of these problems, read once each."""
+        for problem in problems:
+            if self._store is None or problem.key in self._read:
+                continue
+            self._read.add(problem.key)
+            for config, evaluation in self._store.recorded(self._run_id, problem, profiled=False).items():
+                if evaluation.status not in _ASKED_AGAIN:
+                    self._known.setdefault(_key(problem, config), evaluation)
+
+    def _judged(self, problem: Problem, found: Union[Candidate, Refused]) -> Judged:
+        gpu = self._evaluator.gpu
+        if isinstance(found, Refused):
+            return Judged("", f"refused:{found.kind}", found.reason, parts(found, self._timed, gpu))
+        key = _key(problem, found)
+        evaluation = self._known.get(key)
+        if evaluation is None:
+            return Judged(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
+        paid = parts(evaluation, self._timed, gpu)
+        if below_floor(evaluation, gpu):
+            return Judged(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
+        low = None if evaluation.speedup is None else evaluation.speedup.low
+        return Judged(key[1], evaluation.status.value, evaluation.detail, paid, low)
+
+
+def _key(problem: Problem, candidate: Candidate) -> _Key:
+    return problem.key, config_name(candidate)
+
+
+def _generator(evaluations: Iterable[Evaluation]) -> Generator[Evaluation, None, None]:
+    """A generator over them, which can be closed early whatever they come in."""
+    source = iter(evaluations)
+    try:
+        yield from source
+    finally:
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()
+
+
+__all__ = ["COMPILE", "evaluator_of"]
+
+
+@contextmanager
+def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
+    """The evaluator that ``--device`` names, closed at the end; a GPU's worker is started: the first candidate must not
+    pay for imports and a CUDA context.
+
+    Args:
+        device: ``compile``, ``cuda:<index>``, or the path of a recording of free kernels.
+        proof: on a GPU: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`.
+
+    Raises:
+        UsageError: none of them. DeviceError: no such GPU. RecordError: the file is no recording.
+    """
+    if proof not in get_args(Level):
+        raise UsageError(f"--proof {proof!r}", " or ".join(get_args(Level)), "pass one of them")
+    place = parse_place(device)
+    if place.gpu_index is None:
+        with open_place(place) as evaluator:
+            yield evaluator
+        return
+    from outblas.bench.live_evaluator import LiveEvaluator
+    from outblas.core.rivals import RIVALS
+    from outblas.judge.bench_cell import Options
+    from outblas.runtime.device import gpu_of_device
+
+    index = place.gpu_index
+    options = Options(index, gpu_of_device(index), level=proof, baselines=RIVALS)  # type: ignore[arg-type]
+    with LiveEvaluator(index, options) as live:
+        live.start()
+        yield live

@@ -1,0 +1,90 @@
+"""The model that a stage trains: base, what an earlier stage left, or a random one; all weights or LoRA."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.llm.train.settings import TrainSettings
+from outblas.llm.train.tiny import RANDOM_TINY
+from outblas.llm.train.training_folder import FINAL, STAGES
+
+_NEEDED = ("trl", "peft", "accelerate", "datasets", "transformers", "torch")
+_INSTALL = "pip install 'outblas[gpu,train-llm]'"
+_ADAPTER = "adapter_config.json"
+
+
+def check_installed() -> None:
+    """Raises ToolchainMissing unless everything that training needs can be imported."""
+    import importlib.util
+
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ToolchainMissing(f"{', '.join(missing)} not installed", ", ".join(_NEEDED), _INSTALL)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its tokenizer, ready for a trainer; ``lora``: a peft configuration for a new adapter, or None."""
+
+    model: Any
+    tokenizer: Any
+    lora: Any = None
+
+    @property
+    def chat(self) -> bool:
+        """Whether prompts are conversations."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+
+def begun_from(run: Path, stage: str, model: str) -> str:
+    """What a stage begins with: the last earlier stage that the run has finished, else ``model``."""
+    for earlier in reversed(STAGES[: STAGES.index(stage)]):
+        if (run / earlier / FINAL).is_dir():
+            return str(run / earlier / FINAL)
+    return model
+
+
+def load(run: Path, settings: TrainSettings, bf16: bool) -> Loaded:
+    """Model and tokenizer of a stage.
+
+    Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
+    not trained, is bf16 there.
+
+    Raises:
+        UsageError: the model cannot be loaded, or its adapter has another rank than ``--lora`` says.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = begun_from(run, settings.stage, settings.model)
+    if source == RANDOM_TINY:
+        source = str(run / "base")  # made by the first process
+    adapter = Path(source) / _ADAPTER
+    trained = adapter.is_file()
+    base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]) if trained else source
+    dtype = torch.bfloat16 if bf16 and settings.lora else torch.float32
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left")
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model {source!r} cannot be loaded ({' '.join(str(error).split())[:200]})",
+            "the name or folder of a causal language model, or random:tiny",
+            "correct --model, or download it before",
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if not settings.lora:
+        if trained:
+            raise UsageError(f"{source} is a LoRA adapter", "--lora, with its rank", "pass it, or begin another run")
+        return Loaded(model, tokenizer)
+    from peft import LoraConfig, PeftModel
+
+    if trained:
+        return Loaded(PeftModel.from_pretrained(model, source, is_trainable=True), tokenizer)
+    lora = LoraConfig(r=settings.lora, lora_alpha=2 * settings.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    return Loaded(model, tokenizer, lora)

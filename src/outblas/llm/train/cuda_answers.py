@@ -1,0 +1,48 @@
+"""The language of real models: an answer with one code block, CUDA C++ or a configuration of our families."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outblas.core.config import Candidate, config_to_json
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.llm.train.answer_language import Read, Text
+from outblas.llm.train.rewards import Refused
+
+
+class CudaAnswers:
+    """Prompts and answers as ``outblas evolve`` has them (outblas.llm), so that what is trained here writes there.
+
+    Args:
+        gpu: that is asked for.
+    """
+
+    name = "cuda"
+    max_tokens = 4096
+
+    def __init__(self, gpu: Gpu = H200) -> None:
+        self._gpu = gpu
+
+    def prompt(self, problem: Problem) -> Text:
+        from outblas.llm.prompt import first_prompt
+
+        return [dict(message) for message in first_prompt(problem, self._gpu, {}, None, (), {})]
+
+    def read(self, problem: Problem, answer: str) -> Read:
+        from outblas.llm.answer import read_answer
+
+        found = read_answer(answer, "stop", problem, self._gpu)
+        return Refused(found.words, found.kind) if found.candidate is None else found.candidate
+
+    def write(self, problem: Problem, candidate: Candidate) -> str | None:
+        if isinstance(candidate, FreeKernel):
+            said = f"```cuda\n{candidate.text.strip()}\n```"
+        else:
+            said = f"```json\n{json.dumps(config_to_json(candidate))}\n```"
+        return said if self.read(problem, said) == candidate else None
+
+    def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
+        return {}

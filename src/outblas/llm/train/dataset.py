@@ -1,0 +1,144 @@
+"""What a training reads: prompts for GRPO, and pairs of prompt and answer for the supervised stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.config import Candidate
+from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.plausibility import below_floor
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.kernels.config_text import config_from_json
+from outblas.llm.train.answer_language import Language, Text
+from outblas.llm.train.rewards import Refused
+from outblas.records.evaluation_json import evaluation_from_json
+
+#: Kernels per problem that are learned from, the fastest.
+KEPT = 8
+_Known = tuple[Problem, Candidate]
+
+
+def asked(prompt: Text, chat: bool) -> Text:
+    """A prompt for a model with a chat template (``chat``): messages; or without: text that an answer is joined to."""
+    if chat:
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return (prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)) + "\n"
+
+
+def answered(text: str, chat: bool) -> Text:
+    return [{"role": "assistant", "content": text}] if chat else text
+
+
+def said(completion: Any) -> str:
+    """The text of what a model has answered."""
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+
+
+def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, least: int) -> list[dict[str, Any]]:
+    """Rows of a prompt dataset, ``problem`` the place in ``problems``; repeated until there are ``least`` of them."""
+    times = -(-least // len(problems))
+    return [
+        {"prompt": asked(language.prompt(problem), chat), "problem": index}
+        for _ in range(times)
+        for index, problem in enumerate(problems)
+    ]
+
+
+def taught_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
+    """Rows of prompt and completion from an archive of kernels that passed.
+
+    Args:
+        path: a store (``.sqlite``) of evaluations, of which each problem's fastest proven kernels are taken; or JSON
+            lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem": "512_512_512", "answer": ...}`` or an
+            evaluation (``Evaluation.to_json``).
+
+    Raises:
+        RecordError: it cannot be read, or a line is none of these. UsageError: nothing in it can be learned from.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise RecordError(f"archive {path} is missing", "a store or JSON lines", "name another")
+    rows = list(_of_store(path, language, chat) if _is_store(path) else _of_lines(path, language, chat))
+    if not rows:
+        raise UsageError(
+            f"archive {path} has nothing to learn from in language {language.name}",
+            "evaluations that passed, of kernels that it can say",
+            "name another archive",
+        )
+    return rows
+
+
+def _of_store(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
+    from outblas.records.store import Store
+
+    with Store(path) as store:
+        yield from _of_evaluations(list(store.evaluations()), language, chat)
+
+
+def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
+    evaluations: list[Evaluation] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if "format" in row and "problem" not in row:
+                continue  # the head of a recording
+            if "completion" in row:
+                yield {"prompt": asked(row["prompt"], chat), "completion": answered(row["completion"], chat)}
+            elif "answer" in row:
+                yield _row(_problem(row["problem"]), str(row["answer"]), language, chat)
+            elif "status" in row:
+                evaluations.append(evaluation_from_json(row))
+            else:
+                yield _known(_problem(row["problem"]), config_from_json(row["config"]), language, chat)
+        except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
+            raise RecordError(
+                f"archive {path} has a line {number} that cannot be read ({error})",
+                "prompt and completion, problem and answer, or an evaluation",
+                "remove the line or name another archive",
+            ) from error
+    yield from _of_evaluations(evaluations, language, chat)
+
+
+def _of_evaluations(found: Iterable[Evaluation], language: Language, chat: bool) -> Iterator[dict[str, Any]]:
+    by_problem: dict[Problem, dict[Candidate, Evaluation]] = {}
+    for e in found:
+        if e.status is Status.PASSED and not below_floor(e, H200):
+            by_problem.setdefault(e.problem, {}).setdefault(e.config, e)
+    for problem, passed in by_problem.items():
+        best = sorted(passed.values(), key=lambda e: e.timing.median_us if e.timing else 0.0)
+        answers = (language.write(problem, e.config) for e in best)
+        for answer in [a for a in answers if a is not None][:KEPT]:
+            yield _row(problem, answer, language, chat)
+
+
+def _known(problem: Problem, candidate: Candidate, language: Language, chat: bool) -> dict[str, Any]:
+    answer = language.write(problem, candidate)
+    if answer is None:
+        raise ValueError(f"language {language.name} cannot say the kernel")
+    return _row(problem, answer, language, chat)
+
+
+def _row(problem: Problem, answer: str, language: Language, chat: bool) -> dict[str, Any]:
+    read = language.read(problem, answer)
+    if isinstance(read, Refused):
+        raise ValueError(f"an answer that would be refused: {read.reason}")
+    return {"prompt": asked(language.prompt(problem), chat), "completion": answered(answer, chat)}
+
+
+def _problem(data: Any) -> Problem:
+    """Of ``M_N_K``, a problem's key, or its JSON."""
+    if not isinstance(data, str):
+        return Problem.from_json(data)
+    return Problem.from_mnk(data) if data.count("_") == 2 else Problem.from_key(data)
+
+
+def _is_store(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(15) == b"SQLite format 3"

@@ -1,0 +1,96 @@
+"""The toy language: a kernel configuration as a short sentence, one word a knob."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from outblas.core.config import Candidate, KernelConfig, knob_schema
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.kernels.families.registry import FAMILIES
+from outblas.llm.train.answer_language import Read
+from outblas.llm.train.rewards import Refused
+
+
+class KnobWords:
+    """``bm=128 bn=256 stages=4 consumers=2``.
+
+    A toy for models without knowledge of a programming language: sampling is kept to the sentence's grammar, but not to
+    what is legal, so that a random model's answers compile or do not, and are fast or slow.
+
+    Args:
+        knobs: Knob -> values, in the order of the sentence. A sentence is about the first family that has all of them
+            as numbers. Its other knobs keep their defaults.
+
+    Raises:
+        UsageError: No family has them all as numbers, or one is without values.
+    """
+
+    name = "knobs"
+    KNOBS: Mapping[str, tuple[int, ...]] = {
+        "bm": (64, 128, 192, 256),
+        "bn": (32, 64, 128, 256),
+        "stages": (2, 4, 8),
+        "consumers": (1, 2),
+    }
+
+    def __init__(self, knobs: Mapping[str, Sequence[int]] = KNOBS) -> None:
+        self.record, known = _record_of(knobs)
+        for knob, values in knobs.items():
+            if knob not in known or not values:
+                raise UsageError(f"knob {knob!r} of {len(values)} values", f"values of {sorted(known)}", "name such")
+        self.knobs = {knob: tuple(values) for knob, values in knobs.items()}
+
+    @property
+    def max_tokens(self) -> int:
+        return len(self.knobs) + 1
+
+    def words(self) -> list[tuple[str, ...]]:
+        """The words of each place of the sentence."""
+        return [tuple(f"{knob}={value}" for value in values) for knob, values in self.knobs.items()]
+
+    def vocabulary(self) -> list[str]:
+        """Every word of prompts and answers."""
+        asked = ["problem", "m", "n", "k", "answer", "TN", "NN", "fp16", "bf16", "fp32", *"0123456789"]
+        return [*asked, *itertools.chain.from_iterable(self.words())]
+
+    def prompt(self, problem: Problem) -> str:
+        extents = " ".join(f"{name} {' '.join(str(getattr(problem, name)))}" for name in ("m", "n", "k"))
+        return f"problem {problem.layout} {problem.dtype} {problem.acc} {extents} answer"
+
+    def read(self, problem: Problem, answer: str) -> Read:
+        said, places = answer.split(), self.words()
+        if len(said) != len(places) or any(word not in place for word, place in zip(said, places, strict=False)):
+            return Refused(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
+        values: dict[str, Any] = {
+            knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
+        }
+        return self.record(**{"bm": 64, "bn": 64, **values})
+
+    def write(self, problem: Problem, candidate: Candidate) -> str | None:
+        if not isinstance(candidate, self.record):
+            return None
+        said = " ".join(f"{knob}={getattr(candidate, knob)}" for knob in self.knobs)
+        return said if self.read(problem, said) == candidate else None
+
+    def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
+        """Every pair of words that the grammar does not allow, as ``bad_words_ids``: a place follows the one before."""
+        places = [["answer"], *self.words(), [tokenizer.eos_token]]
+        banned: list[list[int]] = []
+        for here, there in itertools.pairwise(places):
+            allowed = set(tokenizer.convert_tokens_to_ids(list(there)))
+            for before in tokenizer.convert_tokens_to_ids(list(here)):
+                banned += [[before, after] for after in range(vocabulary) if after not in allowed]
+        return {"bad_words_ids": banned}
+
+
+def _record_of(knobs: Iterable[str]) -> tuple[type[KernelConfig], set[str]]:
+    """The record of the first family that has most of the knobs as numbers, and all its numbers."""
+    numbers = {
+        name: {knob.name for knob in knob_schema(family.config) if knob.kind == "int"}
+        for name, family in FAMILIES.items()
+    }
+    name = max(numbers, key=lambda name: len(numbers[name].intersection(knobs)))
+    return FAMILIES[name].config, numbers[name]

@@ -1,0 +1,23 @@
+"""The languages of answers, by name."""
+
+from __future__ import annotations
+
+from outblas.core.errors import UsageError
+from outblas.llm.train.answer_language import Language
+from outblas.llm.train.cuda_answers import CudaAnswers
+from outblas.llm.train.knob_words import KnobWords
+
+LANGUAGES = ("cuda", "knobs")
+
+
+def language_of(name: str) -> Language:
+    """The language that ``--language`` names.
+
+    Raises:
+        UsageError: no such language.
+    """
+    if name == "cuda":
+        return CudaAnswers()
+    if name == "knobs":
+        return KnobWords()
+    raise UsageError(f"unknown language {name!r}", " or ".join(LANGUAGES), "pass one of them as --language")

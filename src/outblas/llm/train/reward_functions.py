@@ -1,0 +1,148 @@
+"""The judge as reward functions of trl: one that is learned from, and one a part that is only logged."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.problem import Problem
+from outblas.llm.train.answer_judge import Judge, Judged
+from outblas.llm.train.dataset import said
+from outblas.llm.train.rewards import PARTS, advantages
+from outblas.llm.train.training_folder import append_line
+
+#: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
+RewardFunction = Callable[..., list["float | None"]]
+#: The function that is learned from.
+LEARNED = "advantage"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One answer of the present step, on every process."""
+
+    judged: Judged
+    advantage: float | None
+
+
+class RewardFunctions:
+    """Judges the answers of all processes on the first of them and hands each its own.
+
+    trl asks several functions about the same answers, in order, and adds up what they say by weights. The first is the
+    group's normalised, clipped advantage, with weight 1 (trl's own normalisation is off); the parts of the reward and
+    their sum have weight 0: they are logged by name and change nothing.
+
+    Args:
+        judge: None on every process but the first.
+        log: file of answers, written by the first process.
+        prepare: called before evaluations begin, on every process (frees GPU memory).
+        problems: places in it come with the prompts.
+    """
+
+    def __init__(
+        self, judge: Judge | None, problems: Sequence[Problem], group: int, least_std: float = 0.05, clip: float = 2.0,
+        log: Path | None = None, prepare: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._judge, self._problems, self._group = judge, problems, group
+        self._least_std, self._clip = least_std, clip
+        self._log, self._prepare = log, prepare
+        self._own: list[_Row] = []
+        #: Best lower bound of a speed-up so far; None before a proven kernel was timed.
+        self.best: float | None = None
+
+    def functions(self) -> list[RewardFunction]:
+        """The functions, each with the name that it is logged by."""
+        return [self._first(), *(self._part(name) for name in (*PARTS, "total"))]
+
+    def weights(self) -> list[float]:
+        """The weight of each function."""
+        return [1.0, *(0.0 for _ in (*PARTS, "total"))]
+
+    def _first(self) -> RewardFunction:
+        def learned(*, completions: list[Any], problem: list[int], **others: Any) -> list[float | None]:
+            step = int(getattr(others.get("trainer_state"), "global_step", 0))
+            self._own = self._judged([(i, said(c)) for i, c in zip(problem, completions, strict=True)], step)
+            metric = others.get("log_metric")
+            if metric is not None:
+                for name, value in _counts(self._own).items():
+                    metric(name, value)
+            return [row.advantage for row in self._own]
+
+        learned.__name__ = LEARNED
+        return learned
+
+    def _part(self, name: str) -> RewardFunction:
+        def part(*, completions: list[Any], **_: Any) -> list[float | None]:
+            if len(completions) != len(self._own):
+                raise RuntimeError(
+                    f"{len(completions)} answers where {len(self._own)} were judged: trl's order changed"
+                )
+            return [None if r.judged.parts is None else float(getattr(r.judged.parts, name)) for r in self._own]
+
+        part.__name__ = name
+        return part
+
+    def _judged(self, own: list[tuple[int, str]], step: int) -> list[_Row]:
+        """The rows of this process, of what the first one judged for all."""
+        from accelerate.state import PartialState
+        from accelerate.utils import broadcast_object_list, gather_object
+
+        if self._prepare is not None:
+            self._prepare()
+        state = PartialState()
+        everyone: list[tuple[int, str]] = gather_object(own)
+        told: list[Any] = [None]
+        if state.is_main_process:
+            try:
+                told = [self._rows(everyone, step)]
+            except Exception as error:  # the other processes wait: they must hear of it, and end as well
+                told = [error]
+        broadcast_object_list(told)
+        (found,) = told
+        if isinstance(found, Exception):
+            raise found
+        start = state.process_index * len(own)
+        rows: list[_Row] = found[start : start + len(own)]
+        return rows
+
+    def _rows(self, answers: list[tuple[int, str]], step: int) -> list[_Row]:
+        assert self._judge is not None, "the first process has a judge"
+        judged = self._judge.judge([(self._problems[i], text) for i, text in answers])
+        totals = [None if j.parts is None else j.parts.total for j in judged]
+        learned = advantages(totals, self._group, self._least_std, self._clip)
+        lows = [j.speedup for j in judged if j.speedup is not None and j.outcome == "passed"]
+        self.best = max([*lows, *([self.best] if self.best is not None else [])], default=None)
+        if self._log is not None:
+            for (index, text), verdict, advantage in zip(answers, judged, learned, strict=True):
+                append_line(self._log, _line(step, self._problems[index], text, verdict, advantage))
+        return [_Row(j, a) for j, a in zip(judged, learned, strict=True)]
+
+
+def _counts(rows: Sequence[_Row]) -> dict[str, float]:
+    """Shares of the answers of a step: that compile, that pass, that are different kernels."""
+    names = [r.judged.name for r in rows]
+    outcomes = [r.judged for r in rows]
+    compiled = [j.parts is not None and j.name != "" and j.parts.compiled == 0.0 for j in outcomes]
+    return {
+        "answers/compiled": statistics.fmean(compiled),
+        "answers/passed": statistics.fmean(j.outcome == "passed" for j in outcomes),
+        "answers/different": len({n for n in names if n}) / len(rows),
+    }
+
+
+def _line(step: int, problem: Problem, text: str, judged: Judged, advantage: float | None) -> dict[str, Any]:
+    paid = None if judged.parts is None else {**asdict(judged.parts), "total": judged.parts.total}
+    return {
+        "step": step + 1,
+        "problem": problem.key,
+        "answer": text,
+        "kernel": judged.name,
+        "outcome": judged.outcome,
+        "detail": judged.detail,
+        "parts": paid,
+        "speedup_low": judged.speedup,
+        "advantage": advantage,
+    }

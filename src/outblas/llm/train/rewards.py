@@ -1,0 +1,130 @@
+"""Evaluation -> named parts of a reward, and the advantages of a group: pure functions, no torch.
+
+Correctness is a gate, as in :mod:`outblas.learn.reward`: what failed gets less than anything that was proven, graded
+only by how far it came. The parts add up to the reward, and each is logged by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Union
+
+from outblas.core.evaluation import FAILURES, Evaluation, Status
+from outblas.core.plausibility import below_floor
+from outblas.core.roofline import H200, Gpu
+from outblas.learn.reward import CLIP, gated
+
+#: What a missed step before the proof costs, beside what the failure itself costs.
+STEP = 0.25
+#: What a kernel gets whose proof nobody ran (compiled only): above every failure, below every proven kernel.
+UNPROVEN = -CLIP
+#: Least and largest logarithm of a speed-up that is told apart.
+LOG_CLIP = 3.0
+#: The last status that a candidate may have without having been compiled, and without having passed the static gate.
+_NOT_COMPILED = (Status.ILLEGAL, Status.COMPILE_ERROR)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An answer that is no candidate: no code, a broken launch block, not in the language.
+
+    Attributes:
+        reason: one line. kind: what it was, a word (``empty``, ``refusal``, ``malformed``, ``contract``).
+    """
+
+    reason: str
+    kind: str = "malformed"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A reward, part by part; their sum is the reward.
+
+    Attributes:
+        format: 0 if the answer is a candidate, else ``-STEP``. compiled, static: 0 if it compiled and passed the static
+            gate, else ``-STEP``.
+        correct: 0 if proven; of a failure ``outblas.learn.reward.gated``, in [-2, -1); :data:`UNPROVEN` if nobody ran
+        it. speed: :func:`speed` of a proven kernel, else 0.
+    """
+
+    format: float = 0.0
+    compiled: float = 0.0
+    static: float = 0.0
+    correct: float = 0.0
+    speed: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, name) for name in PARTS)
+
+
+PARTS: tuple[str, ...] = tuple(field.name for field in fields(Parts))
+
+
+def parts(answer: Union[Evaluation, Refused], timed: bool, gpu: Gpu = H200) -> Parts:
+    """The reward of one answer.
+
+    Args:
+        timed: the stage pays for speed; else every proven kernel is worth the same.
+        gpu: whose floor a time is held against.
+    """
+    if isinstance(answer, Refused):
+        return Parts(-STEP, -STEP, -STEP, -2 * CLIP)
+    if answer.status is Status.LEFT_OUT:
+        return Parts(correct=UNPROVEN)
+    if answer.status is not Status.PASSED or below_floor(answer, gpu):
+        return _failed(answer)
+    return Parts(speed=speed(answer) if timed else 0.0)
+
+
+def speed(evaluation: Evaluation) -> float:
+    """tanh of the clipped logarithm of the speed-up's lower bound: -1 < speed < 1, 0 at parity, slope 1 there.
+
+    Smooth, so that no step of speed is worth nothing; at the lower bound, so that luck is not paid. 0 where no baseline
+    was timed beside the kernel: there is nothing to compare it with.
+    """
+    if evaluation.speedup is None:
+        return 0.0
+    low = max(math.exp(-LOG_CLIP), evaluation.speedup.low)  # in this order: what is no number comes to the least
+    return CLIP * math.tanh(min(LOG_CLIP, math.log(low)) / CLIP)
+
+
+def advantages(
+    rewards: Sequence[float | None], group: int, least_std: float = 0.05, clip: float = 2.0
+) -> list[float | None]:
+    """(reward - mean) / std within each group of consecutive answers, clipped.
+
+    GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2), with two guards: a std below
+    ``least_std`` counts as that, so that noise of the timing in a group of equals is not blown up to full size, and one
+    outlier does not get more than ``clip``.
+
+    Args:
+        rewards: None for an answer that nobody judged (out of time): it gets None and counts in no mean.
+        group: answers per prompt.
+
+    Raises:
+        ValueError: not whole groups.
+    """
+    if group < 2 or len(rewards) % group:
+        raise ValueError(f"{len(rewards)} rewards are not whole groups of {group}")
+    found: list[float | None] = []
+    for start in range(0, len(rewards), group):
+        members = rewards[start : start + group]
+        known = [r for r in members if r is not None]
+        mean = statistics.fmean(known) if known else 0.0
+        scale = max(least_std, statistics.stdev(known) if len(known) > 1 else 0.0)
+        found += [None if r is None else max(-clip, min(clip, (r - mean) / scale)) for r in members]
+    return found
+
+
+def _failed(evaluation: Evaluation) -> Parts:
+    """Of a failure; a proof that ended in an impossible time counts as a broken rule."""
+    status = evaluation.status
+    if status is Status.PASSED:
+        return Parts(correct=-2 * CLIP + CLIP * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES))
+    compiled = -STEP if status in _NOT_COMPILED else 0.0
+    static = -STEP if status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
+    return Parts(0.0, compiled, static, gated(evaluation))

@@ -1,0 +1,147 @@
+"""What a stage of training is begun with, and the claim on its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import write_json
+from outblas.core.journal import check_same_settings
+from outblas.core.problem import Problem
+from outblas.llm.train.tiny import RANDOM_TINY
+from outblas.llm.train.training_folder import STAGES
+
+#: Learning rates where none is given: of all weights, of LoRA's, of a random model.
+_LR, _LR_LORA, _LR_TINY = 1e-6, 1e-5, 3e-3
+#: What may differ when a stage is resumed: how long, how often and how patiently; not what is learned from.
+_FREE = ("steps", "save_every", "batch_seconds", "memory_fraction", "tensorboard", "wandb", "cpu", "micro_batch")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One stage.
+
+    Attributes:
+        model: name or path of the base model, or ``random:tiny``.
+        problems: what is asked, in this order; prompts are drawn from them.
+        stage: ``supervised``, ``correctness`` (GRPO; every proven kernel is worth the same) or ``speed`` (GRPO).
+        steps: optimiser steps in all, a resumed stage's earlier ones included.
+        group: answers per prompt (GRPO). prompts: prompts per step, over all processes.
+        micro_batch: answers per forward and backward pass of a process; None: all of its part of a step.
+        language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``.
+        device, proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`.
+        archive: supervised only: JSON lines or a store of evaluations.
+        lr: None: by kind of model. lora: rank of LoRA's matrices; 0: all weights are trained.
+        kl: weight of the KL divergence from the model that the stage began with.
+        temperature: of sampling. max_tokens: of an answer; None: the language's.
+        least_std, clip: see :func:`outblas.llm.train.rewards.advantages`.
+        batch_seconds: time limit of the evaluations of a step.
+        memory_fraction: of the GPU's memory, for the training where candidates are timed on the same GPU.
+
+    Raises:
+        UsageError: no such stage, or a count or figure that makes no sense.
+    """
+
+    model: str
+    problems: tuple[Problem, ...]
+    stage: str = "correctness"
+    steps: int = 100
+    group: int = 8
+    prompts: int = 1
+    micro_batch: int | None = None
+    language: str = "cuda"
+    device: str = "compile"
+    proof: str = "full"
+    archive: str | None = None
+    lr: float | None = None
+    lora: int = 0
+    kl: float = 0.02
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    least_std: float = 0.05
+    clip: float = 2.0
+    seed: int = 0
+    save_every: int = 50
+    batch_seconds: float = 600.0
+    memory_fraction: float = 0.7
+    tensorboard: bool = False
+    wandb: bool = False
+    cpu: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise UsageError(f"unknown stage {self.stage!r}", " or ".join(STAGES), "pass one of them as --stage")
+        supervised = self.stage == "supervised"
+        rules = (
+            (not self.problems and not supervised, "no problems", "at least one", "pass --problems 512_512_512"),
+            (self.steps < 1, f"--steps {self.steps}", "1 or more", "pass a larger --steps"),
+            (self.group < 2 and not supervised, f"--group {self.group}", "2 or more answers", "pass a larger --group"),
+            (self.prompts < 1, f"--prompts {self.prompts}", "1 or more", "pass a larger --prompts"),
+            (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass one"),
+            (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger one"),
+            *(
+                (not value > 0, f"--{name} {value:g}", "above 0", "pass a larger one")
+                for name, value in self._positive()
+            ),
+            (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass one"),
+            (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
+            (supervised and not self.archive, "no archive to learn from", "--archive FILE", "name one"),
+        )
+        for broken, wrong, expected, do in rules:
+            if broken:
+                raise UsageError(wrong, expected, do)
+
+    def _positive(self) -> list[tuple[str, float]]:
+        """Options that have to be above 0, of those that are given."""
+        given = {
+            "temperature": self.temperature, "least-std": self.least_std, "clip": self.clip, "lr": self.lr,
+            "batch-seconds": self.batch_seconds, "max-tokens": self.max_tokens, "micro-batch": self.micro_batch,
+        }  # fmt: skip
+        return [(name, value) for name, value in given.items() if value is not None]
+
+    @property
+    def learning_rate(self) -> float:
+        if self.lr is not None:
+            return self.lr
+        return _LR_TINY if self.model == RANDOM_TINY else _LR_LORA if self.lora else _LR
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
+
+
+def _begun_with(path: Path) -> dict[str, Any]:
+    try:
+        was = json.loads(path.read_text(encoding="utf-8"))
+        return dict(was)
+    except (OSError, ValueError, TypeError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error})", "the settings of a stage", "choose another run"
+        ) from error
+
+
+def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
+    """Note in a stage's folder what it was begun with, or compare.
+
+    Args:
+        begun: whether the folder holds a checkpoint or a trained model.
+
+    Raises:
+        UsageError: it holds a training and ``resume`` is not asked for, or it was begun with other settings.
+        RecordError: it cannot be read or written.
+    """
+    path = folder / "settings.json"
+    wanted = replace(settings).to_json()
+    if begun and not resume:
+        raise UsageError(
+            f"{folder} holds a training", "a new folder, or --resume", "add --resume or choose another run"
+        )
+    if path.exists() and resume:
+        was = _begun_with(path)
+        was, asked = ({key: one[key] for key in one if key not in _FREE} for one in (was, wanted))
+        what = f"{folder} was begun with other settings"
+        check_same_settings(what, was, asked, "repeat those settings, or choose another run")
+        return
+    write_json(path, wanted)

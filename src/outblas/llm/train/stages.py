@@ -1,0 +1,272 @@
+"""A stage of training from begin to end: supervised by trl's SFTTrainer, the others by its GRPOTrainer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.core.files import sole_driver
+from outblas.llm.evaluators import parse_place
+from outblas.llm.train.answer_judge import COMPILE, Judge, evaluator_of
+from outblas.llm.train.answer_language import Language
+from outblas.llm.train.base_models import Loaded, check_installed, load
+from outblas.llm.train.dataset import prompt_rows, taught_rows
+from outblas.llm.train.logs import set_callbacks
+from outblas.llm.train.reward_functions import RewardFunctions
+from outblas.llm.train.settings import TrainSettings, claim
+from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
+from outblas.llm.train.training_folder import FINAL, keep_lines, last_checkpoint, publish_folder, trained_steps
+
+Say = Callable[[str], None]
+#: Rows of a step of the supervised stage, over all processes.
+TAUGHT = 8
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stage has left: the folder of the model, its steps, those of this call, and the best speed-up (if any)."""
+
+    final: Path
+    steps: int
+    taken: int
+    best: float | None = None
+
+
+def train(run: Path, settings: TrainSettings, language: Language, resume: bool = False, say: Say = print) -> Trained:
+    """Train one stage in ``run/<stage>``; called by every process of an ``accelerate launch``.
+
+    A stage begins with what the last earlier one has left in the same run, else with ``settings.model``. Killed at any
+    point, it is gone on with from its last checkpoint by ``resume``, and its kernels are not evaluated again.
+
+    Raises:
+        ToolchainMissing: a package is not installed. UsageError: the folder is another training's, or settings that
+            make no sense together. DeviceError: the evaluator has no GPU, or lost it. RecordError: the disk, or another
+            process trains in the same run.
+    """
+    check_installed()
+    _check_loggers(settings)
+    if settings.stage != "supervised":
+        parse_place(settings.device)  # before a large model is loaded
+    elif settings.archive is not None:
+        taught_rows(settings.archive, language, chat=False)
+    warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
+    from accelerate.state import PartialState
+
+    state = PartialState(cpu=settings.cpu)
+    with sole_driver(run) if state.is_main_process else contextlib.nullcontext():
+        return _train(run, settings, language, resume, say, state)
+
+
+def _train(run: Path, settings: TrainSettings, language: Language, resume: bool, say: Say, state: Any) -> Trained:
+    stage = run / settings.stage
+    checkpoint = None
+    if state.is_main_process:
+        stage.mkdir(parents=True, exist_ok=True)
+        checkpoint = last_checkpoint(stage)
+        claim(stage, settings, resume, checkpoint is not None or (stage / FINAL).exists())
+        done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
+        for name in ("log.jsonl", "answers.jsonl"):
+            keep_lines(stage / name, done)
+        if settings.model == RANDOM_TINY:
+            make_tiny(run / "base", language, settings.seed)
+    state.wait_for_everyone()
+    checkpoint = last_checkpoint(stage)
+    done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
+    if done >= settings.steps and (stage / FINAL).is_dir():
+        say(f"{settings.stage}: {done} of {settings.steps} steps were taken before")
+        return Trained(stage / FINAL, done, 0)
+    if settings.stage == "speed" and settings.device == COMPILE:
+        say("note: --device compile times nothing, so that the stage pays for no speed")
+    loaded = load(run, settings, _bf16(settings))
+    go_on = str(checkpoint) if checkpoint is not None else None
+    if settings.stage == "supervised":
+        trainer, best = _supervised(stage, settings, loaded, language, say), None
+        trainer.train(resume_from_checkpoint=go_on)
+    else:
+        trainer, best = _grpo(run, stage, settings, loaded, language, go_on, say, state.is_main_process)
+    _publish(trainer, loaded, stage / FINAL, state)
+    steps = int(trainer.state.global_step)
+    return Trained(stage / FINAL, steps, steps - done, best)
+
+
+def _grpo(
+    run: Path, stage: Path, settings: TrainSettings, loaded: Loaded, language: Language, go_on: str | None, say: Say,
+    first: bool,
+) -> tuple[Any, float | None]:  # fmt: skip
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    from outblas.records.store import Store
+
+    with contextlib.ExitStack() as stack:
+        judge = None
+        if first:
+            evaluator = stack.enter_context(evaluator_of(settings.device, settings.proof))
+            store = stack.enter_context(Store(run / "store.sqlite"))
+            store.begin(evaluator.source, {"device": evaluator.source, "proof": settings.proof})
+            timed = settings.stage == "speed"
+            judge = Judge(evaluator, language, timed, store, evaluator.source, settings.batch_seconds)
+        rewards = RewardFunctions(
+            judge, settings.problems, settings.group, settings.least_std, settings.clip,
+            stage / "answers.jsonl" if first else None, _make_room(settings, say),
+        )  # fmt: skip
+        tokens = settings.max_tokens or language.max_tokens
+        size = len(loaded.tokenizer)
+        embedded = loaded.model.get_input_embeddings().weight.shape[0]
+        arguments = GRPOConfig(
+            **_common(stage, settings, settings.group * settings.prompts),
+            num_generations=settings.group,
+            max_completion_length=tokens,
+            temperature=settings.temperature,
+            generation_kwargs=language.generation(loaded.tokenizer, max(size, embedded)) or None,
+            beta=settings.kl,
+            scale_rewards="none",
+            reward_weights=rewards.weights(),
+            shuffle_dataset=True,
+        )
+        _one_gpu(arguments)
+        rows = prompt_rows(settings.problems, language, loaded.chat, settings.prompts)
+        trainer = GRPOTrainer(
+            model=loaded.model,
+            reward_funcs=rewards.functions(),
+            args=arguments,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=loaded.tokenizer,
+            peft_config=loaded.lora,
+        )
+        set_callbacks(trainer, stage / "log.jsonl", say, lambda: rewards.best)
+        trainer.train(resume_from_checkpoint=go_on)
+        return trainer, rewards.best
+
+
+def _supervised(stage: Path, settings: TrainSettings, loaded: Loaded, language: Language, say: Say) -> Any:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    assert settings.archive is not None, "checked by the settings"
+    rows = taught_rows(settings.archive, language, loaded.chat)
+    say(f"supervised: {len(rows)} answers to learn from")
+    arguments = SFTConfig(**_common(stage, settings, TAUGHT), max_length=None, completion_only_loss=True)
+    _one_gpu(arguments)
+    trainer = SFTTrainer(
+        model=loaded.model,
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=loaded.tokenizer,
+        peft_config=loaded.lora,
+    )
+    set_callbacks(trainer, stage / "log.jsonl", say, lambda: None)
+    return trainer
+
+
+def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
+    """Arguments of both trainers; ``rows`` are a step's, over all processes.
+
+    Raises:
+        UsageError: they cannot be shared out evenly.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    own = rows // processes
+    micro = min(settings.micro_batch or own, own)
+    if rows % processes or micro < 1 or own % micro:
+        raise UsageError(
+            f"{rows} answers a step for {processes} processes in batches of {settings.micro_batch or 'all'}",
+            "a product of group and prompts that both divide",
+            "change --group, --prompts or --micro-batch",
+        )
+    return {
+        "output_dir": str(stage),
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": own // micro,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "constant",  # a stage may be prolonged
+        "max_grad_norm": 1.0,
+        "seed": settings.seed,
+        "bf16": _bf16(settings),
+        "use_cpu": settings.cpu,
+        "gradient_checkpointing": settings.model != RANDOM_TINY,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": settings.save_every,
+        "save_total_limit": 2,
+        "report_to": [name for name in ("tensorboard", "wandb") if getattr(settings, name)] or "none",
+        "disable_tqdm": not sys.stderr.isatty(),
+        "dataloader_pin_memory": False,
+        "ddp_find_unused_parameters": False,
+        "ddp_timeout": int(max(1800.0, 4 * settings.batch_seconds)),  # the others wait while the first one evaluates
+    }
+
+
+def _bf16(settings: TrainSettings) -> bool:
+    import torch
+
+    return not settings.cpu and torch.cuda.is_available() and bool(torch.cuda.is_bf16_supported())
+
+
+def _one_gpu(arguments: Any) -> None:
+    """One GPU a process: without a launcher, transformers would spread a batch over all by threads."""
+    _ = arguments.device
+    if getattr(arguments, "n_gpu", 0) > 1 and "WORLD_SIZE" not in os.environ:
+        arguments._n_gpu = 1
+
+
+def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
+    """What to do before evaluations begin: nothing of the training is under way, and its unused memory is given back.
+
+    Where candidates are timed on the GPU that trains, the training is kept to its share of memory.
+    """
+    import torch
+
+    if settings.cpu or not torch.cuda.is_available():
+        return None
+    timed_on = re.fullmatch(r"cuda:(\d+)", settings.device)
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    if timed_on is not None and int(timed_on[1]) == own:
+        say(
+            f"note: candidates are timed on GPU {own}, which trains, too: training is held to "
+            f"{settings.memory_fraction:.0%} of its memory; --eval-gpu names another"
+        )
+        torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, own)
+
+    def prepare() -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    return prepare
+
+
+def _publish(trainer: Any, loaded: Loaded, final: Path, state: Any) -> None:
+    """Save the model whole; every process takes part, as sharded weights need it."""
+    scratch = final.with_name(".final.saved")
+    if state.is_main_process:
+        shutil.rmtree(scratch, ignore_errors=True)
+    state.wait_for_everyone()
+    trainer.save_model(str(scratch))
+    if state.is_main_process:
+        loaded.tokenizer.save_pretrained(str(scratch))
+
+        def move(folder: Path) -> None:
+            for path in scratch.iterdir():
+                os.replace(path, folder / path.name)
+            scratch.rmdir()
+
+        publish_folder(final, move)
+    state.wait_for_everyone()
+
+
+def _check_loggers(settings: TrainSettings) -> None:
+    import importlib.util
+
+    for name in ("tensorboard", "wandb"):
+        if getattr(settings, name) and importlib.util.find_spec(name) is None:
+            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or leave --{name} out")

@@ -1,0 +1,113 @@
+"""The run folder: stages, checkpoints, and folders that are published whole or not at all.
+
+RUN/base                        random:tiny only: the model that training began with
+RUN/store.sqlite                every evaluation, of all stages
+RUN/<stage>/settings.json       what the stage was begun with
+RUN/<stage>/checkpoint-<step>   to resume from
+RUN/<stage>/log.jsonl           a line a logged step
+RUN/<stage>/answers.jsonl       a line an answer: what was written, what became of it
+RUN/<stage>/final               the trained model (or LoRA adapter) and its tokenizer
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+
+STAGES = ("supervised", "correctness", "speed")
+FINAL = "final"
+_STATE = "trainer_state.json"
+
+
+def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
+    """Let ``save`` fill a folder beside ``folder``, then put it in its place; what was there is replaced.
+
+    Raises:
+        RecordError: the disk refuses it.
+    """
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        save(scratch)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(scratch, folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RecordError(
+            f"cannot write {folder}: {error.strerror or error}", "a writable disk with free space", "choose another run"
+        ) from error
+    return folder
+
+
+def last_checkpoint(stage: Path) -> Path | None:
+    """The latest checkpoint that was written to its end (its state is written last); None if there is none.
+
+    A process that is killed while it saves leaves a part: those are removed, so that nothing takes them for whole.
+    """
+    found = sorted((_step(path), path) for path in stage.glob("checkpoint-*") if _step(path) >= 0)
+    whole = None
+    for _, path in found:
+        if trained_steps(path) is None:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            whole = path
+    return whole
+
+
+def trained_steps(checkpoint: Path) -> int | None:
+    """Steps that a checkpoint has seen; None where its state is missing or cut off."""
+    try:
+        return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep_lines(path: Path, steps: int) -> None:
+    """Drop the lines of a log that tell of steps after ``steps``: a resumed training takes those again.
+
+    A last line that was cut off by a kill goes, too.
+    """
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _logged(line) <= steps]
+    from outblas.core.files import write_atomic
+
+    write_atomic(path, "".join(f"{line}\n" for line in kept).encode())
+
+
+def append_line(path: Path, row: dict[str, Any]) -> None:
+    """Add one row of JSON and sync it.
+
+    Raises:
+        RecordError: the disk refuses it.
+    """
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}: {error.strerror or error}", "a writable disk with free space", "free some; resume"
+        ) from error
+
+
+def _step(path: Path) -> int:
+    match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    return int(match[1]) if match else -1
+
+
+def _logged(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return -1

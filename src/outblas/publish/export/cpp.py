@@ -1,0 +1,100 @@
+"""A C++ header that launches an exported kernel by the driver API, and a program that tests it.
+
+The same numbers that :mod:`outblas.runtime.launch` computes, for one problem on one GPU, written out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from importlib import resources
+
+from outblas.core.problem import ELEMENT_BYTES
+from outblas.judge.reference import ERROR_C, FLOOR, FP16_C, UNIT
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry import geometry, grid, launch_smem, workspace_bytes
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.publish.export.target import Target
+from outblas.runtime.tensor_map import KINDS, SWIZZLES
+
+
+def launch_header(target: Target) -> str:
+    """``<name>.h``: load, prepare and launch, header-only; needs cuda.h and the driver's library."""
+    problem, config, gpu = target.problem, target.config, target.gpu
+    shape, ctas = geometry(problem, config), grid(problem, config, gpu.sms)
+    need = workspace_bytes(problem, config)
+    family = FAMILIES[config.family]
+    maps = bool(family.tensor_boxes(problem, config))
+    return filled(
+        "launch.h",
+        COMMENT=target.comment(f"The grid is for the {gpu.sms} SMs of {gpu.name}. Made by outblas export; Apache-2.0."),
+        NAME=target.name,
+        ENTRY=config.family,
+        M=problem.m,
+        N=problem.n,
+        K=problem.k,
+        GRID=", ".join(map(str, ctas)),
+        THREADS=shape.threads,
+        SHARED_BYTES=launch_smem(problem, config, gpu.sms),
+        CLUSTER=shape.cluster,
+        DEPENDENT=str(config.pdl).lower(),
+        ALIGNMENT=family.alignment(config),
+        WORKSPACE_BYTES=need,
+        COUNTERS_BYTES=COUNTERS_BYTES if need else 0,
+        ENCODE=_encode(target) if maps else "",
+        PARAMS=_params(maps, bool(need)),
+    )
+
+
+def checking_program(target: Target) -> str:
+    """``<name>_test.cpp``: launches a cubin on random operands and compares sampled elements with a host reference, by
+    the error bound of :mod:`outblas.judge.reference`; prints PASS."""
+    p = target.problem
+    if p.acc == "fp32":
+        bound = f"{ERROR_C * math.sqrt(p.k) * 2.0**-24!r} * magnitude"
+    else:
+        steps = math.ceil(p.k / 16)
+        bound = f"{steps * FLOOR[p.dtype]!r} + {FP16_C * math.sqrt(steps) * 2.0**-11!r} * (std::fabs(reference) + q)"
+    return filled(
+        "test.cpp",
+        COMMENT=target.comment(f"Usage: {target.name}_test {target.name}.cubin. Made by outblas export; Apache-2.0."),
+        NAME=target.name,
+        BF16=str(p.dtype == "bf16").lower(),
+        B_INDEX="col * K + k" if p.layout == "TN" else "k * N + col",
+        BOUND=f"{UNIT[p.dtype]!r} * std::fabs(reference) + {FLOOR[p.dtype]!r} + {bound}",
+    )
+
+
+def _encode(target: Target) -> str:
+    """The function that makes a TMA map, and the three maps' numbers."""
+    config, problem = target.config, target.problem
+    boxes = FAMILIES[config.family].tensor_boxes(problem, config)
+    lines = []
+    for name, (rows, cols, box_rows, box_cols) in zip("ABC", boxes, strict=True):
+        swizzle = f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[box_cols * ELEMENT_BYTES]}"
+        lines.append(f"constexpr Map MAP_{name} = {{{rows}, {cols}, {box_rows}, {box_cols}, {swizzle}}};")
+    kind = f"CU_TENSOR_MAP_DATA_TYPE_{KINDS[problem.dtype]}"
+    return filled("encode.h", KIND=kind, MAPS="\n".join(lines), ELEMENT_BYTES=ELEMENT_BYTES).rstrip() + "\n\n"
+
+
+def _params(maps: bool, workspace: bool) -> str:
+    """Statements that make ``parameters``, the array that the driver reads."""
+    last = ", &workspace" if workspace else ""
+    if not maps:
+        return f"  void* parameters[] = {{&a, &b, &c, &m, &n, &k{last}}};"
+    return (
+        "  CUtensorMap maps[3];\n"
+        "  if (const CUresult status = encode(&maps[0], a, MAP_A)) return status;\n"
+        "  if (const CUresult status = encode(&maps[1], b, MAP_B)) return status;\n"
+        "  if (const CUresult status = encode(&maps[2], c, MAP_C)) return status;\n"
+        f"  void* parameters[] = {{&maps[0], &maps[1], &maps[2], &c, &m, &n, &k{last}}};"
+    )
+
+
+def filled(template: str, **values: object) -> str:
+    """A file of ``templates/`` with ``@NAME@`` replaced by the values; every name is given, and none left."""
+    text = (resources.files(__package__) / "templates" / template).read_text(encoding="utf-8")
+    names = set(re.findall(r"@([A-Z0-9_]+)@", text))
+    if names != set(values):
+        raise KeyError(f"{template}: {sorted(names ^ set(values))}")
+    return re.sub(r"@([A-Z0-9_]+)@", lambda match: str(values[match[1]]), text)

@@ -1,0 +1,52 @@
+"""One CUDA file out of a :class:`outblas.kernels.source.Source`: every header in its place."""
+
+from __future__ import annotations
+
+import re
+
+from outblas.kernels.source import Source, make_source
+from outblas.publish.export.target import Target
+
+_INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+_OPENS, _CLOSES = re.compile(r"\s*#\s*if"), re.compile(r"\s*#\s*endif")
+_ONCE = re.compile(r"\s*#\s*pragma\s+once")
+
+
+def standalone(target: Target) -> str:
+    """The kernel's source as one file, which ``nvcc -arch=sm_90a -std=c++17`` compiles alone."""
+    then = (
+        f"Compile: nvcc -std=c++17 -arch=sm_90a -cubin -o {target.name}.cubin {target.name}.cu. (What was measured is "
+        "NVRTC's code, as outblas export --format cubin has it; nvcc's may differ.) The kernel serves every M, N and K "
+        "that its knobs are legal for; it was measured on this one. Made by outblas export; Apache-2.0."
+    )
+    return f"{target.comment(then)}\n{inlined(make_source(target.problem, target.config))}"
+
+
+def inlined(source: Source) -> str:
+    """The source's text with its headers in the place of their includes, each once, as ``#pragma once`` has it.
+
+    A header inside ``#if`` may be left out by the preprocessor: it does not count as seen by what comes after, and a
+    guard keeps it from being there twice.
+    """
+    return "\n".join(_lines(source.text, dict(source.headers), set(), False)) + "\n"
+
+
+def _lines(text: str, headers: dict[str, str], seen: set[str], conditional: bool) -> list[str]:
+    made: list[str] = []
+    depth = 0
+    for line in text.splitlines():
+        depth += bool(_OPENS.match(line)) - bool(_CLOSES.match(line))
+        include = _INCLUDE.match(line)
+        if include is None:
+            made += [] if _ONCE.match(line) else [line]
+            continue
+        name, inside = include[1], conditional or depth > 0
+        if name in seen:
+            continue
+        # Headers seen inside a condition are known inside it only.
+        within = set(seen) if inside else seen
+        within.add(name)
+        guard = f"OUTBLAS_{re.sub(r'[^A-Z0-9]+', '_', name.upper())}"
+        body = _lines(headers[name], headers, within, inside)
+        made += [f"#ifndef {guard}", f"#define {guard}", f"// {name}", *body, f"#endif  // {guard}"]
+    return made

@@ -1,0 +1,105 @@
+"""What is exported: the kernel that a library has for a problem, and what is known of it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import GPUS, Gpu
+from outblas.core.suites import Table
+from outblas.records.library import Choice, Library, Row
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kernel on its problem: the row that installs it, of a GPU, with where its figures come from."""
+
+    problem: Problem
+    launch: Launch
+    row: Row
+    choice: Choice
+    gpu: Gpu
+    provenance: Mapping[str, Any]
+
+    @property
+    def config(self) -> KernelConfig:
+        return self.choice.config
+
+    @property
+    def name(self) -> str:
+        """Stem of the files and C++ namespace, e.g. ``outblas_64_4096_64_tn_fp16_fp32_plain``."""
+        return f"outblas_{self.problem.key}_{self.launch}".lower()
+
+    def comment(self, then: str = "") -> str:
+        """What it is, as C++ comment lines: problem, knobs, measured speed-up and its provenance; ``then`` is added."""
+        p, c, origin = self.problem, self.choice, self.provenance
+        b_text = "B stored N x K" if p.layout == "TN" else "B stored K x N"
+        toolchain = origin.get("toolchain") or {}
+        lines = [
+            f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] B: {p.layout} ({b_text}), {p.dtype}, accumulated in {p.acc}. All "
+            "row-major and contiguous.",
+            f"Kernel: {config_name(c.config)}",
+            f"Measured: {c.speedup:.3f} times {self.row.baseline or 'the baseline'} (95% interval {c.low:.3f} to "
+            f"{c.high:.3f}), {_LAUNCHED[self.launch]}.",
+            f"On {origin.get('gpu') or self.gpu.name}, driver {origin.get('driver')}, NVRTC {toolchain.get('nvrtc')}, "
+            f"{origin.get('date')}, outblas {toolchain.get('outblas')}, commit {origin.get('commit')}, source "
+            f"{self.row.source}.",
+            *([then] if then else []),
+        ]
+        wrapper = textwrap.TextWrapper(116, break_on_hyphens=False, break_long_words=False)  # names stay whole
+        wrapped = [part for line in lines for part in wrapper.wrap(line)]
+        return "\n".join(f"// {line}" for line in wrapped)
+
+
+_LAUNCHED: dict[Launch, str] = {
+    "plain": "without programmatic dependent launch",
+    "pdl": "with programmatic dependent launch",
+    "weights": "with programmatic dependent launch and a B that nothing queued writes",
+}
+
+
+def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
+    """The kernel that a library has for a problem where ``launch`` is allowed.
+
+    Raises:
+        UsageError: the problem is not in the library, it falls back to a baseline there (which is named), or the
+            library is of a GPU that this release does not know.
+    """
+    row = library.lookup(problem)
+    if row is None:
+        raise UsageError(
+            f"{problem.key} is not in the library of {library.gpu} ({len(library.rows)} problems)",
+            "a problem that was tuned",
+            f"tune it, and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
+            f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",
+        )
+    choice = row.choice(launch)
+    if choice is None:
+        others = [f"pass --launch {name}, which has one" for name in LAUNCHES if row.choice(name) is not None]
+        used = f"cuBLASLt's algorithm {row.fallback}" if row.fallback else "torch.matmul"
+        raise UsageError(
+            f"{problem.key} has no kernel where {launch} is allowed: none was proven faster than "
+            f"{row.baseline or 'the baseline'}, the library uses {used}",
+            "a problem with a kernel",
+            " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
+        )
+    gpu = GPUS.get(library.gpu)
+    if gpu is None:
+        raise UsageError(f"a library of GPU {library.gpu!r}", " or ".join(GPUS), "export from a library of one of them")
+    return Target(problem, launch, row, choice, gpu, _provenance(library, problem))
+
+
+def _provenance(library: Library, problem: Problem) -> Mapping[str, Any]:
+    """Of the table that the problem's row was tuned in, where the library has several."""
+    for key, about in library.provenance.get("tables", {}).items():
+        try:
+            if problem in Table.parse(key).problems():
+                return dict(about)
+        except OutblasError:  # a table that this release does not know
+            continue
+    return library.provenance

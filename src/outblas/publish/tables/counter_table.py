@@ -1,0 +1,112 @@
+"""The kernel notes' table of counters, from what ``benchmarks/profile_regimes.py`` left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.problem import Problem
+from outblas.kernels.config_text import config_from_name
+from outblas.publish.words import short_config
+from outblas.runtime.ncu import FIGURES
+
+FORMAT = 1
+_HEAD = (
+    *("regime", "M x N x K", "L2", "whose", "kernel", "µs", "tensor pipe", "HBM", "HBM read, written MB"),
+    *("L2 hits", "L2 traffic MB", "occupancy", "instructions, M", "cycles, k", "main stalls"),
+)
+_NUMERIC = _HEAD[5:14]
+_KEYS = ("group", "problem", "l2", "side", "name", "chosen_by", "kernels")
+
+
+def counters_text(path: Path) -> str:
+    """What stands between the notes' markers: the table, or that it is to be measured where there is no such file.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    if not path.exists():
+        return "To be measured: `python benchmarks/profile_regimes.py`, then `outblas results --write`."
+    return counters_table(read_counters(path))
+
+
+def read_counters(path: Path) -> dict[str, Any]:
+    """``{format, provenance, metrics_absent, rows}`` of a file of ``benchmarks/profile_regimes.py``.
+
+    Raises:
+        RecordError: it cannot be read, is damaged or of another version.
+    """
+    do = "make it again: python benchmarks/profile_regimes.py"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RecordError(f"{path} is of another version", f"format {FORMAT}", do)
+    try:
+        _check(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} is damaged ({error!r})", "every field of every row", do) from error
+    return data
+
+
+def _check(data: Mapping[str, Any]) -> None:
+    """Raise one of the builtin errors unless all that the table shows is there; a ProblemError is a ValueError, too."""
+    for part in ("gpu", "driver", "date", "commit", "ncu"):
+        if not isinstance(data["provenance"][part], str):
+            raise TypeError(f"provenance.{part} is no text")
+    for row in data["rows"]:
+        Problem.from_key(row["problem"])
+        missing = set(_KEYS) - set(row)
+        if missing or not row["kernels"]:
+            raise ValueError(f"a row lacks {sorted(missing) or 'kernels'}")
+        for kernel in row["kernels"]:
+            numbers = [kernel[name] for name in FIGURES] + [ratio for _, ratio in kernel["stalls"]]
+            if not all(value is None or isinstance(value, (int, float)) for value in numbers):
+                raise TypeError(f"a counter of {kernel['kernel']} is no number")
+
+
+def counters_table(data: Mapping[str, Any]) -> str:
+    """Markdown: a line per kernel, as a side may launch several, and where the figures come from."""
+    lines = ["| " + " | ".join(_HEAD) + " |"]
+    lines.append("|" + "|".join(" ---: " if name in _NUMERIC else " --- " for name in _HEAD) + "|")
+    for row in data["rows"]:
+        for number, kernel in enumerate(row["kernels"]):
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row, number, kernel)) + " |")
+    where = data["provenance"]
+    by = f"Nsight Compute {where['ncu']} on {where['gpu']}, driver {where['driver']}"
+    return "\n".join([*lines, "", f"{by}, {where['date'][:10]}, commit {where['commit']}."])
+
+
+def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> list[str]:
+    problem = Problem.from_key(row["problem"])
+    part = f", kernel {number + 1} of {len(row['kernels'])}" if len(row["kernels"]) > 1 else ""
+    ours = row["side"] == "ours"
+    whose = f"ours ({row['chosen_by']})" if ours else "cuBLASLt"
+    name = short_config(config_from_name(row["name"])) if ours else short_name(kernel["kernel"])
+    read, written = (_figure(kernel[f"dram_{way}_bytes"], 1e-6) for way in ("read", "write"))
+    return [
+        *(row["group"], f"{problem.m}x{problem.n}x{problem.k}", row["l2"], f"{whose}{part}", f"`{name}`"),
+        *(_figure(kernel["time_ns"], 1e-3, 2), _percent(kernel["tensor_pct"]), _percent(kernel["dram_pct"])),
+        *(f"{read}, {written}", _percent(kernel["l2_hit_pct"]), _figure(kernel["l2_bytes"], 1e-6)),
+        *(_percent(kernel["occupancy_pct"]), _figure(kernel["instructions"], 1e-6, 2), _figure(kernel["cycles"], 1e-3)),
+        ", ".join(f"{reason} {ratio:.2f}" for reason, ratio in kernel["stalls"]) or "–",
+    ]
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its arguments; of CUTLASS' wrapper what it wraps."""
+    wrapped = re.match(r"(?:void )?cutlass::\w+<(\w+)", kernel)
+    return wrapped[1] if wrapped else re.split(r"[<(]", kernel.removeprefix("void "))[0]
+
+
+def _figure(value: float | None, scale: float, digits: int = 1) -> str:
+    return "–" if value is None else f"{value * scale:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}%"

@@ -1,0 +1,135 @@
+"""Lines of the published table's notes: benches of an earlier library, CUTLASS as a peer, a library made anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.config import config_name
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.stats import geomean
+from outblas.core.suites import SUITES, Table
+from outblas.records.averages import launch_of_row, problem_of, table_words
+from outblas.records.library import Library
+from outblas.records.results import Result, bench_files, read_result
+from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
+
+
+def replaced(result: Result, library: Library) -> int:
+    """Rows of a bench whose kernel is not what the library has there; what the bench itself demoted is not counted."""
+    return sum(_is_replaced(row, library) for row in result.rows)
+
+
+def _is_replaced(row: dict[str, object], library: Library) -> bool:
+    found = library.lookup(problem_of(row))
+    choice = found.choice(launch_of_row(row)) if found else None
+    if row["fallback"]:
+        return choice is not None
+    return choice is None or config_name(choice.config) != row["config"]
+
+
+def notes_of_replaced(directory: Path) -> list[str]:
+    """A line of Markdown for each bench in a directory named by its GPU (``results/h200``) that is not, or not in every
+    row, of the packaged library.
+
+    None where no library is packaged for that GPU, and of a bench of no named suite, which has a library of its own.
+    """
+    library = Library.packaged(Path(directory).name, missing_ok=True)
+    notes = []
+    for path in bench_files(directory) if library.rows else ():
+        result = read_result(path)
+        count = replaced(result, library) if result.suite in SUITES else 0
+        if count:
+            table = table_words(result.suite, result.rows[0])
+            notes.append(
+                f"- {table}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now"
+            )
+    return notes
+
+
+def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]], str]) -> list[str]:
+    """``line`` of what the file holds, as a list of one; an empty list where the file is not there.
+
+    Args:
+        form: what its key ``format`` has to be. made_by: the script that writes it, for the error.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    if not path.exists():
+        return []
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != form:
+            raise ValueError(f"it is not of format {form}")
+        return [line(data)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OutblasError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error})", f"what {made_by} writes", "measure again, or restore the committed file"
+        ) from error
+
+
+CUTLASS_FORMAT = "outblas-cutlass-1"
+#: Its name beside the result files.
+CUTLASS_FILE = "cutlass_peer.json"
+
+
+def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Geometric means over problems: ``cutlass_over_baseline``, ``ours_over_baseline`` (1 where the library falls
+    back), ``ours_over_cutlass``. Only problems on which an instance of CUTLASS passed count, the same in all three.
+
+    Raises:
+        RecordError: there is none.
+    """
+    both = [row for row in rows if row["cutlass"] is not None]
+    if not both:
+        raise RecordError(
+            "no problem on which CUTLASS passed", "the result of benchmarks/cutlass_peer.py", "measure again"
+        )
+    return {
+        "cutlass_over_baseline": geomean(row["cutlass"]["ratio"] for row in both),
+        "ours_over_baseline": geomean(row["ours"]["ratio"] if row["ours"] else 1.0 for row in both),
+        "ours_over_cutlass": geomean(row["ours_over_cutlass"]["ratio"] for row in both),
+    }
+
+
+def notes_of_cutlass(directory: Path) -> list[str]:
+    """A line of Markdown for the table's notes; none where CUTLASS was not measured.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    return note_of(Path(directory) / CUTLASS_FILE, CUTLASS_FORMAT, "benchmarks/cutlass_peer.py", _cutlass_line)
+
+
+def _cutlass_line(data: dict[str, Any]) -> str:
+    rows, instances = data["rows"], len(data["instances"])
+    found = cutlass_means(rows)
+    both = [row for row in rows if row["cutlass"] is not None]
+    ahead = sum(row["ours_over_cutlass"]["low"] > 1.0 for row in both)
+    return (
+        f"- CUTLASS 3.x, the fastest of {instances} kernels of its collective builder on each of {len(both)} problems "
+        f"of grid1000 (TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest "
+        f"baseline; ours, as the library names it, {found['ours_over_baseline']:.3f}× there and "
+        f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}"
+    )
+
+
+def notes_of_retune(directory: Path) -> list[str]:
+    """A line of Markdown for the table's notes; none where no library was made from nothing.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    return note_of(Path(directory) / RETUNE_FILE, RETUNE_FORMAT, "outblas build-library --from-nothing", _retune_line)
+
+
+def _retune_line(data: dict[str, Any]) -> str:
+    steps = seconds_by_step(data["seconds"])
+    tables = (Table.parse(name) for name in data["tables"])
+    names = " and ".join(f"{t.suite} {t.layout} {t.dtype}/{t.acc}" for t in tables)
+    each = ", ".join(f"{step} {seconds / 60:.1f}" for step, seconds in steps.items())
+    gpu = data["provenance"]["gpu"]
+    return f"- {names}, tuned from nothing: {sum(steps.values()) / 60:.1f} minutes of one {gpu} ({each})"

@@ -1,0 +1,124 @@
+"""A library that is made table by table: adding rows, taking one table's part, and what a bench says of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outblas.core.config import LAUNCHES, Launch, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.suites import Table
+from outblas.records.averages import launch_of_row
+from outblas.records.library import LEVEL, Choice, Library, nearly
+from outblas.records.library import Row as LibraryRow
+from outblas.records.results import read_result, write_result
+
+
+def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
+    """The library with more rows, and what is known of their table."""
+    tables = {**library.provenance.get("tables", {}), str(table): measured}
+    where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
+    provenance = {**library.provenance, **where, "command": "outblas build-library", "tables": tables}
+    return replace(library, rows=(*library.rows, *rows), provenance=provenance)
+
+
+def of_table(library: Library, table: Table) -> Library:
+    """The rows of a table's problems: its hash does not change with the other tables.
+
+    Raises:
+        UsageError: the table was not tuned, or not to its end.
+    """
+    part = library.of(table.problems())
+    if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
+        raise UsageError(f"table {table} is not tuned", "a library with all its problems", "run step tune of it first")
+    return replace(part, provenance=library.provenance["tables"][str(table)])
+
+
+def behind(path: Path) -> list[tuple[Problem, Launch]]:
+    """(problem, launch option) of kernels that a bench found neither surely ahead nor level and faster than torch.
+
+    Without an interval (a file of other origin may have none) a kernel is not surely ahead.
+    """
+
+    def kept(row: dict[str, Any]) -> bool:
+        if row["low"] is not None and row["low"] > 1.0:
+            return True
+        return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
+
+    rows = (r for r in read_result(path).rows if not r["fallback"])
+    return [(Problem.from_json(r), launch_of_row(r)) for r in rows if not kept(r)]
+
+
+def named_by(library: Library, path: Path) -> Library:
+    """The library without the names of autotuned algorithms that a bench found slower than torch.matmul there."""
+    slower = {
+        Problem.from_json(row)
+        for row in read_result(path).rows
+        if row["torch_us"] is not None and not nearly(row["lt_auto_us"], row["torch_us"])
+    }
+    rows = tuple(
+        replace(row, lt_auto_detail="") if row.problem in slower and row.baseline == "torch" else row
+        for row in library.rows
+    )
+    return replace(library, rows=rows)
+
+
+def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
+    """Whether a bench is of these problems and of the kernels that the library installs now.
+
+    A row that was settled (:func:`fall_back`) still names its kernel, and is of a library that has none there.
+    """
+    rows = read_result(path).rows
+    if {Problem.from_json(row) for row in rows} != set(problems):
+        return False
+    for row in rows:
+        found = library.lookup(Problem.from_json(row))
+        launch = launch_of_row(row)
+        if row["fallback"] and row["status"] == Status.PASSED.value:
+            if found is not None and getattr(found, launch) is not None:
+                return False
+            continue
+        choice = found.choice(launch) if found is not None else None
+        # A kernel that failed in the bench leaves no name there, but its status.
+        failed = choice is not None and row["fallback"] and row["status"] != Status.LEFT_OUT.value
+        if not failed and row["config"] != ("" if choice is None else config_name(choice.config)):
+            return False
+    return True
+
+
+def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+    """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
+    picks: dict[str, Choice | None] = {}
+    for launch in LAUNCHES:
+        a, b = old.choice(launch), new.choice(launch)
+        picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
+    return _with_choices(old, new, picks)
+
+
+def filled(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+    """``old``, with the kernels of ``new`` where it falls back; the baseline is the newer run's then."""
+    return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
+
+
+def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, Choice | None]) -> LibraryRow:
+    """These kernels and the baseline of ``new``; ``old`` itself where they are its own."""
+    if picks["weights"] == picks["pdl"]:
+        picks = {**picks, "weights": None}
+    if all(getattr(old, launch) == pick for launch, pick in picks.items()):
+        return old
+    return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
+
+
+def fall_back(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
+    """Let the rows of these (problem, launch option) in a result file count 1; the rest of them stays."""
+    result = read_result(path)
+    rows = [
+        {**row, "fallback": True, "published": 1.0} if (Problem.from_json(row), launch_of_row(row)) in lost else row
+        for row in result.rows
+    ]
+    if rows != result.rows:
+        write_result(rows, result.meta, path)

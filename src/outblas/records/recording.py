@@ -1,0 +1,386 @@
+"""A recording: the measured matrix problems x catalogue of one GPU, with the baselines of the same run.
+
+On disk a recording is two Parquet files in one folder, ``<stem>_cells.parquet`` and
+``<stem>_baselines.parquet``; their schema metadata (key ``outblas``, JSON) names the problems, the
+catalogue and the provenance, and must agree, so that files of two runs are never mixed. The matrix is
+dense: every cell is there, with a verdict, or marked as illegal or left out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.rivals import fastest
+from outblas.core.roofline import GPUS, Gpu
+from outblas.kernels.config_text import config_from_name
+from outblas.records.recording_files import (
+    BASELINES,
+    CELLS,
+    CODE,
+    FORMAT,
+    STATUSES,
+    baselines_to_arrays,
+    cells_to_arrays,
+    read_table,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    if sys.version_info >= (3, 11):
+        from importlib.resources.abc import Traversable
+    else:
+        from importlib.abc import Traversable
+
+_NOT_OFFERED = (CODE[Status.LEFT_OUT], CODE[Status.ILLEGAL])
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The matrix in memory; P problems x C candidates.
+
+    Attributes:
+        suite: name of the suite of problems.
+        problems, catalogue: what the rows and columns are.
+        status: int8[P, C], indices into :data:`STATUSES`.
+        median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.
+        spread: float32[P, C], (p75 - p25) / median; NaN unless passed.
+        rounds: int16[P, C], interleaved rounds that the median is over; 0 unless passed.
+        baselines, baseline_spread: name -> float32[P], as above; NaN where it was not measured.
+        baseline_detail: name -> one line per problem (the algorithm chosen).
+        provenance: gpu, driver, toolchain, date, commit, command.
+    """
+
+    suite: str
+    problems: tuple[Problem, ...]
+    catalogue: tuple[KernelConfig, ...]
+    status: NDArray[np.int8]
+    median_us: NDArray[np.float32]
+    spread: NDArray[np.float32]
+    rounds: NDArray[np.int16]
+    baselines: dict[str, NDArray[np.float32]]
+    baseline_spread: dict[str, NDArray[np.float32]]
+    baseline_detail: dict[str, tuple[str, ...]]
+    provenance: dict[str, Any]
+    _row: dict[Problem, int] = field(init=False, repr=False)
+    _column: dict[KernelConfig, int] = field(init=False, repr=False)
+    _launch: NDArray[np.str_] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_row", {p: i for i, p in enumerate(self.problems)})
+        object.__setattr__(self, "_column", {c: i for i, c in enumerate(self.catalogue)})
+        object.__setattr__(self, "_launch", np.array([launch_of(c) for c in self.catalogue], dtype=np.str_))
+        self._validate()
+
+    @classmethod
+    def load(cls, path_or_name: str | os.PathLike[str]) -> Recording:
+        """Read every recording of a folder (or one ``_cells.parquet`` file) as one matrix.
+
+        Args:
+            path_or_name: a path, or the name of a packaged recording, e.g. ``h200``.
+
+        Raises:
+            UsageError: there is no such recording.
+            RecordError: a file is truncated, of another version, incomplete or from another run.
+        """
+        parts = [_load_part(folder, stem) for folder, stem in _find(path_or_name)]
+        return parts[0] if len(parts) == 1 else _merge(parts)
+
+    def write(self, directory: str | os.PathLike[str]) -> Path:
+        """Write both files (each by atomic rename, the cells last); return the path of the cells.
+
+        Raises:
+            RecordError: they could not be written; files of the same name are then as they were.
+        """
+        import pyarrow as pa
+
+        folder = Path(directory)
+        stem = stem_of(self.suite, self.problems)
+        rows, columns = (a.ravel() for a in np.indices(self.status.shape))
+        passed = (self.status == CODE[Status.PASSED]).ravel()
+        words = pa.array([s.value for s in STATUSES])
+        cells: list[pa.Array] = [
+            pa.array(rows.astype(np.int32)),
+            pa.array(columns.astype(np.int16)),
+            pa.DictionaryArray.from_arrays(pa.array(self.status.ravel()), words),
+            pa.array(self.median_us.ravel(), mask=~passed),
+            pa.array(self.spread.ravel(), mask=~passed),
+            pa.array(self.rounds.ravel()),
+        ]
+        measured = [(i, name) for name in self.baselines for i in np.flatnonzero(np.isfinite(self.baselines[name]))]
+        baselines: list[pa.Array] = [
+            pa.array([i for i, _ in measured], pa.int32()),
+            pa.array([name for _, name in measured], pa.string()).dictionary_encode(),
+            pa.array([self.baselines[name][i] for i, name in measured], pa.float32()),
+            pa.array([self.baseline_spread[name][i] for i, name in measured], pa.float32()),
+            pa.array([self.baseline_detail[name][i] for i, name in measured], pa.string()).dictionary_encode(),
+        ]
+        metadata = {
+            "suite": self.suite,
+            "problems": [p.key for p in self.problems],
+            "catalogue": [config_name(c) for c in self.catalogue],
+            "provenance": self.provenance,
+        }
+        write_table(folder / (stem + BASELINES), BASELINES, baselines, metadata)
+        write_table(folder / (stem + CELLS), CELLS, cells, metadata)
+        return folder / (stem + CELLS)
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that was measured.
+
+        Raises:
+            RecordError: the provenance names a GPU that this version does not know.
+        """
+        name = str(self.provenance.get("gpu", ""))
+        for gpu in GPUS.values():
+            if gpu.name in name.lower():
+                return gpu
+        raise RecordError(f"the recording is of GPU {name!r}", " or ".join(GPUS), "use a newer release")
+
+    def row(self, problem: Problem) -> int:
+        """Index of a problem.
+
+        Raises:
+            UsageError: the problem was not recorded.
+        """
+        index = self._row.get(problem)
+        if index is None:
+            kinds = sorted({"_".join((p.layout, p.dtype, p.acc)) for p in self.problems})
+            raise UsageError(
+                f"problem {problem.key} is not in the recording",
+                f"one of its {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
+                "choose a recorded problem or a live GPU (--device cuda:0)",
+            )
+        return index
+
+    def column(self, config: KernelConfig) -> int | None:
+        """Index of a config in the catalogue, None if it is not there."""
+        return self._column.get(config)
+
+    def recorded(self, problem: Problem) -> NDArray[np.bool_]:
+        """bool[C]: cells that were measured or failed, not those that are illegal or were left out."""
+        return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
+
+    def by_launch(self, problem: Problem) -> dict[Launch, NDArray[np.intp]]:
+        """Indices of the problem's :meth:`recorded` cells by launch option; options without any are left out."""
+        recorded = self.recorded(problem)
+        found = {launch: np.flatnonzero(recorded & (self._launch == launch)) for launch in LAUNCHES}
+        return {launch: columns for launch, columns in found.items() if len(columns)}
+
+    def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
+        """Fastest recorded cell and its microseconds, None if no cell passed; ``pdl=False`` leaves PDL out."""
+        row = self.row(problem)
+        allowed = self.status[row] == CODE[Status.PASSED]
+        if not pdl:
+            allowed &= np.array([not c.pdl for c in self.catalogue], dtype=bool)
+        if not allowed.any():
+            return None
+        index = int(np.argmin(np.where(allowed, self.median_us[row], np.inf)))
+        return self.catalogue[index], float(self.median_us[row, index])
+
+    def only(self, problems: Sequence[Problem]) -> Recording:
+        """The same recording with no other problems than these, in this order.
+
+        Raises:
+            UsageError: one was not recorded. RecordError: there is none.
+        """
+        return _rows(self, [self.row(p) for p in problems])
+
+    def baselines_of(self, problem: Problem) -> dict[str, float]:
+        """Name -> microseconds of every baseline measured for a problem."""
+        row = self.row(problem)
+        return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
+
+    def best_baseline(self, problem: Problem) -> tuple[str, float]:
+        """Name and microseconds of the baseline (see :func:`outblas.core.rivals.fastest`)."""
+        found = self.baselines_of(problem)
+        name = fastest(found)
+        return name, found[name]
+
+    def _validate(self) -> None:
+        shape = (len(self.problems), len(self.catalogue))
+        faults = {
+            "no problem or no candidate": 0 in shape,
+            "a problem or candidate listed twice": (len(self._row), len(self._column)) != shape,
+            "arrays of another shape than problems x catalogue": any(
+                a.shape != shape for a in (self.status, self.median_us, self.spread, self.rounds)
+            )
+            or any(a.shape != shape[:1] for a in (*self.baselines.values(), *self.baseline_spread.values())),
+            "baselines whose names disagree": not self.baselines.keys()
+            == self.baseline_spread.keys()
+            == self.baseline_detail.keys(),
+        }
+        if not any(faults.values()):
+            passed = self.status == CODE[Status.PASSED]
+            positive = np.isfinite(self.median_us) & (self.median_us > 0)
+            known = np.array([np.isfinite(us) & (us > 0) for us in self.baselines.values()]).reshape(-1, shape[0])
+            faults = {
+                "a status that does not exist": bool(((self.status < 0) | (self.status >= len(STATUSES))).any()),
+                "a passed cell without a positive time": not positive[passed].all(),
+                "a passed cell without spread or rounds": not (
+                    (np.isfinite(self.spread) & (self.spread >= 0) & (self.rounds > 0))[passed].all()
+                ),
+                "a baseline without spread": any(
+                    not np.isfinite(self.baseline_spread[name][np.isfinite(us)]).all()
+                    for name, us in self.baselines.items()
+                ),
+                "a time in a cell that did not pass": bool(np.isfinite(self.median_us[~passed]).any()),
+                "a baseline whose time is not positive": any((us <= 0).any() for us in self.baselines.values()),
+                "a problem without a baseline": not known.any(axis=0).all(),
+            }
+        for fault, found in faults.items():
+            if found:
+                raise RecordError(f"the recording has {fault}", "a dense matrix", "record it again")
+
+
+def stem_of(suite: str, problems: Sequence[Problem]) -> str:
+    """Start of the names of a recording's files: the suite, and the first problem's layout, dtype and accumulator."""
+    first = problems[0]
+    return "_".join((suite, first.layout, first.dtype, first.acc))
+
+
+def packaged() -> list[str]:
+    """Names of the recordings that come with the package."""
+    root = _package_root()
+    return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
+
+
+def _package_root() -> Traversable:
+    return resources.files("outblas") / "data" / "recordings"
+
+
+def _find(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:
+    """(folder, stem) of each recording; a packaged name comes before a folder of the same name."""
+    text = os.fspath(path_or_name)
+    folder: Traversable
+    if text in packaged():
+        folder = _package_root().joinpath(text)
+    else:
+        path = Path(text)
+        if path.is_file() and path.name.endswith(CELLS):
+            return [(cast("Traversable", path.parent), path.name.removesuffix(CELLS))]
+        folder = cast("Traversable", path)
+    names = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
+    # A name that starts with a dot is a write that never finished.
+    stems = [n.removesuffix(CELLS) for n in names if n.endswith(CELLS) and not n.startswith(".")]
+    if not stems:
+        raise UsageError(
+            f"no recording {text!r}",
+            f"a packaged name ({', '.join(packaged()) or 'none in this installation'}) or a folder of *{CELLS}",
+            "check the name, or make one with: outblas record",
+        )
+    return [(folder, stem) for stem in stems]
+
+
+def _load_part(folder: Traversable, stem: str) -> Recording:
+    cells, metadata = read_table(folder.joinpath(stem + CELLS), CELLS)
+    baselines, other = read_table(folder.joinpath(stem + BASELINES), BASELINES)
+    if {**metadata, "kind": ""} != {**other, "kind": ""}:
+        raise RecordError(
+            f"recording {stem}: cells and baselines are not of the same run",
+            "two files written together",
+            "write or copy both again",
+        )
+    try:
+        problems = tuple(Problem.from_key(key) for key in metadata["problems"])
+        catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
+        arrays = cells_to_arrays(cells, len(problems), len(catalogue))
+        return Recording(
+            str(metadata["suite"]),
+            problems,
+            catalogue,
+            *arrays,
+            *baselines_to_arrays(baselines, len(problems)),
+            dict(metadata["provenance"]),
+        )
+    except (OutblasError, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise RecordError(
+            f"recording {stem} cannot be used ({error})", f"a whole recording of format {FORMAT}", "record it again"
+        ) from error
+
+
+def _each_problem_once(parts: list[Recording]) -> list[Recording]:
+    """Suites share problems: the first part that has one keeps it, so that its row is of one run.
+
+    Raises:
+        RecordError: a part has nothing that is not in those before it.
+    """
+    seen: set[Problem] = set()
+    kept: list[Recording] = []
+    for part in parts:
+        rows = [i for i, p in enumerate(part.problems) if p not in seen]
+        seen.update(part.problems)
+        if not rows:
+            raise RecordError(
+                f"all {len(part.problems)} problems of recording {part.suite} are listed twice",
+                "one recording of a table", "keep one of the two",
+            )  # fmt: skip
+        kept.append(part if len(rows) == len(part.problems) else _rows(part, rows))
+    return kept
+
+
+def _rows(part: Recording, rows: list[int]) -> Recording:
+    return replace(
+        part,
+        problems=tuple(part.problems[i] for i in rows),
+        status=part.status[rows],
+        median_us=part.median_us[rows],
+        spread=part.spread[rows],
+        rounds=part.rounds[rows],
+        baselines={name: us[rows] for name, us in part.baselines.items()},
+        baseline_spread={name: spread[rows] for name, spread in part.baseline_spread.items()},
+        baseline_detail={name: tuple(lines[i] for i in rows) for name, lines in part.baseline_detail.items()},
+    )
+
+
+def _merge(parts: list[Recording]) -> Recording:
+    """One matrix over all problems and candidates; a cell that no part has was left out."""
+    if len({part.gpu.name for part in parts}) > 1:
+        raise RecordError("the folder holds recordings of several GPUs", "one GPU", "keep one folder per GPU")
+    parts = _each_problem_once(parts)
+    catalogue = tuple(dict.fromkeys(c for part in parts for c in part.catalogue))
+    column = {c: i for i, c in enumerate(catalogue)}
+    problems = tuple(p for part in parts for p in part.problems)
+    shape = (len(problems), len(catalogue))
+    status = np.full(shape, CODE[Status.LEFT_OUT], np.int8)
+    median, spread = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    rounds = np.zeros(shape, np.int16)
+    top = 0
+    for part in parts:
+        at = np.ix_(range(top, top + len(part.problems)), [column[c] for c in part.catalogue])
+        status[at], median[at], spread[at], rounds[at] = part.status, part.median_us, part.spread, part.rounds
+        top += len(part.problems)
+    names = tuple(dict.fromkeys(name for part in parts for name in part.baselines))
+
+    def stacked(arrays: Iterable[dict[str, Any]], name: str) -> NDArray[np.float32]:
+        empty = [np.full(len(part.problems), np.nan, np.float32) for part in parts]
+        return np.concatenate([a.get(name, e) for a, e in zip(arrays, empty, strict=True)])
+
+    return Recording(
+        "+".join(dict.fromkeys(part.suite for part in parts)),
+        problems,
+        catalogue,
+        status,
+        median,
+        spread,
+        rounds,
+        {name: stacked((p.baselines for p in parts), name) for name in names},
+        {name: stacked((p.baseline_spread for p in parts), name) for name in names},
+        {name: tuple(d for p in parts for d in p.baseline_detail.get(name, ("",) * len(p.problems))) for name in names},
+        {"gpu": parts[0].provenance.get("gpu"), "parts": [part.provenance for part in parts]},
+    )

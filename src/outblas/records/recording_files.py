@@ -1,0 +1,159 @@
+"""The two Parquet files of a recording: tables in, arrays of the dense matrix out, every fault named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.errors import RecordError
+from outblas.core.evaluation import Status
+from outblas.core.files import write_atomic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    if sys.version_info >= (3, 11):
+        from importlib.resources.abc import Traversable
+    else:
+        from importlib.abc import Traversable
+
+FORMAT = 1
+#: ``Recording.status`` holds indices into this tuple.
+STATUSES = tuple(Status)
+CODE = {status: np.int8(i) for i, status in enumerate(STATUSES)}
+#: Ends of the two files' names.
+CELLS, BASELINES = "_cells.parquet", "_baselines.parquet"
+KINDS = {CELLS: "recording-cells", BASELINES: "recording-baselines"}
+COLUMNS = {
+    CELLS: ("problem", "candidate", "status", "median_us", "spread", "rounds"),
+    BASELINES: ("problem", "name", "median_us", "spread", "detail"),
+}
+
+
+def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[str, Any]) -> None:
+    """Write the columns of a file by atomic rename, ``metadata`` and what it is in its schema.
+
+    Raises:
+        RecordError: the disk refuses it; a file of that name is then as it was.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    full = {"format": FORMAT, "kind": KINDS[suffix], **metadata}
+    table = pa.Table.from_arrays(columns, names=list(COLUMNS[suffix]))
+    table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:
+    """A file's table, with every column of its kind, and its metadata.
+
+    Raises:
+        RecordError: the file is missing, truncated, of another kind or version, or lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(pa.BufferReader(path.read_bytes()))
+        metadata = json.loads((table.schema.metadata or {}).get(b"outblas", b"{}"))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
+        raise RecordError(
+            f"recording file {path} cannot be read ({reason})",
+            "a whole Parquet file",
+            "the file is missing or truncated: copy it again or record it again",
+        ) from error
+    found = (metadata.get("format"), metadata.get("kind")) if isinstance(metadata, dict) else (None, None)
+    if found != (FORMAT, KINDS[suffix]):
+        raise RecordError(
+            f"recording file {path} is of format {found[0]}, kind {found[1]}",
+            f"format {FORMAT}, kind {KINDS[suffix]}",
+            "use the release that wrote it, or record it again",
+        )
+    missing = [name for name in COLUMNS[suffix] if name not in table.column_names]
+    if missing:
+        raise RecordError(
+            f"recording file {path} has no column {', '.join(missing)}", ", ".join(COLUMNS[suffix]), "record it again"
+        )
+    return table, metadata
+
+
+def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
+    """status int8, median_us float32, spread float32, rounds int16, each of shape (rows, columns).
+
+    Raises:
+        ValueError: a cell is missing, given twice or outside the matrix, or holds what it cannot.
+    """
+    row, column = _integers(table["problem"]), _integers(table["candidate"])
+    _inside(row, rows, "problem")
+    _inside(column, columns, "candidate")
+    flat = row * columns + column
+    if len(flat) != rows * columns or len(np.unique(flat)) != len(flat):
+        raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
+    words = table["status"].combine_chunks().dictionary_encode()
+    words = words.combine_chunks() if hasattr(words, "combine_chunks") else words
+    codes = np.array([CODE[Status(word)] for word in words.dictionary.to_pylist()], dtype=np.int8)
+    status = np.empty(rows * columns, np.int8)
+    status[flat] = codes[_integers(words.indices)]
+    median, spread = np.empty(rows * columns, np.float32), np.empty(rows * columns, np.float32)
+    median[flat], spread[flat] = _floats(table["median_us"]), _floats(table["spread"])
+    rounds, counts = np.empty(rows * columns, np.int16), _integers(table["rounds"])
+    if len(counts) and counts.max() > np.iinfo(np.int16).max:
+        raise ValueError(f"{counts.max()} rounds of a cell")
+    rounds[flat] = counts
+    shape = (rows, columns)
+    return status.reshape(shape), median.reshape(shape), spread.reshape(shape), rounds.reshape(shape)
+
+
+def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
+    """By name: median_us float32[rows], spread float32[rows] (NaN where not measured) and a detail per row.
+
+    Raises:
+        ValueError: a baseline is given twice for a problem, or of a problem that is not there.
+    """
+    row = _integers(table["problem"])
+    _inside(row, rows, "problem")
+    names = table["name"].to_pylist()
+    if len(set(zip(row.tolist(), names, strict=True))) != len(names):
+        raise ValueError("a baseline is given twice for a problem")
+    medians, spreads, details = _floats(table["median_us"]), _floats(table["spread"]), table["detail"].to_pylist()
+    us: dict[str, NDArray[np.float32]] = {}
+    spread: dict[str, NDArray[np.float32]] = {}
+    detail: dict[str, list[str]] = {}
+    for i, name in enumerate(names):
+        if name not in us:
+            us[name], spread[name] = (np.full(rows, np.nan, np.float32) for _ in range(2))
+            detail[name] = [""] * rows
+        us[name][row[i]], spread[name][row[i]], detail[name][row[i]] = medians[i], spreads[i], details[i] or ""
+    return us, spread, {name: tuple(lines) for name, lines in detail.items()}
+
+
+def _integers(column: Any) -> NDArray[np.int64]:
+    import pyarrow as pa
+
+    if not pa.types.is_integer(column.type):
+        raise ValueError(f"{column.type} where whole numbers are needed")
+    if column.null_count:
+        raise ValueError("a null where a whole number is needed")
+    return cast("NDArray[np.int64]", column.to_numpy().astype(np.int64))
+
+
+def _floats(column: Any) -> NDArray[np.float32]:
+    """float32, null as NaN."""
+    import pyarrow as pa
+
+    return cast("NDArray[np.float32]", column.cast(pa.float32()).to_numpy(zero_copy_only=False))
+
+
+def _inside(indices: NDArray[np.int64], count: int, what: str) -> None:
+    if ((indices < 0) | (indices >= count)).any():
+        raise ValueError(f"a {what} index outside 0..{count - 1}")

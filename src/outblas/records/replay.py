@@ -1,0 +1,108 @@
+"""Replay: a recording behind the evaluator's own interface, the default where there is no GPU.
+
+It offers recorded cells only and never interpolates; asking for another cell is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.evaluator import Evaluator
+from outblas.core.problem import Problem
+from outblas.core.rivals import fastest
+from outblas.core.roofline import Gpu
+from outblas.records.recording import STATUSES, Recording
+
+#: Standard error of a median, in standard errors of a mean, for normal samples: sqrt(pi / 2).
+_MEDIAN_FACTOR = math.sqrt(math.pi / 2)
+#: Interquartile range of a normal distribution, in standard deviations.
+_IQR_SIGMAS = 1.349
+_Z95 = 1.96
+
+
+class ReplayEvaluator(Evaluator):
+    """Answers evaluations from a recording.
+
+    A recording holds medians and spreads, not the paired samples, so the speed-up here is an
+    approximation: ratio = best baseline's median / candidate's median, and the 95% interval is
+    exp(log ratio -+ 1.96 sqrt(s_b^2 + s_c^2)) with s = sqrt(pi/2) (spread / 1.349) / sqrt(rounds), the
+    standard error of the log of a median of normal samples. It ignores that the rounds were
+    interleaved, which makes it wider than the paired bootstrap where clocks drift.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._gpu = recording.gpu
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._gpu
+
+    @property
+    def source(self) -> str:
+        return f"replay:{self._gpu.name}"
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        """Recorded candidates of a problem, in catalogue order.
+
+        Raises:
+            UsageError: the problem was not recorded.
+        """
+        catalogue = self.recording.catalogue
+        return [catalogue[i] for i in np.flatnonzero(self.recording.recorded(problem))]
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
+        """The recorded evaluations of the pairs, in their order.
+
+        Raises:
+            UsageError: a pair was not recorded.
+        """
+        return [self._cell(problem, config) for problem, config in pairs]
+
+    def baselines(self, problem: Problem) -> dict[str, float]:
+        """Name -> microseconds of the baselines measured in the recording's run."""
+        return self.recording.baselines_of(problem)
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return self.recording.baseline_detail[name][self.recording.row(problem)]
+
+    def _cell(self, problem: Problem, config: KernelConfig) -> Evaluation:
+        recording = self.recording
+        row, column = recording.row(problem), recording.column(config)
+        status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
+        if column is None or status in (Status.LEFT_OUT, Status.ILLEGAL):
+            raise UsageError(
+                f"{config_name(config)} on {problem.key} was not recorded",
+                "a recorded cell (a replay never interpolates)",
+                "choose among the candidates offered, or tune on a live GPU",
+            )
+        baselines = self.baselines(problem)
+        if status is not Status.PASSED:
+            return Evaluation(problem, config, status, "recorded", Verdict(status), baselines_us=baselines)
+        median, spread = float(recording.median_us[row, column]), float(recording.spread[row, column])
+        rounds = int(recording.rounds[row, column])
+        name = fastest(baselines)
+        error = math.hypot(
+            standard_error(spread, rounds), standard_error(float(recording.baseline_spread[name][row]), rounds)
+        )
+        ratio, width = baselines[name] / median, math.exp(_Z95 * error)
+        return Evaluation(
+            problem,
+            config,
+            status,
+            verdict=Verdict(status),
+            timing=Timing("offline", (), median, spread),
+            baselines_us=baselines,
+            speedup=Speedup(name, ratio, ratio / width, ratio * width),
+        )
+
+
+def standard_error(spread: float, rounds: int) -> float:
+    """Standard error of the log of a median over ``rounds`` normal samples of spread IQR / median."""
+    return _MEDIAN_FACTOR * spread / _IQR_SIGMAS / math.sqrt(rounds)

@@ -1,0 +1,294 @@
+"""Bench result files: their columns, and how they are read, checked and written.
+
+A result file is Parquet: one row per (problem, launch option), with the run's provenance in the
+schema metadata. ``summary.json`` is computed from such files alone (:mod:`outblas.records.summary`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.files import write_atomic
+from outblas.records.averages import Row, problem_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "ADDED",
+    "COLUMNS",
+    "MODES",
+    "PROVENANCE",
+    "Result",
+    "Row",
+    "bench_files",
+    "problem_of",
+    "read_meta",
+    "read_result",
+    "write_result",
+]
+
+FORMAT = 1
+KIND = "bench"
+MODES = ("offline", "offline_cold", "server")
+PROVENANCE = ("gpu", "driver", "toolchain", "date", "commit", "command")
+
+#: Column -> (Arrow type, may be null). Times in microseconds, ``published`` is ``speedup`` or, where
+#: the library falls back to the baseline, 1.0. A row that falls back and has a speed-up was demoted by this very
+#: bench: its kernel was not surely ahead, its figures are kept, and the library does not have it any more.
+#: ``lt_auto_detail`` is the algorithm that autotuning cuBLASLt chose, whichever baseline was the fastest; the 99th
+#: percentiles are of server mode. ``pdl``: PDL was allowed; ``early``: early loads of a constant B, too.
+COLUMNS: dict[str, tuple[str, bool]] = {
+    **{c: ("int32", False) for c in ("m", "n", "k")},
+    **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
+    "pdl": ("bool", False),
+    "config": ("string", False),
+    "status": ("string", False),
+    "fallback": ("bool", False),
+    "ours_us": ("double", True),
+    "ours_spread": ("double", True),
+    "baseline": ("string", False),
+    "baseline_us": ("double", False),
+    "baseline_detail": ("string", True),
+    **{c: ("double", True) for c in ("speedup", "low", "high")},
+    "published": ("double", False),
+    "floor_us": ("double", False),
+    "regime": ("string", False),
+    **{c: ("double", True) for c in ("torch_us", "cublas_us", "lt_heuristic_us", "lt_auto_us", "nvmmh_us")},
+    **{c: ("int32", True) for c in ("rounds", "repeats", "operand_sets")},
+    **{c: ("double", True) for c in ("sm_clock_mhz", "temperature_c")},
+    "lt_auto_detail": ("string", True),
+    **{c: ("double", True) for c in ("ours_p99_us", "baseline_p99_us", "torch_p99_us")},
+    "early": ("bool", False),
+}
+#: Columns that older files do not have, and what they read as there; rows to be written may leave them out, too.
+ADDED: dict[str, Any] = {
+    **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
+    "early": False,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result file, read and checked: its rows, in the file's order, and its metadata."""
+
+    path: Path
+    meta: dict[str, Any]
+    rows: list[Row]
+
+    @property
+    def suite(self) -> str:
+        return str(self.meta["suite"])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return dict(self.meta["provenance"])
+
+
+def read_result(path: str | os.PathLike[str]) -> Result:
+    """Read a bench result file.
+
+    Raises:
+        RecordError: when it is missing, truncated or damaged, of another kind or format version,
+            lacks a column, or holds rows that contradict themselves.
+    """
+    path = Path(path)
+    meta = read_meta(path)
+    if meta.get("kind") != KIND:
+        raise RecordError(
+            f"{path} is of kind {meta.get('kind')!r}",
+            f"a result file of kind {KIND!r}",
+            "pass what `outblas bench` wrote",
+        )
+    _check_meta(meta, str(path))
+    rows = _read_rows(path)
+    _check_rows(rows, str(path))
+    return Result(path, meta, rows)
+
+
+def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Write a bench result file atomically: ``path`` is either the old file or the whole new one.
+
+    Args:
+        rows: one mapping per row, with every column of :data:`COLUMNS`; a nullable one may be left
+            out. meta: ``suite`` and ``provenance``; ``format`` and ``kind`` are set here.
+
+    Raises:
+        RecordError: when a row lacks a column or contradicts itself, or the disk refuses the file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    full = {**meta, "format": FORMAT, "kind": KIND}
+    _check_meta(full, f"result for {path}")
+    for row in rows:
+        absent = [c for c, (_, nullable) in COLUMNS.items() if c not in row and c not in ADDED and not nullable]
+        odd = [c for c in row if c not in COLUMNS]
+        if absent or odd:
+            raise RecordError(
+                f"a row for {path} lacks {absent} and has unknown {odd}",
+                "the columns of a bench result",
+                "correct the row",
+            )
+    dense = [{c: row.get(c, ADDED.get(c)) for c in COLUMNS} for row in rows]
+    _check_rows(dense, f"result for {path}")
+    schema = _schema().with_metadata({b"outblas": json.dumps(full, sort_keys=True).encode()})
+    try:
+        table = pa.Table.from_pylist(dense, schema=schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise RecordError(
+            f"rows for {path}: {_first_line(error)}", "values of the columns' types", "correct them"
+        ) from error
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
+    """The bench result files of a directory, sorted by name; Parquet of other kinds is passed over.
+
+    Raises:
+        RecordError: when there is none, or a Parquet file there cannot be read.
+    """
+    files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == KIND]
+    if not files:
+        raise RecordError(
+            f"no result file in {directory}", "one or more *.parquet of `outblas bench`", "run `outblas bench`"
+        )
+    return files
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The ``outblas`` metadata of any Parquet file of ours, format checked, kind not.
+
+    Raises:
+        RecordError: when the file is missing, truncated, not ours or of another format version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise RecordError(f"no file {path}", "a result file (Parquet)", "run `outblas bench` or correct the path")
+    try:
+        text = (pq.read_schema(path).metadata or {}).get(b"outblas")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "a whole Parquet file", _AGAIN) from error
+    if text is None:
+        raise RecordError(f"{path} has no outblas metadata", "a Parquet file written by outblas", "pass another file")
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{path} has damaged metadata", "JSON under the schema key 'outblas'", _AGAIN) from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        version = meta.get("format") if isinstance(meta, dict) else meta
+        raise RecordError(
+            f"{path} is of format {version!r}", f"format {FORMAT}", "use the outblas version that wrote it"
+        )
+    return meta
+
+
+_AGAIN = "restore the file or run `outblas bench` again"
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """The known columns in the known order, cast where the cast loses nothing, as rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        absent = [c for c in COLUMNS if c not in table.column_names and c not in ADDED]
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8 any more
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
+    if absent:
+        raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
+    try:
+        for name in (c for c in ADDED if c not in table.column_names):
+            table = table.append_column(name, pa.array([ADDED[name]] * table.num_rows))
+        known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
+        return list(known.to_pylist())
+    except (pa.ArrowException, ValueError) as error:
+        wrong = f"{path} has a column of a wrong type: {_first_line(error)}"
+        raise RecordError(wrong, "the bench schema", _AGAIN) from error
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    kinds = {"int32": pa.int32(), "double": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
+    return pa.schema([pa.field(name, kinds[kind], nullable) for name, (kind, nullable) in COLUMNS.items()])
+
+
+def _check_meta(meta: Mapping[str, Any], what: str) -> None:
+    provenance = meta.get("provenance")
+    if not isinstance(meta.get("suite"), str) or not isinstance(provenance, Mapping):
+        raise RecordError(
+            f"{what} has no suite or no provenance", "both in its metadata", "write it with `outblas bench`"
+        )
+    absent = [f for f in PROVENANCE if f not in provenance]
+    if absent:
+        raise RecordError(
+            f"{what}: provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE), "record them with the run"
+        )
+
+
+def _check_rows(rows: Iterable[Row], what: str) -> None:
+    """Every row must be a problem, once per (mode, launch option), with figures that agree with each other."""
+    seen: set[tuple[Any, ...]] = set()
+    for index, row in enumerate(rows):
+        try:
+            key = (problem_of(row), row["mode"], row["pdl"], row["early"])
+        except (OutblasError, TypeError) as error:
+            raise RecordError(f"{what}, row {index}: {_first_line(error)}", "a valid problem", _AGAIN) from error
+        wrong = "a second row of the same problem, mode and launch option" if key in seen else _contradiction(row)
+        if wrong:
+            raise RecordError(f"{what}, row {index} ({key[0].key}): {wrong}", "rows that agree with themselves", _AGAIN)
+        seen.add(key)
+    if not seen:
+        raise RecordError(f"{what} has no rows", "at least one", _AGAIN)
+
+
+def _contradiction(row: Row) -> str | None:
+    """What in a row cannot be true, or None. A row without a figure of ours must be a fall-back."""
+    if row["early"] and not row["pdl"]:
+        return "early loads without PDL"
+    if row["mode"] not in MODES:
+        return f"mode {row['mode']!r}"
+    for name in ("published", "baseline_us", "floor_us"):
+        if not _positive(row[name]):
+            return f"{name} is {row[name]!r}"
+    for name, (kind, nullable) in COLUMNS.items():
+        if row[name] is None and not nullable:
+            return f"{name} is null"
+        if kind == "double" and row[name] is not None and not math.isfinite(row[name]):
+            return f"{name} is {row[name]!r}"
+    if row["fallback"]:  # a server's row has what the call took, which a fall-back does not excuse
+        counts = row["speedup"] if row["mode"] == "server" and row["speedup"] is not None else 1.0
+        return (
+            None if row["published"] == counts else f"falls back, but published is {row['published']!r}, not {counts}"
+        )
+    if row["status"] != "passed" or not row["config"]:
+        return f"status {row['status']!r} with config {row['config']!r} does not fall back"
+    if not _positive(row["ours_us"]) or not _positive(row["speedup"]):
+        return f"ours_us is {row['ours_us']!r} and speedup {row['speedup']!r} without falling back"
+    if not math.isclose(row["published"], row["speedup"], rel_tol=1e-6):
+        return f"published {row['published']!r} is not the speedup {row['speedup']!r}"
+    if row["low"] is not None and row["high"] is not None and not row["low"] <= row["high"]:
+        return f"interval from {row['low']!r} to {row['high']!r}"
+    return None
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,1 +1,0 @@
-"""Self-contained HTML reports and the published summary, from recorded result files alone."""

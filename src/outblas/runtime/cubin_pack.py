@@ -1,0 +1,208 @@
+"""Many cubins in one file, each read by itself: how compiled kernels are shipped.
+
+Layout, little-endian, nothing between the parts::
+
+    head        magic, bytes of the whole file, bytes of `about`, counts of rows, images and dictionaries, and the
+                SHA-256 of the table that follows
+    table       `about` (JSON), keys (16 bytes each, sorted), the image of each key, images, dictionaries
+    dictionaries, images    compressed by zlib one by one
+
+A row is a kernel; kernels of one machine code share an image. An image is what the compiler said of a cubin (one JSON
+line) and its ELF file. Images of one kernel function are alike, so they are compressed against a preset dictionary
+that is made of some of them: a third smaller, and a single one is still unpacked by itself. The architecture is a part
+of the key and of the image; a file may hold several.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.kernels.source import Source, own_sha
+from outblas.runtime.cubin import Cubin, SassFacts
+
+#: The command that makes a pack (outblas.dispatch.cubin_build, which lies above this module).
+BUILD = "python -m outblas.dispatch.cubin_build"
+#: A new number leaves files of the old format unread.
+MAGIC = b"outblas-cubins-1"
+#: zlib looks no further back, so that a longer dictionary is of no use.
+WINDOW = 1 << 15
+_HEAD = struct.Struct("<16sQIIII32s")
+_KEY, _IMAGE_OF_KEY = 16, struct.Struct("<I")
+#: Offset, compressed bytes, dictionary, digest of what comes out.
+_IMAGE = struct.Struct("<QII8s")
+_DICTIONARY = struct.Struct("<QI")
+#: Of a cubin, what is not packed: told of one compilation, or the image itself.
+_LEFT_OUT = ("image", "compile_seconds", "from_cache", "log")
+
+
+def pack_key(source: Source, arch: str) -> bytes:
+    """What a kernel is packed under: all of its source but the kernel files, which a whole pack has in common."""
+    return hashlib.blake2b(f"{arch}\0{own_sha(source)}".encode(), digest_size=_KEY).digest()
+
+
+class CubinPack:
+    """A pack opened for reading. Only its table is read; a cubin is when it is asked for.
+
+    Attributes:
+        about: where the cubins come from, see :mod:`outblas.dispatch.cubin_build`. bytes: of the file.
+        images: different cubins; ``len()`` is the number of kernels.
+
+    Raises:
+        RecordError: the file cannot be read, is cut off, damaged, or of another format.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            with open(self.path, "rb") as file:
+                self.bytes = os.fstat(file.fileno()).st_size
+                self._read_table(file.read(_HEAD.size), file)
+        except (OSError, struct.error, ValueError) as error:
+            raise self._unusable(str(error)) from error
+        self._unpacked: dict[int, bytes] = {}
+        self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
+
+    def __len__(self) -> int:
+        return len(self._keys) // _KEY
+
+    def get(self, key: bytes) -> Cubin | None:
+        """The cubin of :func:`pack_key`, None where it is not packed.
+
+        Raises:
+            RecordError: what is in the file is not what was packed.
+        """
+        row = bisect_left(range(len(self)), key, key=self._key)
+        if row == len(self) or self._key(row) != key:
+            return None
+        (index,) = _IMAGE_OF_KEY.unpack_from(self._image_of_key, row * _IMAGE_OF_KEY.size)
+        try:
+            return _decoded(self._image(index))
+        except (OSError, struct.error, zlib.error, ValueError, KeyError, TypeError) as error:
+            raise self._unusable(str(error)) from error
+
+    def _read_table(self, head: bytes, file: Any) -> None:
+        magic, size, about, rows, images, dictionaries, digest = _HEAD.unpack(head)
+        if magic != MAGIC:
+            raise ValueError(f"begins with {magic!r}")
+        if size != self.bytes:
+            raise ValueError(f"{self.bytes} bytes of {size}")
+        parts = [about, rows * _KEY, rows * _IMAGE_OF_KEY.size, images * _IMAGE.size, dictionaries * _DICTIONARY.size]
+        table = file.read(sum(parts)) if sum(parts) <= size else b""
+        if hashlib.sha256(table).digest() != digest:
+            raise ValueError("its table is damaged")
+        pieces = [table[sum(parts[:i]) : sum(parts[: i + 1])] for i in range(len(parts))]
+        self.about: Mapping[str, Any] = json.loads(pieces[0])
+        if not isinstance(self.about, dict):
+            raise ValueError("it says nothing of where it comes from")
+        self._keys, self._image_of_key, self._images, self._dictionaries = pieces[1:]
+        self.images = images
+
+    def _key(self, row: int) -> bytes:
+        return self._keys[row * _KEY : (row + 1) * _KEY]
+
+    def _image(self, index: int) -> bytes:
+        offset, size, dictionary, digest = _IMAGE.unpack_from(self._images, index * _IMAGE.size)
+        inflated = zlib.decompressobj(zdict=self._dictionary(dictionary)).decompress(self._read(offset, size))
+        if _digest(inflated) != digest:
+            raise ValueError("a cubin is damaged")
+        return inflated
+
+    def _dictionary(self, index: int) -> bytes:
+        with self._lock:
+            if index not in self._unpacked:
+                offset, size = _DICTIONARY.unpack_from(self._dictionaries, index * _DICTIONARY.size)
+                self._unpacked[index] = zlib.decompress(self._read(offset, size))
+            return self._unpacked[index]
+
+    def _read(self, offset: int, size: int) -> bytes:
+        with open(self.path, "rb") as file:  # the file may be read after a fork, and by threads at once
+            file.seek(offset)
+            return file.read(size)
+
+    def _unusable(self, reason: str) -> RecordError:
+        return RecordError(
+            f"cubins {self.path} cannot be used ({reason})",
+            f"a whole file of format {MAGIC.decode()}",
+            f"install the package afresh, or: {BUILD}",
+        )
+
+
+def packed(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
+    """The file: every kernel by its :func:`pack_key`. Equal arguments, equal bytes.
+
+    Args:
+        about: where the cubins come from; JSON.
+    """
+    rows = sorted(cubins.items())
+    images: dict[bytes, int] = {}
+    groups: dict[str, list[bytes]] = {}
+    for _, cubin in rows:
+        image = _encoded(cubin)
+        if image not in images:
+            images[image] = len(images)
+            groups.setdefault(cubin.entry, []).append(image)
+    dictionaries = [_dictionary_of(group) for group in groups.values()]
+    blobs = [zlib.compress(each, 9) for each in dictionaries]
+    number = {image: i for i, group in enumerate(groups.values()) for image in group}
+    blobs += [_deflated(image, dictionaries[number[image]]) for image in images]
+
+    text = json.dumps(about, sort_keys=True).encode()
+    counts = len(text), len(rows), len(images), len(dictionaries)
+    start = _HEAD.size + len(text) + len(rows) * (_KEY + _IMAGE_OF_KEY.size)
+    start += len(images) * _IMAGE.size + len(dictionaries) * _DICTIONARY.size
+    offsets = [start]
+    for blob in blobs:
+        offsets.append(offsets[-1] + len(blob))
+    places = list(zip(offsets, map(len, blobs), strict=False))  # the last offset is the file's end
+    of_dictionaries, of_images = places[: len(dictionaries)], places[len(dictionaries) :]
+    table = b"".join(
+        [
+            text,
+            *(key for key, _ in rows),
+            *(_IMAGE_OF_KEY.pack(images[_encoded(cubin)]) for _, cubin in rows),
+            *(_IMAGE.pack(*at, number[image], _digest(image)) for at, image in zip(of_images, images, strict=True)),
+            *(_DICTIONARY.pack(*at) for at in of_dictionaries),
+        ]
+    )
+    head = _HEAD.pack(MAGIC, offsets[-1], *counts, hashlib.sha256(table).digest())
+    return b"".join([head, table, *blobs])
+
+
+def _dictionary_of(images: Sequence[bytes]) -> bytes:
+    """As many whole images as fit, spread evenly over all of them."""
+    room = max(1, WINDOW * len(images) // max(1, sum(map(len, images))))
+    chosen = images[:: max(1, len(images) // room)]
+    return b"".join(chosen)[-WINDOW:]
+
+
+def _deflated(image: bytes, dictionary: bytes) -> bytes:
+    deflate = zlib.compressobj(9, memLevel=9, zdict=dictionary)
+    return deflate.compress(image) + deflate.flush()
+
+
+def _encoded(cubin: Cubin) -> bytes:
+    record = {name: value for name, value in asdict(cubin).items() if name not in _LEFT_OUT}
+    return json.dumps(record).encode() + b"\n" + cubin.image
+
+
+def _decoded(data: bytes) -> Cubin:
+    text, _, image = data.partition(b"\n")
+    record = json.loads(text)
+    facts = record.pop("facts")
+    facts["accumulators"] = tuple(facts["accumulators"])
+    return Cubin(image=image, facts=SassFacts(**facts), compile_seconds=0.0, from_cache=True, log="", **record)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()

@@ -1,0 +1,119 @@
+"""Where candidates run: a CUDA GPU (``cuda:0``) or a recording (``replay:h200``)."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from outblas.core.errors import DeviceError, UsageError
+from outblas.core.roofline import H200, Gpu
+
+DEFAULT_RECORDING = "h200"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU by its CUDA index, or a recording by its name or path; exactly one is set."""
+
+    gpu_index: int | None = None
+    recording: str | None = None
+
+    def __str__(self) -> str:
+        return f"cuda:{self.gpu_index}" if self.recording is None else f"replay:{self.recording}"
+
+
+@lru_cache(maxsize=1)
+def gpu_count() -> int:
+    """CUDA GPUs visible to this process; asks the driver, makes no context, needs no package."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+@lru_cache
+def pci_bus_id(gpu_index: int) -> str | None:
+    """The PCI address of a GPU by its CUDA index, which tools that know nothing of ``CUDA_VISIBLE_DEVICES`` take; None
+    where there is no such GPU."""
+    if not 0 <= gpu_index < gpu_count():
+        return None
+    driver, handle, text = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0), ctypes.create_string_buffer(32)
+    if driver.cuDeviceGet(ctypes.byref(handle), gpu_index) or driver.cuDeviceGetPCIBusId(text, len(text), handle):
+        return None
+    return text.value.decode()
+
+
+def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """The same indices, checked.
+
+    Raises:
+        UsageError: for none, a negative one, or one given twice.
+        DeviceError: when there is no such GPU.
+    """
+    if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
+        raise UsageError(f"GPU indices {list(indices)}", "distinct integers of 0 or more", "e.g. 0 or 0,1")
+    count = gpu_count()
+    if count == 0:
+        raise DeviceError(
+            "no CUDA GPU was found",
+            "an NVIDIA GPU with its driver",
+            f"run on a machine with one, or use `outblas tune --device replay:{DEFAULT_RECORDING}`",
+        )
+    absent = [i for i in indices if i >= count]
+    if absent:
+        raise DeviceError(
+            f"GPU {', '.join(map(str, absent))} was not found", f"an index from 0 to {count - 1}", "see `nvidia-smi -L`"
+        )
+    return indices
+
+
+def parse_device(text: str | None) -> Device:
+    """``cuda``, ``cuda:N`` or ``replay:NAME``; None picks GPU 0 if there is one, else the packaged recording.
+
+    Raises:
+        UsageError: for anything else.
+        DeviceError: when the GPU named is not there.
+    """
+    if text is None:
+        return Device(gpu_index=0) if gpu_count() else Device(recording=DEFAULT_RECORDING)
+    gpu = re.fullmatch(r"cuda(?::(\d+))?", text)
+    if gpu:
+        return Device(gpu_index=require_gpus((int(gpu[1] or 0),))[0])
+    if re.fullmatch(r"replay:.+", text):
+        return Device(recording=text.removeprefix("replay:"))
+    raise UsageError(
+        f"unknown device {text!r}", "cuda:N or replay:NAME", "e.g. --device cuda:0 or --device replay:h200"
+    )
+
+
+def gpu_of_device(index: int) -> Gpu:
+    """The :class:`Gpu` record of a CUDA device; its roofline figures are the H200's where it is unknown.
+
+    Raises:
+        DeviceError: no such device, or one older than sm_80.
+    """
+    return _gpu_of_device(index)
+
+
+@cache
+def _gpu_of_device(index: int) -> Gpu:
+    import torch
+
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise DeviceError(f"no CUDA device {index}", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")
+    found = torch.cuda.get_device_properties(index)
+    arch = found.major * 10 + found.minor
+    if arch < 80:
+        raise DeviceError(f"{found.name} is sm_{arch}", "sm_80 or newer", "use torch on this GPU")
+    if "H200" in found.name:
+        return H200
+    smem = getattr(found, "shared_memory_per_block_optin", 101376)
+    return Gpu(
+        found.name, arch, found.multi_processor_count, smem, found.L2_cache_size, H200.tflops, H200.hbm_tbs, H200.l2_tbs
+    )

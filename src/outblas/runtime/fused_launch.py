@@ -1,0 +1,118 @@
+"""Launches of kernels with an epilogue (:mod:`outblas.kernels.epilogue`): those of :mod:`outblas.runtime.launch`, and
+three parameters more."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, NamedTuple
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import ConfigError, TensorError
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.kernels.epilogue import Epilogue, alignment, why_not_fused
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.launch import Call, load
+from outblas.runtime.overlap import overlap
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Extra(NamedTuple):
+    """Operands of an epilogue: bias (N), residual (M, N) with rows of neighbouring elements; None where it has none."""
+
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+
+    def fits(self, epilogue: Epilogue) -> bool:
+        """Whether these are the operands that the epilogue takes, no more and no less."""
+        return (self.bias is not None, self.residual is not None) == (epilogue.bias, epilogue.residual)
+
+
+def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) -> str:
+    """Why gated outputs of a product with ``a`` cannot be written to ``out``; empty: they can."""
+    shape = (problem.m, problem.n // 2)
+    if tuple(out.shape) != shape or out.dtype != a.dtype or out.device != a.device or not out.is_contiguous():
+        return (
+            f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, expected {shape} as the product's, contiguous"
+        )
+    return f"out is not aligned to {ROW_ALIGN_BYTES} bytes" if out.data_ptr() % ROW_ALIGN_BYTES else ""
+
+
+def why_unfit(
+    problem: Problem, config: KernelConfig, extra: Extra, a: torch.Tensor, out: torch.Tensor | None = None
+) -> str:
+    """Why a kernel of ``config`` cannot take these operands beside ``a``, and write to ``out`` (None: to memory of its
+    own); empty: it can."""
+    need = alignment(config)
+    shapes = {"bias": (problem.n,), "residual": (problem.m, problem.n)}
+    for name, shape in shapes.items():
+        t = getattr(extra, name)
+        if t is None:
+            continue
+        if tuple(t.shape) != shape:
+            return f"{name} has shape {tuple(t.shape)}, expected {shape}"
+        if t.dtype != a.dtype or t.device != a.device:
+            return f"{name} is {t.dtype} on {t.device}, expected {a.dtype} on {a.device}"
+        if problem.n > 1 and t.stride(-1) != 1:
+            return f"{name} has strides {tuple(t.stride())}, expected neighbouring columns"
+        pitch = row_stride(t) * ELEMENT_BYTES if t.dim() == 2 else 0
+        if t.data_ptr() % need or pitch % need:
+            return f"{name} or its rows do not start at multiples of {need} bytes"
+        # Tiles that overlap (knob shift) would read as a residual what another has stored.
+        if out is not None and overlap(t, out):
+            return f"{name} shares memory with the output"
+    return ""
+
+
+def row_stride(residual: torch.Tensor) -> int:
+    """Elements from a row to the next; of one row, whatever its stride says, N (never negative: torch has none)."""
+    return int(residual.stride(0)) if residual.shape[0] > 1 else int(residual.shape[1])
+
+
+class FusedKernel:
+    """A kernel with an epilogue, loaded into the current context.
+
+    Args:
+        cubin: compiled from ``make_source(problem, config, epilogue)``.
+
+    Raises:
+        DeviceError: the driver cannot load the cubin.
+    """
+
+    def __init__(self, cubin: Cubin, config: KernelConfig, epilogue: Epilogue) -> None:
+        self._kernel = load(cubin, config)
+        self.config, self.epilogue = config, epilogue
+        self.name = f"{self._kernel.name} with {epilogue.name}"
+
+    def bind(
+        self,
+        problem: Problem,
+        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        extra: Extra,
+        workspace: torch.Tensor | None = None,
+    ) -> Call:
+        """A call computing ``c = act(a @ b + bias) + residual`` of ``operands`` (a, b, c), which are as
+        :meth:`outblas.runtime.launch.LoadedKernel.bind` has them; of a gated epilogue c is (M, N/2). It keeps bias and
+        residual, until it is released.
+
+        Raises:
+            ConfigError: the config is not legal for the problem, or not with this epilogue.
+            TensorError: as :meth:`outblas.runtime.launch.LoadedKernel.bind`; or bias or residual is missing, too much,
+                of another shape, dtype or device, misaligned, or shares memory with c.
+        """
+        reason = why_not_fused(problem, self.config, self.epilogue)
+        if reason is not None:
+            raise ConfigError(
+                f"{self.name} on {problem.key}: {reason}", "an epilogue that it has", "use the kernel without it"
+            )
+        wrong = why_unfit(problem, self.config, extra, operands[0], operands[2])
+        if not extra.fits(self.epilogue):
+            given = "+".join(name for name, t in extra._asdict().items() if t is not None) or "none"
+            wrong = f"operands of the epilogue: {given}"
+        if wrong:
+            raise TensorError(wrong, f"what {self.name} takes", "pass just that, or leave the product to torch")
+        addresses = [ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in extra]
+        stride = ctypes.c_uint64(0 if extra.residual is None else row_stride(extra.residual))
+        columns = self.epilogue.columns(problem.n)
+        return self._kernel.bind_with(problem, operands, (*addresses, stride), workspace, extra, columns)

@@ -1,0 +1,371 @@
+"""Load a cubin and launch it: TMA descriptors, launch attributes, the current stream.
+
+A bound call does one thing, enqueue one GEMM; everything that can be computed before is computed
+when it is bound, so that a call costs a few microseconds of host time and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import ConfigError, TensorError
+from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry import geometry, grid, launch_smem, workspace_bytes
+from outblas.kernels.geometry_terms import Geometry
+from outblas.kernels.legality import why_illegal
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.driver import check, driver
+from outblas.runtime.overlap import overlap
+from outblas.runtime.tensor_map import SWIZZLES, encode_map, map_kinds
+from outblas.runtime.workspace import allocate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from outblas.runtime.graph_workspace import CapturedWorkspace
+
+#: Clusters of more CTAs than this need the kernel's consent (CUDA's portable limit).
+PORTABLE_CLUSTER = 8
+
+
+class StreamConfigs(dict[int, Any]):
+    """Launch configurations by raw stream, made at the first launch there; few are kept.
+
+    Args:
+        make: one that is nobody else's.
+    """
+
+    KEPT = 64
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, stream: int) -> Any:
+        config = self._make()
+        config.hStream = stream
+        if len(self) >= self.KEPT:
+            self.clear()
+        self[stream] = config
+        return config
+
+
+class Call:
+    """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there.
+
+    Calls of one kernel and problem share their launch configurations, one per stream, which nobody changes: threads,
+    and a signal's handler that multiplies amid a call, each launch on their own stream.
+
+    A call that needs a workspace (split_kind ``workspace``) has its own, or one with the others of a
+    :meth:`LoadedKernel.bind_many`; it must not run on two streams at once, which would be a race for C in any case.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        configs: StreamConfigs,
+        params: list[Any],
+        keep: tuple[Any, ...],
+        operands: tuple[Any, ...],
+    ) -> None:
+        self._driver = driver()
+        self._function, self._configs = function, configs
+        self._keep = (params, keep)  # the driver reads the parameters at every launch
+        self._operands = operands
+        addresses = [p if isinstance(p, int) else ctypes.addressof(p) for p in params]
+        self._array = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._params = ctypes.addressof(self._array)
+
+    def __call__(self, stream: int) -> None:
+        result = self._driver.cuLaunchKernelEx(self._configs[stream], self._function, self._params, 0)
+        if result[0]:
+            check("cuLaunchKernelEx", result)
+
+    def release(self) -> None:
+        """Let go of the operand tensors; the caller then answers for their memory at every call."""
+        self._operands = ()
+
+
+class Prepared(NamedTuple):
+    """A launch without its addresses and its stream, in plain numbers: what ``outblas.dispatch._native`` is given.
+
+    Attributes:
+        function, context: handles of the driver. grid: CTAs. threads: of a CTA. shared_bytes: dynamic shared memory.
+        cluster: CTAs of a cluster. dependent: programmatic dependent launch. extents: M, N, K.
+        maps: (rows, cols, box rows, box cols, element type, swizzle, L2 promotion) of the TMA maps of A, B and C, the
+            last three as the driver's enumerations; empty: the kernel takes addresses.
+        workspace_bytes: of the stream's workspace, whose address is the last parameter; 0: the kernel takes none.
+        output: shape, strides and torch dtype of C.
+    """
+
+    function: int
+    context: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    cluster: int
+    dependent: bool
+    extents: tuple[int, int, int]
+    maps: tuple[tuple[int, ...], ...]
+    workspace_bytes: int
+    output: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Launch configurations, and one to read; extents as kernel arguments, (rows, cols, box rows, box cols) per TMA
+    map, and the bytes of a workspace (0: none)."""
+
+    launch: Any
+    configs: StreamConfigs
+    extents: tuple[Any, ...]
+    boxes: tuple[tuple[int, int, int, int], ...]
+    workspace_bytes: int
+
+
+class LoadedKernel:
+    """A cubin loaded into the current context, ready to be bound to operands.
+
+    Args:
+        cubin: compiled from ``make_source(problem, config)`` for a problem of the same layout,
+            dtype and accumulator.
+        config: the knobs it was compiled with.
+
+    Attributes:
+        shipped: the cubin came with the package and was not compiled here; said by whoever loads it.
+
+    Raises:
+        DeviceError: the driver cannot load the cubin (other architecture, driver too old).
+    """
+
+    def __init__(self, cubin: Cubin, config: KernelConfig) -> None:
+        self.config, self.name, self.shipped = config, config_name(config), False
+        self._family = FAMILIES[config.family]
+        cu = driver()
+        ensure_context()
+        self._context = check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
+        self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin.image))
+        entry = cubin.entry.encode()
+        self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, entry))
+        self._allowed_smem = -1  # what the function may be launched with so far, bytes; -1: not asked yet
+        # What depends on the problem but not on the operands, made once for all that are bound.
+        self._plan = functools.lru_cache(maxsize=256)(self._make_plan)
+
+    def _make_plan(self, problem: Problem, device_index: int) -> _Plan:
+        """Raises ConfigError if the config is not legal for the problem."""
+        gpu = gpu_of_device(device_index)
+        reason = why_illegal(problem, self.config, gpu)
+        if reason is not None:
+            raise ConfigError(
+                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask legality.why_illegal first"
+            )
+        shape = geometry(problem, self.config)
+        smem_bytes = launch_smem(problem, self.config, gpu.sms)
+        if smem_bytes > self._allowed_smem:
+            self._set_attributes(smem_bytes, shape.cluster)
+        ctas = grid(problem, self.config, gpu.sms)
+        make = functools.partial(launch_config, ctas, shape, smem_bytes, self.config.pdl, gpu)
+        extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
+        boxes = self._family.tensor_boxes(problem, self.config)
+        return _Plan(make(), StreamConfigs(make), extents, boxes, workspace_bytes(problem, self.config))
+
+    def _set_attributes(self, smem_bytes: int, cluster: int) -> None:
+        """Problems of one kernel may differ in shared memory; the most of them stays allowed for all."""
+        attribute = driver().CUfunction_attribute
+        self._set(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
+        if cluster > PORTABLE_CLUSTER:
+            self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        self._allowed_smem = smem_bytes
+
+    def _set(self, attribute: Any, value: int) -> None:
+        check("cuFuncSetAttribute", driver().cuFuncSetAttribute(self._function, attribute, value))
+
+    def bind(
+        self,
+        problem: Problem,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        workspace: torch.Tensor | CapturedWorkspace | None = None,
+    ) -> Call:
+        """A call computing ``c = a @ b``.
+
+        Args:
+            a: (M, K); b: (N, K) for TN, (K, N) for NN; c: (M, N), overwritten. Row-major and
+                contiguous, of the problem's dtype, on one CUDA device.
+            workspace: of :func:`outblas.runtime.workspace.allocate`, at least ``workspace_bytes(problem, config)``,
+                shared with calls of the same stream only, or that of a capture; None: one of its own, if the kernel
+                needs any.
+
+        Raises:
+            TensorError: wrong shape, dtype, device or strides, misaligned, or c overlaps a or b; the workspace is
+                too small, or on another device.
+            ConfigError: the config is not legal for this problem.
+            DeviceError: a workspace would have to be made while a graph is captured.
+        """
+        return self.bind_with(problem, (a, b, c), (), workspace)
+
+    def bind_with(
+        self,
+        problem: Problem,
+        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        more: Sequence[Any],
+        workspace: torch.Tensor | None = None,
+        held: tuple[Any, ...] = (),
+        columns: int | None = None,
+    ) -> Call:
+        """:meth:`bind` of ``operands`` (a, b, c), for a kernel that takes ``more`` parameters (ctypes objects) behind
+        the others; ``held``: further operands, which are kept and released with these; ``columns``: of c, where these
+        are not N: the kernel then stores by c's address, and not by its TMA map, which is that of (M, N)."""
+        check_operands(problem, *operands, columns=columns)
+        plan = self._plan(problem, operands[0].device.index or 0)
+        self._check_alignment(*operands)
+        params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
+        maps: list[Any] = []
+        if plan.boxes:
+            maps = [
+                encode_map(tensor.data_ptr(), rows, cols, box_rows, box_cols, problem.dtype)
+                for tensor, (rows, cols, box_rows, box_cols) in zip(operands, plan.boxes, strict=True)
+            ]
+            params = [*(m.getPtr() for m in maps), params[-1]]
+        params += plan.extents
+        if plan.workspace_bytes:
+            workspace = self._workspace(plan.workspace_bytes, workspace, operands[0])
+            params.append(ctypes.c_void_p(workspace.data_ptr()))
+        return Call(self._function, plan.configs, [*params, *more], (self, maps, workspace), (*operands, *held))
+
+    def bind_many(
+        self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    ) -> list[Call]:
+        """:meth:`bind` of each (a, b, c), for calls that run on one stream, one after the other: they share a workspace
+        where the kernel needs any. Raises as :meth:`bind`."""
+        need = workspace_bytes(problem, self.config)
+        if not need or not operands:
+            return [self.bind(problem, *each) for each in operands]
+        shared = allocate(need, operands[0][0].device)
+        return [self.bind(problem, *each, workspace=shared) for each in operands]
+
+    @staticmethod
+    def _workspace(
+        need: int, given: torch.Tensor | CapturedWorkspace | None, like: torch.Tensor
+    ) -> torch.Tensor | CapturedWorkspace:
+        if given is None:
+            return allocate(need, like.device)
+        if given.device != like.device or given.nbytes < need:
+            raise TensorError(
+                f"a workspace of {given.nbytes} bytes on {given.device}",
+                f"{need} bytes on {like.device}",
+                "allocate it by outblas.runtime.workspace.allocate",
+            )
+        return given
+
+    def prepared(self, problem: Problem, c: torch.Tensor) -> Prepared:
+        """The launch that :meth:`bind` makes for outputs like ``c``, which is (M, N) on the kernel's device.
+
+        Raises:
+            ConfigError: the config is not legal for this problem.
+        """
+        device_index = c.device.index or 0
+        plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
+        return Prepared(
+            function=int(self._function),
+            context=int(self._context),
+            grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ),
+            threads=shape.threads,
+            shared_bytes=plan.launch.sharedMemBytes,
+            cluster=shape.cluster,
+            dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
+            extents=(problem.m, problem.n, problem.k),
+            maps=tuple((*box, *map_kinds(problem.dtype, SWIZZLES[box[3] * ELEMENT_BYTES])) for box in plan.boxes),
+            workspace_bytes=plan.workspace_bytes,
+            output=((problem.m, problem.n), (problem.n, 1), c.dtype),
+        )
+
+    def _check_alignment(self, *tensors: torch.Tensor) -> None:
+        need = self._family.alignment(self.config)
+        for name, tensor in zip("abc", tensors, strict=True):
+            if tensor.data_ptr() % need:
+                raise TensorError(
+                    f"{name} starts at an address that is {tensor.data_ptr() % need} past a multiple of {need} bytes",
+                    f"{need}-byte alignment for {self.config.family}",
+                    f"use a config of {_any_alignment()}, or copy the tensor",
+                )
+
+
+def _any_alignment() -> str:
+    """The families whose kernels take operands that begin anywhere, and by which knob."""
+    found = (f"{name} with {family.any_alignment}" for name, family in FAMILIES.items() if family.any_alignment)
+    return " or ".join(found)
+
+
+def load(cubin: Cubin, config: KernelConfig) -> LoadedKernel:
+    """Load ``cubin`` into the current CUDA context; see :class:`LoadedKernel`."""
+    return LoadedKernel(cubin, config)
+
+
+def check_operands(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, columns: int | None = None
+) -> None:
+    """Raise :class:`TensorError` unless a, b, c are what ``bind`` documents; ``columns``: of c, None: N."""
+    output = (problem.m, problem.n if columns is None else columns)
+    shapes = {"a": (problem.m, problem.k), "b": problem.b_shape, "c": output}
+    dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[problem.dtype]
+    for (name, shape), tensor in zip(shapes.items(), (a, b, c), strict=True):
+        if tuple(tensor.shape) != shape:
+            raise TensorError(
+                f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass that shape"
+            )
+        if str(tensor.dtype) != dtype:
+            raise TensorError(f"{name} is {tensor.dtype}", dtype, "convert it, or ask for a problem of its dtype")
+        if tensor.device.type != "cuda" or tensor.device != a.device:
+            raise TensorError(f"{name} is on {tensor.device}", "one CUDA device for a, b and c", "move it there")
+        if not tensor.is_contiguous():
+            raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous row-major tensor", "make it so")
+    for name, tensor in (("a", a), ("b", b)):
+        if overlap(tensor, c):
+            raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
+
+
+def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, pdl: bool, gpu: Gpu) -> Any:
+    """A CUlaunchConfig for a grid of ``ctas`` with ``smem_bytes`` of dynamic shared memory each, with cluster and
+    programmatic launch attributes."""
+    cu = driver()
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
+    config.sharedMemBytes = smem_bytes
+    attributes = []
+    if shape.cluster > 1:
+        cluster = cu.CUlaunchAttribute()
+        cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = shape.cluster, 1, 1
+        attributes.append(cluster)
+    if _dependent(pdl, gpu):
+        dependent = cu.CUlaunchAttribute()
+        dependent.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        dependent.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(dependent)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
+def _dependent(pdl: bool, gpu: Gpu) -> bool:
+    return pdl and gpu.arch >= 90
+
+
+def ensure_context() -> None:
+    """Make sure that a CUDA context is current: torch's, which its tensors live in."""
+    status, context = driver().cuCtxGetCurrent()
+    if int(status) != 0 or not int(context):
+        import torch
+
+        torch.cuda.synchronize()  # torch makes the context at its first use of the device

@@ -1,0 +1,342 @@
+"""Counters of kernels by Nsight Compute: ncu's command line, its CSV, and plain names for what stands in it.
+
+ncu replays every kernel between ``cudaProfilerStart`` and ``cudaProfilerStop`` of the program that it starts, some
+passes each, at whatever clocks the GPU has (its default would lock them at the base clock). Its times are those of a
+kernel alone, so they explain and are never published as speed: that is :mod:`outblas.judge.gpu_clock`'s alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from outblas.core.errors import DeviceError, OutblasError, RecordError, ToolchainMissing
+from outblas.core.files import write_atomic
+
+#: What every replay of a kernel finds in the caches: nothing, or what the replay before it left.
+Cache = Literal["flushed", "warm"]
+_CACHE_CONTROL: Mapping[Cache, str] = {"flushed": "all", "warm": "none"}
+
+#: Plain name -> ncu's names of it, the first that ncu returns counts. Times in nanoseconds, shares in percent.
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    "time_ns": ("gpu__time_duration.sum",),
+    # Cycles, not instructions: one wgmma keeps the pipe busy for as long as its N is wide.
+    "tensor_pct": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    ),
+    "dram_pct": (
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "dram_read_bytes": ("dram__bytes_read.sum",),
+    "dram_write_bytes": ("dram__bytes_write.sum",),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
+    "l2_bytes": ("lts__t_bytes.sum",),
+    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+    "instructions": ("sm__inst_executed.sum",),
+    "cycles": ("sm__cycles_elapsed.max",),
+}
+#: Columns that describe the device or the launch, some of them in words ("No-CC", "PolicySpread").
+_DESCRIBED = ("device__", "launch__")
+_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+#: Why a warp does not issue; ``selected`` and ``not_selected`` are no stalls.
+STALL_REASONS = (
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "short_scoreboard", "sleeping"),
+    *("tex_throttle", "wait"),
+)
+#: All that is asked for; a GPU lacks some (see :func:`known_metrics`).
+METRICS = tuple(name for names in FIGURES.values() for name in names) + tuple(map(_STALL.format, STALL_REASONS))
+#: Stall reasons kept of each kernel.
+MAIN_STALLS = 3
+#: Name of the kernel of ``torch.cuda._sleep``, which marks in a profile where the next entry begins.
+MARK = "spin_kernel"
+
+#: Where ncu is when it is not on the PATH.
+_PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
+_UNITS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
+_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_COUNTED = re.compile(r"(?P<prefix>[KMGT]?)(byte|inst|cycle|sector|warp|block|thread)\b")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel in a profile.
+
+    Attributes:
+        kernel: its name as ncu writes it. block, grid: extents as text, e.g. ``(128, 1, 1)``.
+        metrics: ncu's name -> value; nanoseconds, bytes, percent, or a plain count. What ncu could not tell is absent.
+    """
+
+    kernel: str
+    block: str = ""
+    grid: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def find(named: str | None = None) -> str:
+    """Path of ncu: ``named``, or on the PATH, or where CUDA and Nsight Compute are installed; the newest.
+
+    Raises:
+        ToolchainMissing: there is none.
+    """
+    there = shutil.which(named or "ncu")
+    if there is None and named is None:
+        found = [str(path) for place in _PLACES for path in sorted(Path("/").glob(place.lstrip("/")))]
+        there = next(filter(shutil.which, reversed(found)), None)
+    if there is None:
+        raise ToolchainMissing(
+            f"{named or 'ncu'} is not installed",
+            "NVIDIA Nsight Compute",
+            "install it with the CUDA toolkit, or name it: --ncu PATH",
+        )
+    return there
+
+
+def version(ncu: str) -> str:
+    """What ``ncu --version`` says of its version, e.g. ``2025.3.1.0``; "unknown" if it does not."""
+    said = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"Version (\S+)", said)
+    return found[1] if found else "unknown"
+
+
+def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache, log: Path) -> list[str]:
+    """The command line that profiles ``target`` (a program and its arguments) and writes CSV to ``log``."""
+    options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", _CACHE_CONTROL[cache]]
+    options += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
+    return [ncu, *options, "--log-file", str(log), *target]
+
+
+def profile(
+    ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache = "flushed", timeout_s: float = 600.0,
+    log: Path | None = None,
+) -> list[Launch]:  # fmt: skip
+    """Run ``target`` under ncu; its profiled kernels in order.
+
+    Args:
+        timeout_s: seconds. log: a file that ncu's own output is left in, whatever becomes of it.
+
+    Raises:
+        DeviceError: ncu may not read the counters, or does not know a metric, GPU or driver; the target failed, took
+            longer than ``timeout_s`` seconds, or launched nothing between start and stop of the profiler.
+        RecordError: what ncu wrote cannot be read.
+    """
+    text = _run(ncu, target, metrics, cache, timeout_s, log)
+    unknown = unknown_metrics(text)
+    if unknown:
+        raise DeviceError(
+            f"ncu does not know {', '.join(unknown)}",
+            "metrics of this GPU",
+            "leave them out (outblas.runtime.ncu.known_metrics)",
+        )
+    return parse(text)
+
+
+def known_metrics(
+    ncu: str, target: Sequence[str], metrics: Sequence[str] = METRICS, timeout_s: float = 600.0, log: Path | None = None
+) -> tuple[str, ...]:
+    """Those of ``metrics`` that ncu has on this GPU, which it says only by refusing to profile with one that it lacks.
+
+    Args:
+        target: a program that profiles any kernel, and ends at once. timeout_s, log: as :func:`profile`.
+
+    Raises:
+        DeviceError, RecordError: as :func:`profile`; also where it knows none of them.
+    """
+    kept = tuple(metrics)
+    while True:
+        text = _run(ncu, target, kept, "flushed", timeout_s, log)
+        unknown = set(unknown_metrics(text))
+        if not unknown:
+            parse(text)
+            return kept
+        rest = tuple(m for m in kept if m.partition(".")[0] not in unknown)
+        if not rest or rest == kept:
+            raise DeviceError(
+                f"ncu does not know {', '.join(sorted(unknown))}", "metrics of this GPU", "use a newer ncu"
+            )
+        kept = rest
+
+
+def unknown_metrics(output: str) -> list[str]:
+    """The metrics (without suffix) that ncu's output says it cannot find."""
+    lines = re.findall(r"Failed to find metrics?:? (.*)", output)
+    return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
+
+
+def parse(output: str) -> list[Launch]:
+    """The kernels in ncu's output (``--csv --page raw``), among whatever else it wrote.
+
+    Raises:
+        DeviceError: it has no kernels, for a reason that it gives. RecordError: a table that is not whole.
+    """
+    reason = refusal(output)
+    if reason is not None:
+        raise reason
+    lines = output.splitlines()
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), None)
+    if begin is None:
+        raise RecordError("ncu wrote no table", 'a line that begins with "ID"', "run ncu by hand and see what it says")
+    table = [line for line in lines[begin:] if line and not line.startswith("==")]
+    head, *rows = csv.reader(io.StringIO("\n".join(table)))
+    if "Kernel Name" not in head or "Metric Name" in head:
+        raise RecordError("ncu's table is of another page", "a column per metric", "pass --csv --page raw")
+    for number, row in enumerate(rows, begin + 2):
+        if len(row) != len(head):
+            raise RecordError(
+                f"row {number} of ncu's table has {len(row)} fields", f"{len(head)} as in its head", "profile again"
+            )
+    if not rows or rows[0][0]:
+        raise RecordError("ncu's table has no line of units", "it below the head", "profile again")
+    units = dict(zip(head, rows[0], strict=True))
+    if len(rows) == 1:
+        raise _no_kernels()
+    return [_launch(dict(zip(head, row, strict=True)), units) for row in rows[1:]]
+
+
+def refusal(output: str) -> OutblasError | None:
+    """Why ncu profiled nothing, by its own words; None if it did not say so."""
+    if "ERR_NVGPUCTRPERM" in output:
+        return DeviceError(
+            "ncu may not read the performance counters of this GPU (ERR_NVGPUCTRPERM)",
+            "the right to, which administrators have",
+            "run as root (a container: with --cap-add=SYS_ADMIN), or load the nvidia module with"
+            " NVreg_RestrictProfilingToAdminUsers=0",
+        )
+    if "not compatible with Nsight Compute" in output:
+        return DeviceError("this ncu does not support the driver", "one that does", "install a newer Nsight Compute")
+    errors = re.findall(r"^==ERROR== (.*)$", output, flags=re.MULTILINE)
+    if errors:
+        return DeviceError(f"ncu failed: {errors[0].strip()}", "a profile", "run its command by hand")
+    return _no_kernels() if "No kernels were profiled" in output else None
+
+
+def between_marks(launches: Iterable[Launch], mark: str = MARK) -> list[list[Launch]]:
+    """The kernels after each kernel whose name contains ``mark``, one list per mark.
+
+    Raises:
+        RecordError: a kernel stands before the first mark.
+    """
+    groups: list[list[Launch]] = []
+    for launch in launches:
+        if mark in launch.kernel:
+            groups.append([])
+        elif groups:
+            groups[-1].append(launch)
+        else:
+            raise RecordError(f"{launch.kernel} was profiled before any mark", f"a {mark} first", "profile again")
+    return groups
+
+
+def stall_metric(reason: str) -> str:
+    """ncu's name of the warps that wait for one of :data:`STALL_REASONS`, per instruction issued."""
+    return _STALL.format(reason)
+
+
+def figures(launch: Launch) -> dict[str, Any]:
+    """A kernel's counters by plain name, ready for JSON.
+
+    Returns:
+        ``kernel``, ``grid``, ``block``: text; each of :data:`FIGURES`: a number, None where ncu did not tell;
+        ``stalls``: [reason, warps stalled for it per issued instruction], the main ones, worst first.
+    """
+    found: dict[str, Any] = {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block}
+    for plain, names in FIGURES.items():
+        found[plain] = next((launch.metrics[name] for name in names if name in launch.metrics), None)
+    stalls = {reason: launch.metrics.get(_STALL.format(reason), 0.0) for reason in STALL_REASONS}
+    worst = sorted((reason for reason in stalls if stalls[reason] > 0), key=lambda reason: (-stalls[reason], reason))
+    found["stalls"] = [[reason, stalls[reason]] for reason in worst[:MAIN_STALLS]]
+    return found
+
+
+def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> Launch:
+    metrics = {}
+    for name, text in row.items():
+        if "__" not in name:  # a column of the launch, not a metric
+            continue
+        value = _number(name, text)
+        if value is not None:
+            metrics[name] = value * _scale(units[name])
+    return Launch(row["Kernel Name"], row.get("Block Size", ""), row.get("Grid Size", ""), metrics)
+
+
+def _number(name: str, text: str) -> float | None:
+    """A value, with or without thousands separators; None: ncu could not tell."""
+    plain = text.replace(",", "").strip()
+    if plain.lower() in ("", "n/a"):
+        return None
+    try:
+        value = float(plain)
+    except ValueError:
+        if name.startswith(_DESCRIBED):
+            return None
+        raise RecordError(f"ncu says {text!r} of {name}", "a number", "profile again") from None
+    return value if math.isfinite(value) else None
+
+
+def _scale(unit: str) -> float:
+    """Times to nanoseconds, everything else to the unit without its prefix."""
+    if unit in _UNITS:
+        return _UNITS[unit]
+    counted = _COUNTED.match(unit)
+    return _PREFIXES[counted["prefix"]] if counted else 1.0
+
+
+def _no_kernels() -> DeviceError:
+    return DeviceError(
+        "ncu profiled no kernels", "launches while the profiler is on", "see that the target launches any"
+    )
+
+
+def _run(
+    ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache, timeout_s: float, log: Path | None
+) -> str:
+    """All that ncu said; raises where the target did not run to its end."""
+    with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as scratch:
+        file = Path(scratch) / "ncu.csv"
+        status, said = _wait_for(command(ncu, target, metrics, cache, file), timeout_s)
+        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    # What the target printed is no part of the table.
+    text = "\n".join([text, *(line for line in said.splitlines() if line.startswith("=="))])
+    if log is not None:
+        write_atomic(log, text.encode())
+    if status == 0 or unknown_metrics(text):
+        return text
+    reason = refusal(text)
+    if reason is None or "application returned an error" in str(reason):
+        own = [line for line in said.splitlines() if line.strip() and not line.startswith("==")]
+        last = own[-1] if own else "it said nothing"
+        raise DeviceError(f"what ncu ran ended with {status}: {last}", "exit status 0", "run it without ncu")
+    raise reason
+
+
+def _wait_for(line: Sequence[str], timeout_s: float) -> tuple[int, str]:
+    """Exit status and output of a command. Numbers are in no country's style."""
+    env = {**os.environ, "LC_ALL": "C"}
+    # A session of its own, so that a timeout ends the target, too.
+    process = subprocess.Popen(
+        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        raise DeviceError(
+            f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once, or wait longer"
+        ) from None
+    return process.returncode, said

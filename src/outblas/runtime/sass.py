@@ -1,0 +1,179 @@
+"""What the machine code really does: instruction counts and accumulator widths of a cubin.
+
+Gate 1 of the proof rests on it: an accumulator is what the SASS says, not what the source claims.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outblas.core.errors import CompileError, ToolchainMissing
+from outblas.runtime.cubin import SassFacts
+
+if TYPE_CHECKING:
+    from outblas.kernels.source import Source
+    from outblas.runtime.cubin import Cubin
+
+#: One line of disassembly: offset, optional predicate, opcode with its modifiers.
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+
+
+#: Low nine bits of an instruction (the three above them say where its operands come from).
+_OPCODE_MASK = 0x1FF
+_OPCODES = {
+    "HMMA": 0x03C,
+    "LDL": 0x183,
+    "STL": 0x187,
+    "LDGSTS": 0x1AE,
+    "UTMALDG": 0x1B4,
+    "UTMASTG": 0x1B5,
+    "HGMMA": 0x1F0,
+    "QGMMA": 0x1F3,
+}
+#: Bit of an instruction's second word that says: accumulate in fp32.
+_FP32_BIT = {_OPCODES["HMMA"]: 12, _OPCODES["HGMMA"]: 11, _OPCODES["QGMMA"]: 11}
+_INSTRUCTION_BYTES = 16
+_EM_CUDA = 190
+_SHF_EXECINSTR = 4
+
+
+def sass_facts(image: bytes) -> SassFacts:
+    """Facts of a cubin for sm_80 to sm_90a, decoded from its code sections.
+
+    The encodings are not published: they were read off nvdisasm's output (``-hex``), and the tests
+    hold this function against :func:`disassembled_facts` for every kind of instruction it counts.
+
+    Raises:
+        CompileError: the image is not a cubin.
+    """
+    counts: Counter[int] = Counter()
+    widths: set[str] = set()
+    for code in _code_sections(image):
+        words = struct.unpack(f"<{len(code) // 8}Q", code)
+        for low, high in zip(words[::2], words[1::2], strict=True):
+            opcode = low & _OPCODE_MASK
+            counts[opcode] += 1
+            if opcode in _FP32_BIT:
+                widths.add("fp32" if high >> _FP32_BIT[opcode] & 1 else "fp16")
+    named = {name: counts[code] for name, code in _OPCODES.items()}
+    return _facts(named, widths)
+
+
+def disassembled_facts(image: bytes) -> SassFacts:
+    """The same from nvdisasm, a process per cubin: the reference for :func:`sass_facts`.
+
+    Raises:
+        ToolchainMissing: no nvdisasm in the wheels, on PATH or in CUDA_HOME.
+        CompileError: nvdisasm cannot read the image.
+    """
+    return facts_of_opcodes(_disassemble(image))
+
+
+def facts_of_opcodes(opcodes: Iterable[str]) -> SassFacts:
+    """Count opcodes such as ``HMMA.16816.F32.BF16``."""
+    counts: Counter[str] = Counter()
+    widths: set[str] = set()
+    for opcode in opcodes:
+        base, *modifiers = opcode.split(".")
+        counts[base] += 1
+        if base in ("HGMMA", "HMMA", "QGMMA"):
+            widths.add("fp32" if "F32" in modifiers else "fp16")
+    return _facts(counts, widths)
+
+
+def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
+    """Gate 1: why this cubin is rejected without a run, or None.
+
+    The accumulator in the SASS must be the one that ``source.acc`` claims, there must be matrix
+    instructions at all, and nothing may go through local memory.
+    """
+    if facts.qgmma:
+        return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
+    if facts.hgmma + facts.hmma == 0:
+        return "no matrix instruction (HGMMA or HMMA) in the SASS"
+    if facts.accumulators != (source.acc,):
+        return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the source claims {source.acc}"
+    if cubin.spill_bytes:
+        return f"registers spill {cubin.spill_bytes} bytes to local memory"
+    if facts.ldl or facts.stl:
+        return f"the SASS goes through local memory ({facts.ldl} LDL, {facts.stl} STL)"
+    return None
+
+
+def _facts(counts: Mapping[str, int], widths: set[str]) -> SassFacts:
+    return SassFacts(
+        **{field.name: counts.get(field.name.upper(), 0) for field in fields(SassFacts) if field.type == "int"},
+        accumulators=tuple(sorted(widths)),
+    )
+
+
+def _code_sections(image: bytes) -> Iterator[bytes]:
+    """Bytes of every executable section of a 64-bit little-endian CUDA ELF file."""
+    try:
+        if image[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", image, 18)[0] != _EM_CUDA:
+            raise ValueError("not a CUDA ELF file")
+        (table,) = struct.unpack_from("<Q", image, 0x28)
+        entry_bytes, count = struct.unpack_from("<HH", image, 0x3A)
+        for index in range(count):
+            flags, _, offset, size = struct.unpack_from("<4Q", image, table + index * entry_bytes + 8)
+            if not flags & _SHF_EXECINSTR:
+                continue
+            if offset + size > len(image) or size % _INSTRUCTION_BYTES:
+                raise ValueError("a code section is cut off")
+            yield image[offset : offset + size]
+    except (struct.error, ValueError) as error:
+        raise CompileError(
+            f"image is no cubin ({error})", "an ELF cubin for sm_80 to sm_90a", "recompile it"
+        ) from error
+
+
+@functools.cache
+def find_nvdisasm() -> Path:
+    """nvdisasm of the wheel, else of PATH, else of CUDA_HOME.
+
+    Raises:
+        ToolchainMissing: none of them has it.
+    """
+    name = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
+    for folder in sys.path:
+        for found in sorted(Path(folder or ".", "nvidia").glob(f"*/bin/{name}")):
+            if os.access(found, os.X_OK):
+                return found
+    home = os.environ.get("CUDA_HOME")
+    found_text = shutil.which(name) or (shutil.which(name, path=os.path.join(home, "bin")) if home else None)
+    if found_text:
+        return Path(found_text)
+    raise ToolchainMissing(
+        "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", "pip install 'outblas[gpu]'"
+    )
+
+
+def _disassemble(image: bytes) -> list[str]:
+    """Opcodes with modifiers, in order."""
+    return _INSTRUCTION.findall(listing(image))
+
+
+def listing(image: bytes) -> str:
+    """What nvdisasm prints: a label or an instruction a line; raises as :func:`disassembled_facts`."""
+    tool = find_nvdisasm()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        done = subprocess.run([tool, "-c", "-raw", "-ndf", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(
+            f"nvdisasm failed ({done.returncode}): {done.stderr.strip()[:200]}", "a readable cubin", "recompile it"
+        )
+    return done.stdout

@@ -1,0 +1,67 @@
+"""Mutation among the candidates: a child differs from a good parent in as few knobs as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.kernels.families.registry import knobs_by_name
+from outblas.learn.reward import reward
+from outblas.search.agents.base import Agent, unexplored
+
+#: Parents: the best so many of the proven candidates.
+PARENTS = 4
+#: Share of proposals drawn at random, so that no candidate is out of reach.
+EXPLORE = 0.15
+
+#: Names of all knobs of all families, sorted.
+KNOBS = tuple(sorted(knobs_by_name()))
+_codes: dict[object, int] = {}
+
+
+class Evolution(Agent):
+    """Random first generation; then children of the best parents, nearest by number of differing knobs."""
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        rng = self.rng(problem, history)
+        left = unexplored(candidates, history)
+        passed = [e for e in history if e.status is Status.PASSED]
+        parents = [e.config for e in sorted(passed, key=reward, reverse=True)[:PARENTS]]
+        if not parents or len(left) <= n:
+            return rng.sample(left, min(n, len(left)))
+        knobs = np.stack([encode(config) for config in left])
+        free = np.ones(len(left), dtype=bool)
+        chosen: list[KernelConfig] = []
+        for _ in range(n):
+            if rng.random() < EXPLORE:
+                pool = np.flatnonzero(free)
+            else:
+                # Parent i is drawn with weight 1 / 2^i.
+                parent = rng.choices(parents, [0.5**i for i in range(len(parents))])[0]
+                distance = np.where(free, (knobs != encode(parent)).sum(axis=1), len(KNOBS) + 2)
+                pool = np.flatnonzero(distance == distance.min())
+            index = int(pool[rng.randrange(len(pool))])
+            free[index] = False
+            chosen.append(left[index])
+        return chosen
+
+
+def knob_distance(a: KernelConfig, b: KernelConfig) -> int:
+    """Number of knobs that differ; the family counts as one, and so does a knob that only one has."""
+    return int((encode(a) != encode(b)).sum())
+
+
+@lru_cache(maxsize=65536)
+def encode(config: KernelConfig) -> NDArray[np.int32]:
+    """One integer per knob (family first); equal values, equal integers."""
+    values = [config.family, *(getattr(config, knob, None) for knob in KNOBS)]
+    # The type is part of the key: True == 1 as a dictionary key.
+    return np.array([_codes.setdefault((type(v), v), len(_codes)) for v in values], dtype=np.int32)

@@ -1,0 +1,232 @@
+"""Kernel Tuner's search strategies as agents.
+
+Kernel Tuner (van Werkhoven, 2019, doi:10.1016/j.future.2018.08.004) runs a strategy to its end and measures whatever
+it asks for. An agent is asked step by step, and must answer the same when asked again. So a strategy runs from its
+start at every proposal, with its random generators seeded alike: what was measured is answered from the history, and
+the first configs that it asks for beyond that are the proposal.
+
+To propose several at once, a config that is not measured yet is answered with the median of the costs measured, a
+constant liar as of Ginsbourger et al. (2010, doi:10.1007/978-3-642-10701-6_6), and the run goes on until there are
+enough.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.search.agents.base import Agent, unexplored
+from outblas.search.kernel_tuner.knob_space import Point, need_kernel_tuner, point, tunable, varying
+
+#: Questions after which a run is ended: a strategy may walk in circles among what is measured, or find no legal
+#: neighbour. What it still owes is then drawn at random.
+QUESTIONS = 300
+#: Individuals of a population: few enough that a budget of a few dozen sees several generations.
+POPULATION = 8
+
+
+class KernelTunerStrategy(Agent):
+    """One strategy of Kernel Tuner behind the contract of agents; a subclass names it.
+
+    Only offered configs are legal points. One that a strategy asks for beside them has Kernel Tuner's error value and
+    is never proposed.
+
+    Attributes:
+        strategy: module of ``kernel_tuner.strategies``.
+        options: its strategy options where not the default.
+
+    Raises:
+        ToolchainMissing: Kernel Tuner is not installed.
+    """
+
+    strategy: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        super().__init__(seed, gpu)
+        need_kernel_tuner()
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        left = unexplored(candidates, history)
+        chosen: list[KernelConfig] = []
+        if len(left) > n:
+            # Of the problem alone, not of the history's length: every run must begin as the one before did.
+            chosen = self._asked(candidates, history, n, self.rng(problem, ()).getrandbits(32))
+        rest = [config for config in left if config not in chosen]
+        return chosen + self.rng(problem, history).sample(rest, min(n - len(chosen), len(rest)))
+
+    def _asked(
+        self, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int, seed: int
+    ) -> list[KernelConfig]:
+        """Up to ``n`` configs that the strategy asks for and the history lacks."""
+        from kernel_tuner.interface import Options
+        from kernel_tuner.util import TuningBudget
+
+        names = varying(candidates)
+        config_of = {point(config, names): config for config in candidates}
+        known = {point(e.template, names): cost for e, cost in _costs(history)}
+        runner = _Runner(config_of, known, n)
+        space = _searchspace(candidates, names, runner)
+        chosen = dict(self.options, max_fevals=len(candidates))
+        if "popsize" in chosen:
+            chosen["popsize"] = min(chosen["popsize"], len(candidates))
+        options = Options(
+            strategy_options=Options(chosen),
+            objective=["time"],
+            objective_higher_is_better=[False],
+            tune_params=space.tune_params,
+            restrictions=[],
+            budget=TuningBudget(),
+            verbose=False,
+        )
+        tune = import_module(f"kernel_tuner.strategies.{self.strategy}").tune
+        with _seeded(seed), suppress(_Enough):
+            tune(space, runner, options)
+        return [config_of[one] for one in runner.asked]
+
+
+class Genetic(KernelTunerStrategy):
+    """Genetic algorithm with :data:`POPULATION` individuals (Kernel Tuner's default is 26).
+
+    Kernel Tuner ends it when the individuals of all generations, repeated ones counted, are as many as the candidates.
+    """
+
+    strategy = "genetic_algorithm"
+    options = {"popsize": POPULATION}
+
+
+class Annealing(KernelTunerStrategy):
+    """Simulated annealing."""
+
+    strategy = "simulated_annealing"
+
+
+class LocalSearch(KernelTunerStrategy):
+    """Greedy multi-start local search: to the first better neighbour, then from a random point.
+
+    Kernel Tuner 1.5 takes the neighbours along one knob from the last neighbour along the knob before, so that its
+    climbs drift away from where they began; on a smooth grid it finds less than chance does.
+    """
+
+    strategy = "greedy_mls"
+
+
+class VariableNeighbourhood(KernelTunerStrategy):
+    """Variable neighbourhood descent with annealing, a tabu list and a nearest-neighbour surrogate (HybridVNDX)."""
+
+    strategy = "gen_hybrid_vndx"
+
+
+class DifferentialEvolution(KernelTunerStrategy):
+    """Differential evolution with :data:`POPULATION` individuals (Kernel Tuner's default is 16 per parameter)."""
+
+    strategy = "diff_evo"
+    options = {"popsize": POPULATION, "popsize_times_dimensions": False}
+
+
+class _Enough(Exception):
+    """Ends a strategy's run: it has asked for enough, or too often."""
+
+
+class _Runner:
+    """What measures configs for a strategy, in the shape of ``kernel_tuner.runners.runner.Runner``.
+
+    Attributes:
+        points: the legal ones.
+        asked: points to propose, in the order in which they were asked for.
+    """
+
+    def __init__(self, legal: Mapping[Point, KernelConfig], known: Mapping[Point, float | None], n: int) -> None:
+        self.points, self._known, self._n = legal, known, n
+        costs = [cost for cost in known.values() if cost is not None]
+        self._lie = median(costs) if costs else 1.0
+        self._questions = 0
+        self.asked: list[Point] = []
+
+    def add_strategy_time(self, seconds: float) -> None:
+        """Kernel Tuner tells how long the strategy thought."""
+
+    def legal(self, values: Sequence[Any]) -> bool:
+        self._count()
+        return tuple(values) in self.points
+
+    def run(self, points: Sequence[Sequence[Any]], options: Any) -> list[dict[str, Any]]:
+        """A result per point, with ``time``, or with ``__error__`` where the config failed or is not offered."""
+        self._count(max(1, len(points)))
+        return [self._answer(tuple(one), options) for one in points]
+
+    def _answer(self, at: Point, options: Any) -> dict[str, Any]:
+        from kernel_tuner.util import InvalidConfig, RuntimeFailedConfig
+
+        result: dict[str, Any] = dict(zip(options.tune_params, at, strict=True))
+        if at not in self.points:
+            return {**result, "__error__": InvalidConfig()}
+        if at not in self._known:
+            if at not in self.asked:
+                self.asked.append(at)
+                if len(self.asked) == self._n:
+                    raise _Enough
+            return {**result, "time": self._lie}
+        cost = self._known[at]
+        return {**result, "__error__": RuntimeFailedConfig()} if cost is None else {**result, "time": cost}
+
+    def _count(self, questions: int = 1) -> None:
+        self._questions += questions
+        if self._questions > QUESTIONS:
+            raise _Enough
+
+
+def _costs(history: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, float | None]]:
+    """What to minimise: time over the baseline's, or microseconds where a baseline is lacking; None if it failed."""
+    paired = all(e.speedup is not None for e in history if e.status is Status.PASSED)
+    for e in history:
+        if e.timing is None:
+            yield e, None
+        else:
+            yield e, 1 / e.speedup.ratio if paired and e.speedup is not None else e.timing.median_us
+
+
+def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str], runner: _Runner) -> Any:
+    """A new ``Searchspace`` of exactly the candidates, in which every strategy stays reproducible.
+
+    New every time, since it remembers which neighbours it gave; and listed, since the product of all values of all
+    knobs (some 10^11) cannot be filtered.
+    """
+    from kernel_tuner.searchspace import Searchspace
+
+    listed = {str(i): dict(zip(names, point(c, names), strict=True)) for i, c in enumerate(candidates)}
+    space = Searchspace(None, None, None, from_cache={"tune_params": tunable(candidates, names), "cache": listed})
+    # Counted: some strategies draw until they find a legal point.
+    space.is_param_config_valid = runner.legal
+    # A Latin hypercube draws from a generator of its own that cannot be seeded.
+    space.get_LHS_sample = space.get_random_sample
+    return space
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds the global generators that strategies draw from, and gives them back as they were."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        # Failed configs cost the largest float, and differences of such costs overflow to what they should be.
+        with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

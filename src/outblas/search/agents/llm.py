@@ -1,0 +1,175 @@
+"""A language model that chooses among the candidates by the compact language of their knobs.
+
+It is asked once per round and problem. What it says is bent to what is offered: a config that is not goes to the
+nearest one that is, and what is missing is filled up in the order of the ranking model. Answers are kept in the cache
+folder by all that was asked, so that a run that is resumed by asking again pays for nothing twice and hears the same.
+
+The server is set by the environment: OUTBLAS_LLM_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY, and OUTBLAS_LLM_BUDGET
+(:func:`outblas.llm.budget.parse_budget`), which is of one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import ConfigError, UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.learn.reward import reward
+from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.evolution import knob_distance
+
+if TYPE_CHECKING:
+    from outblas.llm.budget import Message
+
+#: Tried candidates that a prompt lists: the best, and the last.
+_BEST, _LAST = 8, 8
+_MAX_TOKENS = 4096
+
+#: (conversation, seed) -> the answer's text.
+Ask = Callable[[Sequence["Message"], int], str]
+
+
+class LanguageModel(Agent):
+    """See the module.
+
+    Raises:
+        UsageError: no model or server is set. ToolchainMissing: the package ``openai`` is not installed.
+    """
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        super().__init__(seed, gpu)
+        self._ask = connect()
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        """See :meth:`Agent.propose`.
+
+        Raises:
+            Unanswered, Rejected, ServerError, BudgetSpent: the model was not heard; a run goes on from here.
+        """
+        left = unexplored(candidates, history)
+        if len(left) <= n:
+            return left
+        wanted = read_choices(self._ask(_prompt(problem, self.gpu, candidates, history, n), self.seed))
+        chosen: dict[KernelConfig, None] = {}
+        free = dict.fromkeys(left)
+        for config in wanted[:n]:
+            nearest = config if config in free else min(free, key=partial(knob_distance, config))
+            chosen[nearest] = None
+            del free[nearest]
+        return [*chosen, *self._ranked(problem, list(free))][:n]
+
+    def _ranked(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
+        """In the order of the ranking model, launch options in turns."""
+        from outblas.kernels.cost.cost_model import rank
+
+        return in_turns(*by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
+
+
+def read_choices(text: str) -> list[KernelConfig]:
+    """The configs of an answer, in its order, without those that cannot be read; none where it has no list."""
+    from outblas.llm.answer import fenced
+    from outblas.llm.compact import read_config
+
+    blocks = [body for language, body in fenced(text) if language == "json"]
+    try:
+        data = json.loads(blocks[-1]) if blocks else []
+    except (ValueError, RecursionError):
+        return []
+    found: dict[KernelConfig, None] = {}
+    for one in data if isinstance(data, list) else [data]:
+        try:
+            found[read_config(one)] = None
+        except ConfigError:
+            continue
+    return list(found)
+
+
+def connect() -> Ask:
+    """Asks the server that the environment names, or the cache.
+
+    Raises:
+        UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is.
+        ToolchainMissing: the package ``openai`` is not installed.
+    """
+    from outblas.llm.budget import Account, Budget, parse_budget
+    from outblas.llm.client import AnswerOptions, Client, check_server
+    from outblas.llm.models import Model
+
+    name = os.environ.get("OUTBLAS_LLM_MODEL", "")
+    if not name:
+        raise UsageError("agent llm has no model", "OUTBLAS_LLM_MODEL, and OPENAI_BASE_URL or OPENAI_API_KEY",
+                         "set them, e.g. OUTBLAS_LLM_MODEL=... OPENAI_BASE_URL=http://localhost:8000/v1")  # fmt: skip
+    check_server()
+    limits = os.environ.get("OUTBLAS_LLM_BUDGET", "")
+    account = Account(parse_budget(limits) if limits else Budget())
+
+    async def asked(messages: Sequence[Message], seed: int) -> str:
+        client = Client(None, account, _NoBook(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
+        try:
+            return (await client.ask(0, messages, Model(name))).text
+        finally:
+            await client.close()
+
+    def ask(messages: Sequence[Message], seed: int) -> str:
+        path = _cached(name, messages, seed)
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["answer"])
+        except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: asked again
+            text = asyncio.run(asked(messages, seed))
+        return _keep(path, name, messages, text)
+
+    return ask
+
+
+class _NoBook:
+    """Attempts that nobody writes down: what is heard is kept in the cache."""
+
+    def sent(self, question: int, most: object) -> int:
+        return 0
+
+    def replied(self, send: int, reply: object) -> None:
+        return None
+
+
+def _cached(model: str, messages: Sequence[Message], seed: int) -> Path:
+    from outblas.runtime.cubin import default_directory
+
+    text = json.dumps([os.environ.get("OPENAI_BASE_URL", ""), model, seed, list(messages)], sort_keys=True)
+    return default_directory() / "llm" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _keep(path: Path, model: str, messages: Sequence[Message], text: str) -> str:
+    from outblas.core.files import write_atomic
+
+    write_atomic(path, json.dumps({"model": model, "messages": list(messages), "answer": text}).encode())
+    return text
+
+
+def _prompt(
+    problem: Problem, gpu: Gpu, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+) -> list[Message]:
+    from outblas.llm.prompt import choice_prompt
+
+    compared = (e for e in history if e.status is Status.PASSED and e.speedup is not None)
+    best = sorted(compared, key=reward, reverse=True)[:_BEST]
+    shown = dict.fromkeys((*map(_line, best), *map(_line, history[-_LAST:])))
+    return choice_prompt(problem, gpu, candidates, list(shown), n)
+
+
+def _line(e: Evaluation) -> str:
+    if e.timing is None or e.speedup is None:
+        time = "" if e.timing is None else f", {e.timing.median_us:.2f} us"
+        return f"{config_name(e.config)}: {e.status.value} {e.detail}".rstrip() + time
+    return f"{config_name(e.config)}: {e.timing.median_us:.2f} us, {e.speedup.ratio:.3f}x of the fastest baseline"

@@ -1,0 +1,83 @@
+"""Candidates in the order in which nvMatmulHeuristics would try them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.judge.matmul_heuristics import ranked_choices
+from outblas.kernels.families.family import TileChoice
+from outblas.kernels.families.registry import FAMILIES
+from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+
+#: Choices asked for each problem; the package has fewer for most.
+CHOICES = 64
+#: How far a candidate of another family than wgmma is from any choice, besides.
+FOREIGN = 4.0
+
+
+class NvMatmulHeuristics(Agent):
+    """What nvMatmulHeuristics ranks first, built with what is offered; launch options in turns.
+
+    Each of its choices in turn takes the nearest candidate that no choice before took. What is left comes after, by
+    its distance to the first choice. The distance is the sum of |log2| of the ratios of bm, bn, bk, the cluster's two
+    extents, split_k, and half of that of the stages: halving a tile counts as much as halving the split. Its choices
+    are of wgmma kernels, so that another family is :data:`FOREIGN` away. Knobs of which the package says nothing do not
+    count: equals stay in the candidates' order. Where it has no choice for a problem, all do.
+    """
+
+    draws = False
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        super().__init__(seed, gpu)
+        self._known: dict[Problem, list[TileChoice]] = {}
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        """As :meth:`Agent.propose`.
+
+        Raises:
+            ToolchainMissing: the package is not installed.
+        """
+        if not candidates:
+            return []
+        if problem not in self._known:
+            self._known.update(ranked_choices([problem], self.gpu, CHOICES))
+        orders = [_order(group, self._known[problem]) for group in by_launch(candidates)]
+        return unexplored(in_turns(*orders), history)[:n]
+
+
+def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) -> list[KernelConfig]:
+    if not candidates or not choices:
+        return list(candidates)
+    places = np.stack([_place_of_config(config) for config in candidates])
+    foreign = FOREIGN * np.array([not FAMILIES[config.family].follows_heuristics for config in candidates])
+    distances = {choice: np.abs(places - _place(choice)).sum(axis=1) + foreign for choice in choices}
+    taken: list[int] = []
+    for choice in choices[: len(candidates)]:
+        distance = distances[choice].copy()
+        distance[taken] = np.inf
+        taken.append(int(distance.argmin()))
+    by_first = distances[choices[0]].argsort(kind="stable")
+    return [candidates[i] for i in (*taken, *(int(i) for i in by_first if i not in taken))]
+
+
+def _place(choice: TileChoice) -> NDArray[np.float64]:
+    """float64[7]: logarithms, whose differences add up to the distance."""
+    extents = (choice.bm, choice.bn, choice.bk, choice.cluster_m, choice.cluster_n, choice.split_k)
+    return np.array([*(math.log2(max(1, x)) for x in extents), math.log2(max(1, choice.stages)) / 2])
+
+
+def _place_of_config(config: KernelConfig) -> NDArray[np.float64]:
+    """The same of a candidate; families without clusters have ones of 1, and their ``unroll`` is their stages."""
+    stages = int(getattr(config, "stages", 0) or getattr(config, "unroll", 1))
+    cluster = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
+    return _place(TileChoice(config.bm, config.bn, config.bk, stages, config.split_k, *cluster, order=0))

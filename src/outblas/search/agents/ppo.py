@@ -1,0 +1,117 @@
+"""The trained policy: what PPO across shapes learned to try first, and next after what it has seen."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.learn.policy import Policy, View
+from outblas.search.agents.base import Agent, each_launch, unexplored
+
+if TYPE_CHECKING:
+    from outblas.learn.train.train_ppo import PpoSettings
+    from outblas.records.recording import Recording
+
+#: Environment variable: name or path of the policy to follow, instead of the GPU's packaged one.
+POLICY_VARIABLE = "OUTBLAS_POLICY"
+
+
+class Ppo(Agent):
+    """Highest score first; each launch option is a search of its own, and they take turns.
+
+    Args:
+        policy: None: the one named by ``OUTBLAS_POLICY``, else the GPU's packaged one, loaded at the first proposal,
+            which raises UsageError where there is none.
+    """
+
+    draws, learns = False, True
+    #: Appended to the name of the packaged policy.
+    kind = ""
+
+    def __init__(self, seed: int, gpu: Gpu, policy: Policy | None = None) -> None:
+        super().__init__(seed, gpu)
+        self._policy = policy
+        self._views: dict[tuple[Problem, int], View] = {}
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Train a policy on these problems, with the packaged one's recipe and this agent's seed.
+
+        A training is kept in the cache, and one that was interrupted goes on.
+        """
+        from outblas.learn.train.regression import regressor_file, set_apart
+        from outblas.learn.train.train_ppo import Run, train
+        from outblas.learn.train.training_cache import folder
+
+        settings = self.recipe()
+        shared = regressor_file(recording, set_apart(problems, self.seed)[0], settings.regress, self.seed)
+        own = folder("policies", recording, problems, asdict(settings))
+        self._policy = train(recording, problems, settings, Run(own, shared))
+        self._views.clear()
+
+    def recipe(self) -> PpoSettings:
+        """What the packaged policy was trained with."""
+        from outblas.learn.train.train_ppo import RECIPE
+
+        return replace(RECIPE, seed=self.seed)
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        return each_launch(candidates, history, n, lambda group, own: self._order(problem, group, own))
+
+    def _order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    ) -> list[KernelConfig]:
+        place = {config: i for i, config in enumerate(group)}
+        seen = [e for e in history if e.config in place]
+        proven = [e for e in seen if e.timing is not None]
+        scores = self._load().scores(
+            self._view(problem, group),
+            [place[e.template] for e in seen],
+            [place[e.template] for e in proven],
+            [math.log(e.timing.median_us) for e in proven if e.timing is not None],
+        )
+        return unexplored([group[i] for i in np.argsort(-scores, kind="stable")], history)
+
+    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> View:
+        key = problem, hash(tuple(group))
+        if key not in self._views:
+            if len(self._views) > 256:
+                self._views.clear()
+            self._views[key] = self._load().view(problem, group, self.gpu)
+        return self._views[key]
+
+    def _load(self) -> Policy:
+        if self._policy is None:
+            self._policy = _loaded(os.environ.get(POLICY_VARIABLE) or self.gpu.name + self.kind)
+        return self._policy
+
+
+class PpoOneshot(Ppo):
+    """A contextual bandit: trained on episodes of one measurement, it learns nothing from what it measures."""
+
+    kind = "-oneshot"
+
+    def recipe(self) -> PpoSettings:
+        return replace(super().recipe(), budget=1)
+
+    def _order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation]
+    ) -> list[KernelConfig]:
+        return unexplored(super()._order(problem, group, ()), history)
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str) -> Policy:
+    return Policy.load(Path(name) if os.sep in name else name)

@@ -1,0 +1,116 @@
+"""Expected improvement on what is believed of candidates' times: learned across shapes, corrected on this one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.learn.features import candidate_features, knobs_of, problem_features
+from outblas.learn.policy import Policy, View
+from outblas.learn.posterior import Regressor, improvement, posterior
+from outblas.records.recording import Recording
+from outblas.search.agents.base import Agent, each_launch, unexplored
+
+#: How much slower than expected a candidate that failed counts, as a logarithm.
+FAILED = math.log(4.0)
+
+
+class Surrogate(Agent):
+    """Expected improvement of log time; each launch option is a search of its own, and they take turns.
+
+    What is expected is the guess of the regressor that :meth:`prepare` trains, or of the packaged ranking model until
+    then, corrected by the present problem's measurements (:mod:`outblas.learn.posterior`). Proposed is the candidate
+    whose expected improvement on the best of its launch option is largest (Jones et al., Efficient Global Optimization,
+    1998); in a batch, a chosen one counts as measured with its expected time.
+    """
+
+    draws, learns = False, True
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        super().__init__(seed, gpu)
+        self._regressor: Regressor | None = None
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Train the regressor of agent ``ppo`` with the same seed, or read it where that was done on these problems.
+
+        It learns from the part of the problems that ``ppo`` does not judge itself by, so that the two differ in what
+        they make of a belief and not in the belief. A training is kept in the cache.
+
+        Raises:
+            UsageError: a problem is not in the recording, or none has two proven cells.
+            ToolchainMissing: torch is not installed; proposals do not need it.
+        """
+        from outblas.learn.train.regression import RegressSettings, kept_regressor, regressor_file, set_apart
+
+        settings, learn = RegressSettings(), set_apart(problems, self.seed)[0]
+        file = regressor_file(recording, learn, settings, self.seed)
+        self._regressor = kept_regressor(file, recording, learn, settings, self.seed)
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        return each_launch(candidates, history, n, lambda group, own: self._order(problem, group, own, n))
+
+    def _order(
+        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        """Up to ``n`` of one launch option."""
+        if not unexplored(group, history):
+            return []
+        search = _Search(self._view(problem, group), group, history)
+        return [group[i] for i in search.choose(n)]
+
+    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> View:
+        if self._regressor is not None:
+            return Policy(self._regressor, {}).view(problem, group, self.gpu)
+        from outblas.kernels.cost.cost_model import predict_many
+
+        each, guess = candidate_features(problem, group, self.gpu), np.log(predict_many(problem, group, self.gpu))
+        return View(problem_features(problem, self.gpu), each, guess, np.zeros(len(guess)), knobs_of(each))
+
+
+class _Search:
+    """What is believed of a launch option's candidates, as chosen ones are added to what was measured."""
+
+    def __init__(self, view: View, group: Sequence[KernelConfig], history: Sequence[Evaluation]) -> None:
+        place = {config: i for i, config in enumerate(group)}
+        seen = [e for e in history if e.config in place]
+        passed = [e for e in seen if e.status is Status.PASSED]
+        failed = [place[e.template] for e in seen if e.status is not Status.PASSED]
+        proven, times = [place[e.template] for e in passed], _times(passed)
+        # The guess is up to a constant, which may be larger than the belief's prior has it: as the proven ones say.
+        level = float(np.mean(np.array(times) - view.guess[proven])) if proven else 0.0
+        self._guess, self._knobs = view.guess + level, view.knobs
+        self._tried = [*proven, *failed]
+        self._times = [*times, *(float(self._guess[i]) + FAILED for i in failed)]
+        self._best = min(times, default=math.inf)
+
+    def choose(self, n: int) -> list[int]:
+        """Places of the next ``n`` (fewer where no more are left), each as if those before took what was expected."""
+        left = np.setdiff1d(np.arange(len(self._guess)), self._tried)
+        chosen: list[int] = []
+        while len(chosen) < n and len(left):
+            mean, deviation = (of[left] for of in posterior(self._guess, self._knobs, self._tried, self._times))
+            gain = improvement(mean, deviation, self._best) if math.isfinite(self._best) else np.zeros(len(left))
+            # By the expected time where nothing was proven yet, and where no gain can be told from none.
+            i = int(gain.argmax() if gain.max() > 1e-12 else mean.argmin())
+            chosen.append(int(left[i]))
+            self._tried.append(int(left[i]))
+            self._times.append(float(mean[i]))
+            self._best = min(self._best, float(mean[i]))
+            left = np.delete(left, i)
+        return chosen
+
+
+def _times(passed: Sequence[Evaluation]) -> list[float]:
+    """Logarithms of time: over the baseline of the same rounds where all have one, else of microseconds."""
+    ratios = [e.speedup.ratio for e in passed if e.speedup is not None]
+    if len(ratios) == len(passed):
+        return [-math.log(ratio) for ratio in ratios]
+    return [math.log(e.timing.median_us) for e in passed if e.timing is not None]

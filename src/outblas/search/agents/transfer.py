@@ -1,0 +1,151 @@
+"""Candidates by what was measured on sister problems: the same M, N, K in another layout, dtype or accumulator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.records.recording import CODE, Recording
+from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.recorded import RECORDING_VARIABLE
+
+#: (layout, dtype, accumulator) of every problem that M, N and K can have.
+_KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
+#: How much a difference tells: memory traffic and legality go by the layout, registers by the accumulator.
+_LAYOUT, _ACC, _DTYPE = 4, 2, 1
+#: Knobs that a translation may change, in the families that have them.
+_TRANSLATED = ("bn", "stages", "vec", "even")
+
+
+class Transfer(Agent):
+    """The nearest sister's fastest first, with the ranking model's choices in between.
+
+    A sister is a problem of the same M, N and K that was tuned or recorded. The nearest comes first: of each, its
+    winners, then what its recording measured, fastest first. A config that is not
+    offered here becomes the nearest that is, with the same knobs but ``bn``, ``stages``, ``vec`` and ``even`` (in NN,
+    ``bn`` is a multiple of 16). Every second proposal is the model's, and all are where there is no sister. The launch
+    options take turns, as a library row has a winner of each.
+
+    Args:
+        recordings: None: the one named by ``OUTBLAS_RECORDING``, else the GPU's packaged one, loaded at the first
+            proposal, which raises UsageError where there is none.
+        winners: what the tables tuned so far would install, by problem.
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        seed: int,
+        gpu: Gpu,
+        recordings: Sequence[Recording] | None = None,
+        winners: Mapping[Problem, Sequence[KernelConfig]] | None = None,
+    ) -> None:
+        super().__init__(seed, gpu)
+        self._recordings, self._winners = recordings, winners or {}
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        # The whole order first, so that the turns do not depend on how many are asked for at a time.
+        return unexplored(self._order(problem, candidates), history)[:n]
+
+    def _order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        if not candidates:
+            return []
+        from outblas.kernels.cost.cost_model import rank
+
+        ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
+        measured = self._measured(problem, candidates)
+        return in_turns(*map(_mixed, by_launch(measured), by_launch(ranked)))
+
+    def _measured(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        """Offered candidates by what the sisters tell, nearest sister first; each once."""
+        offered = dict.fromkeys(candidates)
+        by_core: dict[KernelConfig, list[KernelConfig]] = {}
+        for config in candidates:
+            by_core.setdefault(_core(config), []).append(config)
+        found: dict[KernelConfig, None] = {}
+        for config in self._known(problem):
+            here = config if config in offered else translate(config, by_core)
+            if here is None:
+                continue
+            found.setdefault(here)
+            early = here.with_knobs(early=True)  # what is good with PDL is worth a look with early loads, too
+            if here.pdl and early in offered:
+                found.setdefault(early)
+        return list(found)
+
+    def _known(self, problem: Problem) -> Iterator[KernelConfig]:
+        if self._recordings is None:
+            self._recordings = (Recording.load(os.environ.get(RECORDING_VARIABLE) or self.gpu.name),)
+        for sister in sisters(problem):
+            yield from self._winners.get(sister, ())
+            for recording in self._recordings:
+                yield from _fastest_first(recording, sister)
+
+
+def sisters(problem: Problem) -> list[Problem]:
+    """The problem itself, then those of the same M, N and K by how much they differ: dtype, accumulator, layout."""
+
+    def distance(p: Problem) -> int:
+        return (
+            _LAYOUT * (p.layout != problem.layout) + _ACC * (p.acc != problem.acc) + _DTYPE * (p.dtype != problem.dtype)
+        )
+
+    made = [replace(problem, layout=layout, dtype=dtype, acc=acc) for layout, dtype, acc in _KINDS]  # type: ignore[arg-type]
+    return sorted(made, key=distance)
+
+
+def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[KernelConfig]]) -> KernelConfig | None:
+    """The offered config that differs from ``config`` in the knobs of a translation only, and least; or None.
+
+    Args:
+        by_core: the offered configs, by what is left of each without those knobs (as ``Transfer`` groups them).
+    """
+
+    def difference(c: KernelConfig) -> tuple[int, ...]:
+        return abs(c.bn - config.bn), c.bn < config.bn, abs(_stages(c) - _stages(config)), c.even != config.even
+
+    return min(by_core.get(_core(config), ()), key=difference, default=None)
+
+
+def _core(config: KernelConfig) -> KernelConfig:
+    """A config with the knobs that a translation may change set to one value."""
+    return config.with_knobs(**{name: 0 for name in config.knobs() if name in _TRANSLATED})
+
+
+def _stages(config: KernelConfig) -> int:
+    """Depth of the pipeline; 0 where a family has none, or counts it in another knob that has to stay."""
+    return int(getattr(config, "stages", 0))
+
+
+def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]:
+    """The proven candidates of a recorded problem; none where it was not recorded."""
+    try:
+        row = recording.row(problem)
+    except UsageError:
+        return []
+    passed = [i for i, code in enumerate(recording.status[row]) if code == CODE[Status.PASSED]]
+    return [recording.catalogue[i] for i in sorted(passed, key=lambda i: float(recording.median_us[row, i]))]
+
+
+def _mixed(measured: list[KernelConfig], ranked: list[KernelConfig]) -> list[KernelConfig]:
+    """``measured`` and ``ranked`` in turns; each config once."""
+    order: list[KernelConfig] = []
+    taken: set[KernelConfig] = set()
+    sources = [iter(measured), iter(ranked)]
+    while len(taken) < len(ranked):  # every measured candidate is offered, hence ranked
+        for source in sources:
+            config = next((c for c in source if c not in taken), None)
+            if config is not None:
+                taken.add(config)
+                order.append(config)
+    return order

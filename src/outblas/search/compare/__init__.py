@@ -1,0 +1,1 @@
+"""Comparison of agents on held-out problems of a recording."""

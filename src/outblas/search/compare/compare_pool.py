@@ -1,0 +1,86 @@
+"""Processes that work off the units of a comparison and send what they finish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from outblas.core.child_process import Child
+from outblas.core.errors import DeviceError, OutblasError
+from outblas.records.recording import Recording
+from outblas.search.compare.held_out import Plan, Unit, run_unit
+
+
+def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str, Any]]:
+    """Entries of :func:`outblas.search.compare.held_out.run_unit` as they finish; ``jobs`` processes, one unit each at
+    a time.
+
+    The answers do not depend on ``jobs``: packages that use threads of their own get one.
+
+    Raises:
+        OutblasError: as a unit raised it. RuntimeError: a unit failed otherwise; its traceback is on stderr.
+        DeviceError: a process died.
+    """
+    waiting, workers = deque(units), dict[Connection, Child]()
+    try:
+        for _ in range(min(jobs, len(waiting))):
+            child = Child(_work, (plan,))
+            workers[child.connection] = child
+            child.connection.send(waiting.popleft())
+        while workers:
+            for connection in wait(list(workers)):
+                assert isinstance(connection, Connection)
+                message = _receive(connection, workers[connection])
+                if message is not None:
+                    yield message
+                elif waiting:
+                    connection.send(waiting.popleft())
+                else:
+                    workers.pop(connection).end(kill=False)
+    finally:
+        for child in workers.values():
+            child.end(kill=True)
+
+
+def _receive(connection: Connection, child: Child) -> dict[str, Any] | None:
+    """An entry, or None at a unit's end; what the unit raised is raised."""
+    try:
+        message = connection.recv()
+    except (EOFError, OSError):
+        raise DeviceError(
+            f"a process of the comparison died with exit code {child.exit_code()}",
+            "enough memory for every job",
+            "run the same command again with fewer --jobs: it resumes",
+        ) from None
+    if isinstance(message, BaseException):
+        raise message
+    assert message is None or isinstance(message, dict)
+    return message
+
+
+def _work(connection: Connection, plan: Plan) -> None:
+    """A process's life."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
+    recording: Recording | None = None
+    with contextlib.suppress(EOFError, OSError):  # the parent has nothing more, or is gone
+        while True:
+            unit: Unit = connection.recv()
+            try:
+                recording = recording or Recording.load(plan.recording)
+                for entry in run_unit(unit, plan, recording):
+                    connection.send(entry)
+                connection.send(None)
+            except OutblasError as error:
+                connection.send(error)
+                return
+            except (EOFError, BrokenPipeError):
+                return
+            except Exception as error:
+                traceback.print_exc()
+                connection.send(RuntimeError(f"agent {unit.agent} failed: {type(error).__name__}: {error}"))
+                return

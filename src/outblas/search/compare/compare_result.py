@@ -1,0 +1,187 @@
+"""The result file of a comparison of agents: Parquet, one row per (split, agent, seed, problem, launch, budget)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.files import write_atomic
+from outblas.core.problem import Problem
+from outblas.records.results import FORMAT, PROVENANCE, read_meta
+
+KIND = "compare"
+#: Column -> Arrow type. ``quality``: best recorded time of the task / best time found after ``budget`` measurements
+#: (0: of the first proposal, taken unmeasured); ``found``: whether anything had passed by then. While nothing has,
+#: quality is that of the slowest recorded candidate.
+COLUMNS = {
+    "split": "string",
+    "agent": "string",
+    "seed": "int32",
+    "problem": "string",
+    "launch": "string",
+    "budget": "int32",
+    "quality": "double",
+    "found": "bool",
+}
+_META = ("agents", "costs", "device", "recording", "seeds", "splits", "suite")
+_AGAIN = "restore the file or run `outblas compare --no-resume`"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison, read and checked: in every split all agents searched the same tasks, with the same budgets.
+
+    Attributes:
+        splits, agents, launches, budgets, problems: what the codes of the rows are indices into.
+        split, agent, launch, problem, budget: int[rows]. seed: int[rows]. quality: float64[rows], in (0, 1].
+        found: bool[rows].
+    """
+
+    path: Path
+    meta: dict[str, Any]
+    splits: tuple[str, ...]
+    agents: tuple[str, ...]
+    launches: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    budgets: tuple[int, ...]
+    split: NDArray[np.int64]
+    agent: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    problem: NDArray[np.int64]
+    budget: NDArray[np.int64]
+    seed: NDArray[np.int64]
+    quality: NDArray[np.float64]
+    found: NDArray[np.bool_]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return dict(self.meta["provenance"])
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Provenance of the recording."""
+        return dict(self.meta["recording"]["provenance"])
+
+
+def write_comparison(rows: Sequence[Sequence[Any]], meta: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Write a result file atomically: ``path`` is either the old file or the whole new one.
+
+    Args:
+        rows: values in the order of :data:`COLUMNS`.
+        meta: ``provenance``, ``suite``, ``agents`` (in the order to show them), ``splits``, ``seeds``, ``costs``,
+            ``device`` and ``recording``; ``format`` and ``kind`` are set here.
+
+    Raises:
+        RecordError: the rows contradict themselves, or the disk refuses the file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    full = {**meta, "format": FORMAT, "kind": KIND}
+    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+    table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=_schema())
+    _checked(table, full, path)
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def read_comparison(path: str | os.PathLike[str]) -> Comparison:
+    """Read a result file of ``outblas compare``.
+
+    Raises:
+        RecordError: it is missing, truncated or damaged, of another kind or format version, lacks a column, or holds
+            rows that contradict themselves.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    meta = read_meta(path)
+    if meta.get("kind") != KIND:
+        raise RecordError(
+            f"{path} is of kind {meta.get('kind')!r}", f"kind {KIND!r}", "pass what `outblas compare` wrote"
+        )
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        table = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        reason = str(error).split("\n")[0]
+        raise RecordError(f"{path} cannot be read: {reason}", "an undamaged comparison", _AGAIN) from error
+    return _checked(table, meta, path)
+
+
+def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
+    absent = [name for name in _META if name not in meta]
+    absent += [name for name in PROVENANCE if name not in meta.get("provenance", {})]
+    if absent:
+        raise RecordError(f"{path}: metadata lacks {', '.join(absent)}", "all of it", _AGAIN)
+    if not table.num_rows or any(column.null_count for column in table.columns):
+        raise RecordError(f"{path} has no rows, or a null", "rows of values", _AGAIN)
+    splits, split = _coded(table["split"], list(meta["splits"]), "split", path)
+    agents, agent = _coded(table["agent"], list(meta["agents"]), "agent", path)
+    launches, launch = _coded(table["launch"], [], "launch", path)
+    keys, problem = _coded(table["problem"], [], "problem", path)
+    budgets, budget = np.unique(table["budget"].to_numpy(), return_inverse=True)
+    try:
+        problems = tuple(Problem.from_key(key) for key in keys)
+    except OutblasError as error:
+        raise RecordError(f"{path}: {error}", "valid problems", _AGAIN) from error
+    comparison = Comparison(
+        path, meta, splits, agents, launches, problems, tuple(int(b) for b in budgets),
+        split, agent, launch, problem, budget.astype(np.int64), table["seed"].to_numpy().astype(np.int64),
+        table["quality"].to_numpy(), table["found"].to_numpy(zero_copy_only=False),
+    )  # fmt: skip
+    fault = _fault(comparison)
+    if fault:
+        raise RecordError(f"{path}: {fault}", "a whole comparison", _AGAIN)
+    return comparison
+
+
+def _fault(c: Comparison) -> str | None:
+    """What is wrong with the rows, if anything is."""
+    if not ((c.quality > 0) & (c.quality <= 1)).all():
+        return "a quality outside (0, 1]"
+    cells = (c.problem * len(c.launches) + c.launch) * len(c.budgets) + c.budget
+    for i, split in enumerate(c.splits):
+        of_split = c.split == i
+        tasks = np.unique(cells[of_split] // len(c.budgets))
+        wanted = (tasks[:, None] * len(c.budgets) + np.arange(len(c.budgets))).ravel()
+        for j, agent in enumerate(c.agents):
+            mine = of_split & (c.agent == j)
+            if not mine.any():
+                return f"agent {agent} was not run on split {split}"
+            for seed in np.unique(c.seed[mine]):
+                if not np.array_equal(np.sort(cells[mine & (c.seed == seed)]), wanted):
+                    return f"agent {agent}, seed {seed}, split {split}: tasks or budgets that differ, or twice the same"
+    return None
+
+
+def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The names of a column, ``known`` ones in their order, and each row's index into them."""
+    values, codes = np.unique(np.array(column.to_pylist(), dtype=object).astype(str), return_inverse=True)
+    names = tuple(known) if known else tuple(str(v) for v in values)
+    odd = sorted(set(map(str, values)) ^ set(names))
+    if odd:
+        raise RecordError(
+            f"{path}: {what} {', '.join(odd)} is in the rows or in the metadata, not in both", "both", _AGAIN
+        )
+    places = np.array([names.index(str(value)) for value in values], dtype=np.int64)
+    return names, places[codes]
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {"string": pa.string(), "int32": pa.int32(), "double": pa.float64(), "bool": pa.bool_()}
+    return pa.schema([pa.field(name, kinds[kind], False) for name, kind in COLUMNS.items()])

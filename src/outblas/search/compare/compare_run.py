@@ -1,0 +1,260 @@
+"""A comparison on disk: from its settings, through a journal, to its result file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.journal import Journal, check_same_settings
+from outblas.core.roofline import Gpu
+from outblas.records.provenance import collect, commit, joined
+from outblas.records.recording import Recording
+from outblas.records.results import PROVENANCE
+from outblas.search.agents.registry import make_agent
+from outblas.search.compare.compare_pool import run_units
+from outblas.search.compare.compare_result import read_comparison, write_comparison
+from outblas.search.compare.held_out import Plan, Task, Unit, check_agents, held_out
+from outblas.search.compare.splits import SPLITS
+from outblas.search.tune import Interrupted
+
+#: What a result file has room for, and more runs of an agent than any interval needs.
+MAX_BUDGET, MAX_SEEDS = 1_000_000, 1000
+#: Called as (tasks done, of how many, what was finished last).
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """One run of :func:`run_compare`.
+
+    Attributes:
+        plan: the recording, what is held out and the budgets.
+        splits: names of the splits.
+        agents: names of the agents.
+        seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that does not draw, with 0 only.
+        out_path: the result file to write.
+        command: the command line, for provenance.
+        jobs: processes that search side by side.
+        resume: False begins anew, and replaces whatever is there.
+    """
+
+    plan: Plan
+    splits: Sequence[str]
+    agents: Sequence[str]
+    seeds: int
+    out_path: Path
+    command: str
+    jobs: int = 1
+    resume: bool = True
+
+
+def run_compare(request: CompareRequest, progress: Progress | None = None) -> Path:
+    """Compare agents on the held-out problems of every split and write the result file.
+
+    A killed run resumes from the journal ``<out_path>.jsonl``, also with other agents, splits, seeds or sample: what
+    is asked for and not there yet is run, what is there and not asked for is left out. A finished result is replaced
+    by one of the same settings only.
+
+    Args:
+        request: what to compare and how.
+        progress: called after every unit of work.
+
+    Returns:
+        The result file.
+
+    Raises:
+        UsageError: unknown or repeated names, budgets that are not ascending, a recording that cannot be split so, a
+            journal or result of other settings or something else at ``out_path``, or an agent that breaks its contract.
+        RecordError: the recording or the journal cannot be read, or the disk refuses.
+        DeviceError: a process died.
+        ToolchainMissing: an agent needs a package that is not there.
+        Interrupted: Ctrl-C.
+    """
+    plan, out_path = request.plan, request.out_path
+    _check(request)
+    if out_path.is_dir():
+        raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
+    recording = Recording.load(plan.recording)
+    if request.resume and out_path.exists():
+        _check_replaced(request, recording)
+    made = {name: held_out(plan, recording, name) for name in request.splits}
+    units = _units(request, recording.gpu)
+    keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
+    total = sum(len(keys[unit.split]) for unit in units)
+    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), _settings(plan, recording), request.resume)
+    answers = _Answers(units, keys)
+    written = False
+    try:
+        for entry in journal.entries:
+            answers.add(entry)
+        here = commit()
+        for entry in run_units(answers.missing(), plan, request.jobs):
+            journal.append({**entry, "commit": here})
+            answers.add(entry)
+            if progress is not None:
+                progress(answers.count, total, f"{entry['split']} {entry['agent']}")
+        rows = [row for unit in units for row in answers.rows(unit, plan.budgets)]
+        sizes = {name: (len(split.training), len(split.held_out), tasks) for name, (split, tasks) in made.items()}
+        meta = _meta(plan, recording, request.command, journal.entries, sizes)
+        write_comparison(rows, {**meta, "agents": list(request.agents), "seeds": request.seeds}, out_path)
+        written = True
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"interrupted with {answers.count} of {total} tasks recorded in {journal.path}; "
+            "repeat the command to resume"
+        ) from error
+    finally:
+        journal.close(done=written)
+    return out_path
+
+
+def _units(request: CompareRequest, gpu: Gpu) -> list[Unit]:
+    return [
+        Unit(split, agent, seed)
+        for split in request.splits
+        for agent in request.agents
+        for seed in range(request.seeds if _differs(agent, gpu) else 1)
+    ]
+
+
+class _Answers:
+    """What the journal holds of the units that are asked for."""
+
+    def __init__(self, units: Sequence[Unit], keys: Mapping[str, list[tuple[str, str]]]) -> None:
+        self._keys = keys
+        self._wanted = {split: set(found) for split, found in keys.items()}
+        self._found: dict[Unit, dict[tuple[str, str], tuple[list[float], list[bool]]]] = {u: {} for u in units}
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._found.values()))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        found = self._found.get(Unit(entry["split"], entry["agent"], entry["seed"]))
+        if found is not None:
+            for problem, launch, qualities, passed in entry["tasks"]:
+                if (problem, launch) in self._wanted[entry["split"]]:
+                    found[problem, launch] = qualities, passed
+
+    def missing(self) -> list[Unit]:
+        """Units with tasks left, and which of them are done."""
+        return [
+            Unit(unit.split, unit.agent, unit.seed, frozenset(found))
+            for unit, found in self._found.items()
+            if len(found) < len(self._keys[unit.split])
+        ]
+
+    def rows(self, unit: Unit, budgets: Sequence[int]) -> Iterable[tuple[Any, ...]]:
+        """Rows of the result file, in the order of the tasks."""
+        for problem, launch in self._keys[unit.split]:
+            for values in zip(budgets, *self._found[unit][problem, launch], strict=True):
+                yield (unit.split, unit.agent, unit.seed, problem, launch, *values)
+
+
+def _differs(name: str, gpu: Gpu) -> bool:
+    """Whether runs of an agent with different seeds differ."""
+    agent = make_agent(name, 0, gpu)
+    return agent.draws or agent.learns
+
+
+def _check(request: CompareRequest) -> None:
+    plan, splits, seeds = request.plan, request.splits, request.seeds
+    check_agents(request.agents)
+    if not splits or len(set(splits)) != len(splits) or not set(splits) <= set(SPLITS):
+        raise UsageError(
+            f"splits {', '.join(splits) or 'none'}", f"different ones of {', '.join(SPLITS)}", "correct --splits"
+        )
+    budgets = list(plan.budgets)
+    if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)) or budgets[-1] > MAX_BUDGET:
+        raise UsageError(
+            f"budgets {budgets}", f"ascending integers from 0 to {MAX_BUDGET}", "e.g. --budgets 0,1,2,4,8,16,32"
+        )
+    if seeds > MAX_SEEDS:
+        raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "pass a smaller --seeds")
+    sample = 1 if plan.sample is None else plan.sample
+    for name, value in (("--seeds", seeds), ("--jobs", request.jobs), ("--sample", sample)):
+        if value < 1:
+            raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")
+
+
+def _check_replaced(request: CompareRequest, recording: Recording) -> None:
+    """Raise unless ``out_path`` is a result of the same settings; the order of agents and splits is none of them."""
+    path, plan = request.out_path, request.plan
+    do = "choose another --out, or pass --no-resume to replace it"
+    try:
+        was = read_comparison(path)
+    except RecordError as error:
+        wrong = f"--out {path} is there and no comparison can be read from it"
+        raise UsageError(wrong, "a new file, or a result of these settings", do) from error
+    options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": request.seeds}
+    measured = {f"recording.{field}": joined(recording.provenance, field) for field in PROVENANCE}
+    check_same_settings(
+        f"--out {path} is a comparison with other settings",
+        {
+            **{key: was.meta.get(key) for key in options},
+            **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE},
+            "agents": sorted(was.agents), "splits": sorted(was.splits), "budgets": list(was.budgets),
+        },
+        {
+            **options, **measured,
+            "agents": sorted(request.agents), "splits": sorted(request.splits), "budgets": list(plan.budgets),
+        },
+        do,
+    )  # fmt: skip
+
+
+def _settings(plan: Plan, recording: Recording) -> dict[str, Any]:
+    """What the answer of a task depends on, besides its agent and seed."""
+    return {
+        "recording": recording.provenance,
+        "problems": [p.key for p in recording.problems],
+        "budgets": list(plan.budgets),
+        "held_out": plan.share,
+        "split_seed": plan.split_seed,
+    }
+
+
+def _meta(
+    plan: Plan,
+    recording: Recording,
+    command: str,
+    entries: Sequence[Mapping[str, Any]],
+    sizes: Mapping[str, tuple[int, int, Sequence[Task]]],
+) -> dict[str, Any]:
+    """Where the figures come from, what was compared on, and what the agents' thinking took."""
+    measured = {field: joined(recording.provenance, field) for field in PROVENANCE}
+    run = collect(command)
+    commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))
+    return {
+        "suite": recording.suite,
+        "device": f"replay:{plan.recording}",
+        "recording": {"name": plan.recording, "provenance": measured},
+        "provenance": {**measured, "date": run["date"], "commit": commits, "command": command},
+        "held_out": plan.share,
+        "split_seed": plan.split_seed,
+        "sample": plan.sample,
+        "splits": {
+            name: {
+                "training": training,
+                "held_out": out,
+                "searched": len({t.problem for t in tasks}),
+                "tasks": len(tasks),
+            }
+            for name, (training, out, tasks) in sizes.items()
+        },
+        "costs": {agent: _cost(agent, entries) for agent in dict.fromkeys(entry["agent"] for entry in entries)},
+    }
+
+
+def _cost(agent: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """CPU seconds to prepare once and CPU milliseconds per task, the replay's share included, on average."""
+    mine = [entry for entry in entries if entry["agent"] == agent]
+    prepared = [entry["prepare_s"] for entry in mine if entry["prepare_s"] is not None]
+    tasks = sum(len(entry["tasks"]) for entry in mine)
+    return {
+        "prepare_s": round(sum(prepared) / len(prepared), 4),
+        "task_ms": round(1000 * sum(entry["seconds"] for entry in mine) / tasks, 4),
+    }

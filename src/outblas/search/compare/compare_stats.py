@@ -1,0 +1,121 @@
+"""Statistics of a comparison: how good each agent is after so many measurements, and how sure that is.
+
+The figure is the geometric mean of quality over problems, launch options and seeds; regret is 1 / that mean - 1, how
+much slower than the best recorded what the agent found is. Intervals are percentile bootstraps over problems (Efron &
+Tibshirani, An Introduction to the Bootstrap, section 13.3): launch options and seeds of a problem are drawn together,
+for they are no independent evidence, and all agents are drawn the same problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.roofline import H200, Gpu, regime
+from outblas.records.averages import regime_order
+from outblas.search.compare.compare_result import Comparison
+
+RESAMPLES = 2000
+#: An agent's overall regret is the mean over the budgets within these.
+OVERALL = (1, 16)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Quality of one agent at one budget: geometric mean with its 95% interval; share of runs that found anything."""
+
+    agent: str
+    budget: int
+    quality: float
+    low: float
+    high: float
+    found: float
+
+    @property
+    def regret(self) -> float:
+        """1 / quality - 1."""
+        return 1 / self.quality - 1
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def overlaps(self, other: Figure) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str, int], Figure]:
+    """(agent, budget) -> figure, of one split."""
+    sums, counts, found = _by_problem(comparison, split)
+    problems = sums.shape[1]
+    drawn = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
+    weights = np.stack([np.bincount(d, minlength=problems) for d in drawn]).astype(np.float64)
+    made = {}
+    for i, agent in enumerate(comparison.agents):
+        resampled = np.exp((weights @ sums[i]) / (weights @ counts[i]))
+        low, high = np.percentile(resampled, (2.5, 97.5), axis=0)
+        total = counts[i].sum(axis=0)
+        mean, share = np.exp(sums[i].sum(axis=0) / total), found[i].sum(axis=0) / total
+        for j, budget in enumerate(comparison.budgets):
+            made[agent, budget] = Figure(agent, budget, *(round(float(x[j]), 6) for x in (mean, low, high, share)))
+    return made
+
+
+def best_of(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, list[Figure]]:
+    """The best agent after ``budget`` measurements, and the others whose interval overlaps its interval."""
+    ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
+    return ranked[0], [f for f in ranked[1:] if f.overlaps(ranked[0])]
+
+
+def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
+    """Mean regret over the budgets within :data:`OVERALL`; over all, where there is none."""
+    mine = [f for f in made.values() if f.agent == agent]
+    within = [f for f in mine if OVERALL[0] <= f.budget <= OVERALL[1]] or mine
+    return sum(f.regret for f in within) / len(within)
+
+
+def overall(of_splits: Sequence[dict[tuple[str, int], Figure]]) -> list[tuple[str, float]]:
+    """Agents and their mean regret over all splits, the best agent first."""
+    agents = dict.fromkeys(agent for agent, _ in of_splits[0])
+    regrets = {agent: sum(mean_regret(made, agent) for made in of_splits) / len(of_splits) for agent in agents}
+    return sorted(regrets.items(), key=lambda item: item[1])
+
+
+def regime_qualities(comparison: Comparison, split: str, gpu: Gpu = H200) -> list[tuple[str, int, str, list[float]]]:
+    """(regime, problems, agent, geometric mean of quality at each budget), of one split, in the order of regimes."""
+    sums, counts, _ = _by_problem(comparison, split)
+    held = np.unique(comparison.problem[comparison.split == comparison.splits.index(split)])
+    names = np.array([regime(comparison.problems[p], gpu) for p in held])
+    rows = []
+    for name in sorted(set(names.tolist()), key=regime_order):
+        inside = names == name
+        for i, agent in enumerate(comparison.agents):
+            mean = np.exp(sums[i][inside].sum(axis=0) / counts[i][inside].sum(axis=0))
+            rows.append((name, int(inside.sum()), agent, [round(float(q), 6) for q in mean]))
+    return rows
+
+
+def budget_words(budgets: Iterable[int]) -> str:
+    """The budgets that :func:`mean_regret` is over, as text."""
+    chosen = list(budgets)
+    within = [b for b in chosen if OVERALL[0] <= b <= OVERALL[1]] or chosen
+    return ", ".join(map(str, within))
+
+
+def _by_problem(
+    comparison: Comparison, split: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of log quality, rows, and rows that found anything, each of shape (agents, held-out problems, budgets)."""
+    inside = comparison.split == comparison.splits.index(split)
+    _, problem = np.unique(comparison.problem[inside], return_inverse=True)
+    shape = (len(comparison.agents), int(problem.max()) + 1, len(comparison.budgets))
+    flat = np.ravel_multi_index((comparison.agent[inside], problem, comparison.budget[inside]), shape)
+
+    def summed(weights: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        return np.bincount(flat, weights, int(np.prod(shape))).astype(np.float64).reshape(shape)
+
+    log = np.log(comparison.quality[inside])
+    return summed(log), summed(None), summed(comparison.found[inside].astype(np.float64))

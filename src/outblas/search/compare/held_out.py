@@ -1,0 +1,189 @@
+"""What a comparison of agents does: held-out tasks searched one measurement at a time, on a recording.
+
+A task is a problem and a launch option. Every task starts from the agent as it was prepared: what an agent is told
+in one task helps it in no other, so that its quality after b measurements is due to b measurements, and the result
+depends neither on the order of the tasks nor on where a run was killed.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.suites import sample
+from outblas.records.recording import CODE, Recording
+from outblas.records.replay import ReplayEvaluator
+from outblas.search.agents.base import Agent
+from outblas.search.agents.registry import AGENTS, make_agent
+from outblas.search.compare.splits import Split, make_split
+
+#: Launch options that recordings have candidates of.
+LAUNCHES: tuple[Launch, ...] = ("plain", "pdl")
+#: Agents that read the answers from a recording of the very problems.
+READERS = ("recorded", "transfer")
+#: Seconds of searching between two entries of the journal.
+ENTRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One search: the candidates of one launch option that a recording has of a problem.
+
+    ``best_us`` and ``worst_us``: the fastest and the slowest of them that passed, microseconds.
+    """
+
+    problem: Problem
+    launch: Launch
+    candidates: tuple[KernelConfig, ...]
+    best_us: float
+    worst_us: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.problem.key, self.launch
+
+
+@dataclass(frozen=True)
+class Unit:
+    """All tasks of one split for one agent and seed, less those ``done`` before."""
+
+    split: str
+    agent: str
+    seed: int
+    done: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tasks of a comparison and their answers follow from.
+
+    Attributes:
+        recording: name or path.
+        budgets: measurements after which quality is asked for, ascending; 0: the first proposal, unmeasured.
+        share, split_seed: see :func:`outblas.search.compare.splits.make_split`.
+        sample: only so many held-out problems of each split, stratified by regime; None: all. Training is the same.
+    """
+
+    recording: str
+    budgets: tuple[int, ...]
+    share: float = 0.2
+    split_seed: int = 0
+    sample: int | None = None
+
+
+def check_agents(agents: Sequence[str]) -> None:
+    """Raises UsageError for an unknown agent, one given twice, or one that would read the answers."""
+    for name in agents:
+        if name not in AGENTS:
+            raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass some of them as --agents")
+        if name in READERS:
+            raise UsageError(
+                f"agent {name} on a recording would read the answers", "agents that do not", "leave it out"
+            )
+    if not agents or len(set(agents)) != len(agents):
+        raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
+
+
+def held_out(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[Task]]:
+    """A split of the recording, and the tasks of its held-out problems (of the plan's sample).
+
+    A launch option of which no candidate passed is no task.
+
+    Raises:
+        UsageError: the recording cannot be split so.
+    """
+    split = make_split(name, recording.problems, plan.share, plan.split_seed)
+    problems: Sequence[Problem] = split.held_out
+    if plan.sample is not None and plan.sample < len(problems):
+        problems = sample(problems, plan.sample, plan.split_seed, recording.gpu)
+    tasks = [task for problem in problems for task in tasks_of(recording, problem)]
+    if not tasks:
+        raise UsageError(f"split {name}: no held-out problem has a time", "recorded times", "choose another recording")
+    return split, tasks
+
+
+def tasks_of(recording: Recording, problem: Problem) -> list[Task]:
+    """The tasks of one recorded problem."""
+    row = recording.row(problem)
+    tasks = []
+    for launch, columns in recording.by_launch(problem).items():
+        if launch not in LAUNCHES:
+            continue
+        times = recording.median_us[row, columns][recording.status[row, columns] == CODE[Status.PASSED]]
+        if len(times):
+            candidates = tuple(recording.catalogue[i] for i in columns)
+            tasks.append(Task(problem, launch, candidates, float(times.min()), float(times.max())))
+    return tasks
+
+
+def search(
+    agent: Agent, task: Task, evaluator: ReplayEvaluator, budgets: Sequence[int]
+) -> tuple[list[float], list[bool]]:
+    """Ask for one candidate at a time; tell the answer before asking for the next.
+
+    Returns:
+        For each of the ascending ``budgets``: the quality, best time of the task / best time found by then, and
+        whether anything was found. While nothing has passed, the quality is that of the slowest candidate.
+
+    Raises:
+        UsageError: the agent breaks its contract.
+    """
+    allowed, tried = set(task.candidates), set[KernelConfig]()
+    history: list[Evaluation] = []
+    best: list[float | None] = []  # after the first measurement, the second, ...
+    while len(best) < min(max(1, budgets[-1]), len(task.candidates)):
+        proposed = agent.propose(task.problem, task.candidates, history, 1)
+        if not proposed:
+            break
+        config = proposed[0]
+        if len(proposed) > 1 or config in tried or config not in allowed:
+            raise UsageError(
+                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
+                "one candidate that is offered and not tried yet",
+                "correct the agent",
+            )
+        tried.add(config)
+        (evaluation,) = evaluator.evaluate([(task.problem, config)])
+        history.append(evaluation)
+        times = [best[-1] if best else None, evaluation.timing.median_us if evaluation.timing else None]
+        best.append(min((t for t in times if t is not None), default=None))
+        agent.observe([evaluation])
+    found = [best[min(max(1, budget), len(best)) - 1] if best else None for budget in budgets]
+    return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
+
+
+def run_unit(unit: Unit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:
+    """Prepare the agent on the training problems and search the held-out tasks.
+
+    Yields:
+        Journal entries: the unit, ``prepare_s`` (CPU seconds; None after the first), ``seconds`` (of CPU, searching),
+        ``tasks``: [problem key, launch, qualities, found] of each that was finished.
+
+    Raises:
+        UsageError: the agent breaks its contract. ToolchainMissing: it needs a package that is not there.
+    """
+    split, tasks = held_out(plan, recording, unit.split)
+    tasks = [task for task in tasks if task.key not in unit.done]
+    agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    training = recording.only(split.training)  # what is held out is not even there to be looked at
+    start = time.process_time()
+    agent.prepare(training, split.training)
+    cpu = time.process_time()
+    prepare_s: float | None = cpu - start
+    head = {"split": unit.split, "agent": unit.agent, "seed": unit.seed}
+    learns = type(agent).observe is not Agent.observe
+    began, finished = time.monotonic(), list[list[Any]]()
+    for task in tasks:
+        searcher = copy.deepcopy(agent, {id(training): training}) if learns else agent
+        finished.append([*task.key, *search(searcher, task, evaluator, plan.budgets)])
+        if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
+            now = time.process_time()
+            yield {**head, "prepare_s": prepare_s, "seconds": now - cpu, "tasks": finished}
+            began, cpu, finished, prepare_s = time.monotonic(), time.process_time(), [], None

@@ -1,0 +1,73 @@
+"""Which problems of a recording agents may learn from, and which are held out to compare them on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+
+#: name -> what is drawn, in words. ``layout`` draws nothing: it trains on TN and holds out the other layouts.
+SPLITS = {"shapes": "(M, N, K) shapes", "families": "(N, K) pairs", "layout": "layouts other than TN"}
+TRAINING_LAYOUT = "TN"
+
+#: What is held out as a whole: problems of one group are never on both sides.
+_GROUP: dict[str, Callable[[Problem], Hashable]] = {
+    "shapes": lambda p: (p.m, p.n, p.k),
+    "families": lambda p: (p.n, p.k),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training and held-out problems, both in the order of the recording; together all of it."""
+
+    name: str
+    training: tuple[Problem, ...]
+    held_out: tuple[Problem, ...]
+
+
+def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed: int = 0) -> Split:
+    """Split problems for a comparison on what no agent has learned from.
+
+    ``shapes`` holds out a seeded ``share`` of the (M, N, K), each in all its layouts, dtypes and accumulators;
+    ``families`` a seeded ``share`` of the (N, K), each with all its M; ``layout`` all that is not TN. The draw depends
+    on the seed and on which shapes there are, not on their order.
+
+    Raises:
+        UsageError: an unknown split, a share that is not between 0 and 1, or nothing to hold out or to learn from.
+    """
+    if name not in SPLITS:
+        raise UsageError(f"unknown split {name!r}", " or ".join(SPLITS), "pass some of them as --splits")
+    if name == "layout":
+        return _by_layout(problems)
+    if not 0 < share < 1:
+        raise UsageError(f"a held-out share of {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
+    group = _GROUP[name]
+    groups = sorted({group(p) for p in problems})  # type: ignore[type-var]
+    if len(groups) < 2:
+        raise UsageError(
+            f"split {name} of {len(groups)} {SPLITS[name]}", "2 or more", "choose another split or recording"
+        )
+    count = min(max(1, round(share * len(groups))), len(groups) - 1)
+    drawn = set(random.Random(f"{seed}/{name}").sample(groups, count))
+    return _cut(name, problems, lambda p: group(p) in drawn)
+
+
+def _by_layout(problems: Sequence[Problem]) -> Split:
+    split = _cut("layout", problems, lambda p: p.layout != TRAINING_LAYOUT)
+    if not split.training or not split.held_out:
+        layouts = ", ".join(sorted({p.layout for p in problems})) or "none"
+        raise UsageError(
+            f"split layout of a recording whose only layout is {layouts}",
+            f"{TRAINING_LAYOUT} and another",
+            "record another layout into the same folder, or leave layout out of --splits",
+        )
+    return split
+
+
+def _cut(name: str, problems: Sequence[Problem], is_held_out: Callable[[Problem], bool]) -> Split:
+    training = tuple(p for p in problems if not is_held_out(p))
+    return Split(name, training, tuple(p for p in problems if is_held_out(p)))

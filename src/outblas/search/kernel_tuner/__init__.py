@@ -1,0 +1,1 @@
+"""Tasks in Kernel Tuner's file formats and search spaces."""

@@ -1,0 +1,97 @@
+"""Configs as points of a Kernel Tuner search space: one tunable parameter per knob, the kernel family first.
+
+Kernel Tuner (https://github.com/KernelTuner/kernel_tuner) wants one value of every parameter at every point, so a knob
+that a family lacks has the value :data:`ABSENT` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import ConfigError, ToolchainMissing
+from outblas.kernels.config_text import template_from_json
+from outblas.kernels.families.registry import knobs_by_name
+
+#: Value of a knob that a family does not have.
+ABSENT = "none"
+#: Every parameter: the family, and each knob of any family once, in order of declaration.
+PARAMETERS = ("family", *knobs_by_name())
+
+Value = str | int | bool
+#: One value per parameter, in the order of the parameters.
+Point = tuple[Value, ...]
+
+
+def point(config: KernelConfig, parameters: Sequence[str] = PARAMETERS) -> Point:
+    """A config's values of the parameters."""
+    values = {"family": config.family, **config.knobs()}
+    return tuple(values.get(name, ABSENT) for name in parameters)
+
+
+def config_at(values: Mapping[str, Any]) -> KernelConfig:
+    """The config with these values, inverse of :func:`point`.
+
+    Raises:
+        ConfigError: for an unknown family, a knob that is missing or unknown, or a value that it cannot have.
+    """
+    unknown = sorted(set(values) - set(PARAMETERS))
+    if unknown:
+        raise ConfigError(
+            f"tunable parameters {unknown}", f"some of {', '.join(PARAMETERS)}", "read a file on OutBLAS's kernels"
+        )
+    return template_from_json({name: value for name, value in values.items() if value != ABSENT})
+
+
+def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMETERS) -> dict[str, list[Value]]:
+    """Parameter -> the values that it has among the configs: :data:`ABSENT` first, then in ascending order.
+
+    Kernel Tuner calls values adjacent that follow each other in these lists.
+    """
+    columns = zip(*(point(config, parameters) for config in configs), strict=True)
+    return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
+
+
+def varying(configs: Sequence[KernelConfig]) -> tuple[str, ...]:
+    """The parameters that have more than one value among the configs."""
+    return tuple(name for name, values in tunable(configs).items() if len(values) > 1)
+
+
+def restriction(configs: Sequence[KernelConfig]) -> Any:
+    """A restriction for ``kernel_tuner.tune_kernel`` and ``tune_cache``: the points of these configs, and no others.
+
+    It is asked while a point is put together value by value, and refuses what leads to none of them. Without it Kernel
+    Tuner goes through the product of all values of all knobs, some 10^11 points.
+
+    Raises:
+        ToolchainMissing: Kernel Tuner is not installed.
+    """
+    need_kernel_tuner()
+    from constraint import FunctionConstraint, Unassigned
+
+    points = [point(config) for config in configs]
+
+    def leads_on(*values: Any) -> bool:
+        chosen = [(i, value) for i, value in enumerate(values) if value is not Unassigned]
+        return any(all(one[i] == value for i, value in chosen) for one in points)
+
+    return FunctionConstraint(leads_on, assigned=False)
+
+
+def need_kernel_tuner() -> None:
+    """Raises :class:`ToolchainMissing` where Kernel Tuner is not installed."""
+    try:
+        import kernel_tuner  # noqa: F401
+    except ImportError as error:
+        raise ToolchainMissing(
+            f"Kernel Tuner cannot be imported ({error})",
+            "kernel_tuner 1.5 or later",
+            "pip install 'outblas[kernel-tuner]'",
+        ) from error
+
+
+def _order(value: Value) -> tuple[bool, str, int]:
+    if isinstance(value, str):
+        return (value != ABSENT, value, 0)
+    return (True, "", value)

@@ -1,0 +1,64 @@
+"""What won on shapes nearby: what a search of its own missed.
+
+A tuned suite knows more of a problem than its own search does: shapes a factor of two away ask for much the same
+kernel. Their winners are compiled and proved already, so that a try costs its timing only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import log2
+
+from outblas.core.config import KernelConfig, Launch, config_name
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry_terms import WGMMA_ROWS
+from outblas.kernels.legality import why_illegal
+from outblas.search.agents.base import in_turns
+
+#: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
+FARTHEST = 2.0
+#: What a factor of two counts between rows that are all within one tile of wgmma.
+WITHIN_A_TILE = 0.25
+#: What swapping M and N adds to that distance.
+SWAPPED = 0.25
+
+
+def borrowed(
+    problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], known: Collection[KernelConfig], gpu: Gpu
+) -> list[KernelConfig]:
+    """Legal configs that are not ``known``: winners nearby, launch options in turns.
+
+    A winner's weight is the sum of ``1 / (1 + distance)²`` over the shapes that it won on, up to :data:`FARTHEST`
+    away; a shape with M and N swapped gives its winner for the transposed product.
+
+    Args:
+        won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.search.refine.winners`.
+        known: what was tried.
+    """
+    weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
+    for other, configs in won.items():
+        for swapped in (False, True):
+            away = _distance(problem, other, swapped)
+            if other == problem or away > FARTHEST:
+                continue
+            for launch in weights.keys() & configs.keys():
+                config, by = configs[launch], weights[launch]
+                config = FAMILIES[config.family].transposed(config) if swapped else config
+                by[config] = by.get(config, 0.0) + 1 / (1 + away) ** 2
+    turns = in_turns(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
+    return [c for c in dict.fromkeys(turns) if c not in known and why_illegal(problem, c, gpu) is None]
+
+
+def _distance(one: Problem, other: Problem, swapped: bool) -> float:
+    m, n = (other.n, other.m) if swapped else (other.m, other.n)
+    away = _rows_apart(one.m, m) + _rows_apart(one.n, n) + abs(log2(one.k / other.k))
+    return away + (SWAPPED if swapped else 0.0)
+
+
+def _rows_apart(one: int, other: int) -> float:
+    """Powers of two between two extents of C; a small part of those within one tile, which ask for the same kernel."""
+    tiles = abs(log2(max(one, WGMMA_ROWS) / max(other, WGMMA_ROWS)))
+    return tiles + WITHIN_A_TILE * abs(log2(min(one, WGMMA_ROWS) / min(other, WGMMA_ROWS)))

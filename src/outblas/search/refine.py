@@ -1,0 +1,91 @@
+"""A second look at problems that were searched before: what was not tried, and what is near the best that was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from outblas.core.config import KernelConfig, Launch, launch_of
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.cost.cost_model import rank
+from outblas.kernels.neighbours import neighbours
+from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+
+
+class Untried(Agent):
+    """The ranking model's order of what was not tried; launch options in turns, no PDL where a launch is nothing."""
+
+    name = "untried"
+
+    def __init__(self, seed: int, gpu: Gpu, tried: Mapping[Problem, set[KernelConfig]]) -> None:
+        super().__init__(seed, gpu)
+        self._tried = tried
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        left = [c for c in candidates if c not in self._tried[problem]]
+        if not left:
+            return []
+        ranked = [left[i] for i in rank(problem, left, self.gpu)]
+        turns = by_launch(ranked, launch_options(problem, self.gpu))
+        return unexplored(in_turns(*turns), history)[:n]
+
+
+class InOrder(Agent):
+    """The candidates as they are offered."""
+
+    name = "in_order"
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        return unexplored(candidates, history)[:n]
+
+
+class Before(Agent):
+    """What is known of a problem first, then what another agent proposes, under its name."""
+
+    def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
+        super().__init__(then.seed, then.gpu)
+        self.name, self._first, self._then = then.name, first, then
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        offered = set(candidates)
+        known = [c for c in self._first.get(problem, ()) if c in offered]
+        others = self._then.propose(problem, candidates, (), len(candidates))
+        return unexplored(list(dict.fromkeys((*known, *others))), history)[:n]
+
+
+def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Evaluation]]:
+    """Evaluations of every problem, in their order."""
+    found: dict[Problem, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        found.setdefault(evaluation.problem, []).append(evaluation)
+    return found
+
+
+def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
+    """The fastest proven candidate of each launch option, against the fastest baseline of its own rounds."""
+    best: dict[Launch, tuple[float, KernelConfig]] = {}
+    for e in tried:
+        if e.status is Status.PASSED and e.timing and e.speedup:
+            launch = launch_of(e.config)
+            if launch not in best or e.speedup.ratio > best[launch][0]:
+                best[launch] = (e.speedup.ratio, e.template)
+    return {launch: config for launch, (_, config) in best.items()}
+
+
+def near_the_best(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
+    """Neighbours of the fastest proven candidate of each launch option that were not tried, options in turns."""
+    known, options = {e.config for e in tried}, launch_options(problem, gpu)
+    best, turns = winners(tried), []
+    for launch in options:
+        if launch in best:
+            near = neighbours(problem, best[launch], gpu)
+            turns.append([c for c in near if c not in known and launch_of(c) in options])
+    return list(dict.fromkeys(in_turns(*turns)))

@@ -1,0 +1,100 @@
+"""What share of a program's time each of its problems takes, and how measurements are dealt out by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outblas.core.config import Launch
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu, floor_us
+from outblas.kernels.catalogue import candidates
+from outblas.records.captured_products import Captured
+from outblas.records.library import Library
+from outblas.records.recording import Recording
+from outblas.runtime.device import Device, gpu_of_device
+
+#: Measurements that every problem gets, however small its share, unless the budget is smaller.
+LEAST = 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """A problem, how often it ran, microseconds of one product, and the share of all products' time (0 to 1)."""
+
+    problem: Problem
+    count: int
+    us: float
+    share: float
+
+
+def shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -> list[Share]:
+    """Count times microseconds over the sum of them, the largest first.
+
+    Args:
+        time_us: microseconds of one product, measured or predicted.
+    """
+    times = {problem: time_us(problem) for problem in counts}
+    total = sum(counts[p] * us for p, us in times.items())
+    found = [Share(p, counts[p], us, counts[p] * us / total) for p, us in times.items()]
+    return sorted(found, key=lambda one: (-one.share, one.problem))
+
+
+def predicted_us(problem: Problem, gpu: Gpu) -> float:
+    """The ranking model's time of the best candidate, microseconds; the roofline where there is none."""
+    from outblas.kernels.cost.cost_model import predict_many
+
+    offered = candidates(problem, gpu)
+    return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
+
+
+def captured_shares(file: Path, device: Device) -> tuple[list[Share], str]:
+    """Rank the problems of a captured file by their share of its time on a device.
+
+    Args:
+        file: what ``outblas capture`` wrote.
+        device: where the problems are to be tuned. On a recording only recorded problems remain.
+
+    Returns:
+        The shares, the largest first, and in words what is left out, empty where nothing is.
+
+    Raises:
+        UsageError: nothing to tune remains.
+        RecordError: the file or the recording cannot be read.
+    """
+    captured = Captured.load(file)
+    counts, left_out = captured.problems(), captured.not_served()
+    if device.recording is None:
+        gpu = H200 if device.gpu_index is None else gpu_of_device(device.gpu_index)
+        found = shares(counts, lambda problem: predicted_us(problem, gpu))
+    else:
+        recording = Recording.load(device.recording)
+        known = set(recording.problems)
+        left_out |= {f"not in {device}": sum(n for p, n in counts.items() if p not in known)}
+        recorded = {p: n for p, n in counts.items() if p in known}
+        found = shares(recorded, lambda problem: recording.best_baseline(problem)[1])
+    words = "; ".join(f"{n} products left out: {why}" for why, n in left_out.items() if n)
+    if not found:
+        raise UsageError(
+            f"{file} has nothing to tune{' (' + words + ')' if words else ''}",
+            "products that a library holds",
+            "capture a program with half-precision products",
+        )
+    return found, words
+
+
+def budgets(ranked: Sequence[Share], budget: int) -> dict[Problem, int]:
+    """Measurements per problem: ``budget`` on average, of which :data:`LEAST` are everybody's and the rest goes by
+    share (rounded down)."""
+    least = min(LEAST, budget)
+    spare = (budget - least) * len(ranked)
+    return {one.problem: least + int(one.share * spare) for one in ranked}
+
+
+def weighted_speedup(ranked: Sequence[Share], library: Library, launch: Launch) -> float:
+    """How much faster all products together are: 1 / sum(share / speed-up); 1 for what has no kernel."""
+    rows = ((one, library.lookup(one.problem)) for one in ranked)
+    choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)
+    return 1.0 / sum(one.share / (choice.speedup if choice else 1.0) for one, choice in choices)

@@ -1,0 +1,246 @@
+"""The main job: an agent searches many problems within a budget, every answer is recorded, winners are kept.
+
+Resuming is asking again: the agent proposes from the start and pairs that the store already holds are
+answered from it. So the result of a run that was killed and resumed equals that of an uninterrupted one,
+wherever the kill fell, for every agent that keeps its contract.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from outblas.core.config import LAUNCHES, KernelConfig, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluator import Evaluator
+from outblas.core.problem import Problem
+from outblas.core.rivals import LT_AUTO, fastest
+from outblas.records.library import Library, Row, choose, nearly
+from outblas.records.store import Store
+from outblas.search.agents.base import Agent
+
+#: Problems searched side by side, and candidates asked of the agent at once for each: a batch of
+#: their product keeps several GPUs and compilers busy, and an agent still learns between batches.
+PROBLEMS_AT_ONCE = 64
+PER_ROUND = 4
+
+#: Called as (measurements done, of how many, geometric mean of the best speed-ups so far).
+Progress = Callable[[int, int, float], None]
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How the measurements of a search are dealt out, and when it ends early.
+
+    Attributes:
+        per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be asked
+            for the whole budget: each problem is then set up and its baselines timed once.
+        budgets: measurements of single problems, in place of the common budget.
+        stop: asked after every measurement; True, from then on, ends the search there. The library then has the
+            problems that were reached.
+        at_once: problems searched side by side. Few of them leave the first ones done before a stop.
+    """
+
+    per_round: int = PER_ROUND
+    budgets: Mapping[Problem, int] | None = None
+    stop: Callable[[], bool] = _never
+    at_once: int = PROBLEMS_AT_ONCE
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a run; the message says what is safe and how to go on."""
+
+
+def tune(
+    problems: Sequence[Problem],
+    agent: Agent,
+    budget: int,
+    evaluator: Evaluator,
+    store: Store,
+    run_id: str,
+    progress: Progress | None = None,
+    options: SearchOptions | None = None,
+) -> Library:
+    """Search every problem and return the winners.
+
+    Args:
+        problems: what to tune; each once.
+        budget: measurements per problem at most (of all candidates, where there are fewer).
+        evaluator: answers the proposals; must be the same when a run is resumed.
+        store, run_id: where every evaluation is recorded before the next is asked for; a run that is
+            in the store already is resumed, and nothing that it holds is measured again.
+        progress: called after every measurement.
+        options: how the measurements are dealt out; None: :class:`SearchOptions` as it is.
+
+    Raises:
+        UsageError: the budget is below 1, a problem is given twice, the run was started with other
+            settings, or the agent breaks its contract.
+        RecordError: the store cannot be written; what was recorded before is intact.
+        Interrupted: Ctrl-C.
+    """
+    options = options or SearchOptions()
+    budgets = options.budgets or {}
+    least = min((budget, *budgets.values()))
+    if least < 1:
+        raise UsageError(f"budget is {least}", "1 or more measurements per problem", "pass it as --budget")
+    if len(set(problems)) != len(problems):
+        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+    store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
+    offered = {problem: list(configs) for problem, configs in evaluator.candidates_of(problems).items()}
+    allowed = {problem: budgets.get(problem, budget) for problem in problems}
+    score = _Score(sum(min(allowed[p], len(c)) for p, c in offered.items()), len(problems), progress)
+    rows: list[Row] = []
+    try:
+        for start in range(0, len(problems), options.at_once):
+            # Without what was profiled since: a resumed agent must see what it saw.
+            known = {
+                p: {e.template: e for e in store.recorded(run_id, p, profiled=False).values()}
+                for p in problems[start:][: options.at_once]
+            }
+            group = [_Search(p, offered[p], known[p], allowed[p]) for p in known]
+            evaluator.expect([search.problem for search in group])
+            stopped = _search(group, agent, evaluator, store, run_id, score, options)
+            rows += [_row(search, evaluator) for search in group if search.history or not stopped]
+            store.sync()
+            if stopped:
+                break
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"interrupted with {len(store.done(run_id))} of {score.total} measurements recorded in {store.path}; "
+            f"repeat the command with run id {run_id} to resume"
+        ) from error
+    provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
+    return Library(evaluator.gpu.name, tuple(rows), provenance)
+
+
+class _Search:
+    """One problem on its way: what may be tried, what was, and what the store knew before."""
+
+    def __init__(
+        self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation], budget: int
+    ) -> None:
+        self.problem, self.candidates, self.known, self.budget = problem, candidates, known, budget
+        self.allowed = set(candidates)
+        self.history: list[Evaluation] = []
+        self.finished = False
+
+    def ask(self, agent: Agent, per_round: int) -> list[KernelConfig]:
+        """The agent's next proposals, held to its contract."""
+        n = min(per_round, min(self.budget, len(self.candidates)) - len(self.history))
+        if self.finished or n < 1:
+            return []
+        proposed = agent.propose(self.problem, self.candidates, self.history, n)
+        fresh = set(proposed) - {e.config for e in self.history}
+        if len(proposed) > n or len(fresh) != len(proposed) or not fresh <= self.allowed:
+            raise UsageError(
+                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {self.problem.key}",
+                f"at most {n} different candidates that are legal and not tried yet",
+                "correct the agent",
+            )
+        self.finished = not proposed
+        return proposed
+
+
+class _Score:
+    """Counts measurements and keeps the running geometric mean; a problem without a win counts as 1."""
+
+    def __init__(self, total: int, problems: int, progress: Progress | None) -> None:
+        self.done, self.total, self._problems, self._progress = 0, total, problems, progress
+        self._best: dict[Problem, float] = {}
+        self._sum = 0.0
+
+    def add(self, e: Evaluation) -> None:
+        self.done += 1
+        if e.status is Status.PASSED and e.speedup is not None and e.speedup.low > 1:
+            gain, was = math.log(e.speedup.ratio), self._best.get(e.problem, 0.0)
+            if gain > was:
+                self._best[e.problem] = gain
+                self._sum += gain - was
+        if self._progress is not None:
+            self._progress(self.done, self.total, math.exp(self._sum / self._problems))
+
+
+def _search(
+    group: list[_Search],
+    agent: Agent,
+    evaluator: Evaluator,
+    store: Store,
+    run_id: str,
+    score: _Score,
+    options: SearchOptions,
+) -> bool:
+    """Rounds of ask, evaluate, record, tell, until no problem of the group has proposals left, or a stop (True)."""
+    while True:
+        asked: list[tuple[_Search, list[KernelConfig]]] = []
+        answers: dict[tuple[Problem, KernelConfig], Evaluation] = {}
+        pending = _pending(group, agent, options.per_round, asked, answers, score)
+        evaluations, stopped = evaluator.evaluate(pending), False
+        try:
+            for evaluation in evaluations:
+                store.append(run_id, evaluation)
+                answers[evaluation.problem, evaluation.template] = evaluation
+                score.add(evaluation)
+                if stopped := options.stop():
+                    break
+        finally:
+            if isinstance(evaluations, Generator):
+                evaluations.close()  # what is being measured is given up here, not when the garbage is collected
+        if stopped:
+            for search, configs in asked:
+                search.history += [answers[search.problem, c] for c in configs if (search.problem, c) in answers]
+            return True
+        if not any(configs for _, configs in asked):
+            return False
+        batch: list[Evaluation] = []
+        for search, configs in asked:
+            new = [answers[search.problem, config] for config in configs]
+            search.history += new
+            batch += new
+        agent.observe(batch)
+
+
+def _pending(
+    group: list[_Search],
+    agent: Agent,
+    per_round: int,
+    asked: list[tuple[_Search, list[KernelConfig]]],
+    answers: dict[tuple[Problem, KernelConfig], Evaluation],
+    score: _Score,
+) -> Iterator[tuple[Problem, KernelConfig]]:
+    """Ask the agent problem by problem, for as long as the evaluator takes more: what is to be measured. All proposals
+    of a round come before the agent observes any answer of it, so that they do not depend on who answers how fast.
+
+    Args:
+        asked: every search with its proposals is added here. answers: those that the store knows.
+    """
+    for search in group:
+        configs = search.ask(agent, per_round)
+        asked.append((search, configs))
+        for config in configs:
+            if config in search.known:
+                answers[search.problem, config] = search.known[config]
+                score.add(search.known[config])
+            else:
+                yield search.problem, config
+
+
+def _row(search: _Search, evaluator: Evaluator) -> Row:
+    """The decision, from the baselines timed in the run itself where there are any."""
+    baselines = next((e.baselines_us for e in search.history if e.baselines_us), None)
+    times = evaluator.baselines(search.problem) if baselines is None else baselines
+    plain, pdl, weights = (choose(search.history, launch) for launch in LAUNCHES)
+    winner = next((e for c in (plain, pdl, weights) if c for e in search.history if e.config == c.config), None)
+    if winner is not None and winner.speedup is not None:
+        name = winner.speedup.baseline
+    else:
+        name = fastest(times) if times else ""
+    detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
+    if name == LT_AUTO or not nearly(times.get(LT_AUTO), times.get(name)):
+        auto = ""
+    return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights)

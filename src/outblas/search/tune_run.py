@@ -1,0 +1,323 @@
+"""A tune run on disk: its directory, from the settings to the library and the result file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.evaluator import Evaluator
+from outblas.core.files import json_text, sole_run, write_json
+from outblas.core.journal import check_same_settings
+from outblas.core.problem import Problem
+from outblas.core.suites import SUITES
+from outblas.core.suites import suite as problems_of
+from outblas.core.version import __version__
+from outblas.records.library import Library
+from outblas.records.provenance import joined, utc_now
+from outblas.records.recording import Recording
+from outblas.records.replay import ReplayEvaluator
+from outblas.records.results import PROVENANCE, write_result
+from outblas.records.run_directory import RunDirectory
+from outblas.records.store import Store
+from outblas.runtime.device import Device
+from outblas.search.agents.registry import make_agent
+from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
+from outblas.search.tune_result import result_rows
+
+if TYPE_CHECKING:
+    from outblas.bench.pool.worker_plan import WorkerPlan
+
+FORMAT = 1
+#: Problems searched side by side where the first of them matter most.
+RANKED_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes two tune runs the same run; ``device`` as the command line names it, ``gpu`` the kind of GPU."""
+
+    suite: str
+    problems: tuple[str, ...]
+    agent: str
+    budget: int
+    seed: int
+    device: str
+    gpu: str
+
+
+@dataclass(frozen=True)
+class RunFiles(RunDirectory):
+    """Where a tune run keeps what."""
+
+    @property
+    def library(self) -> Path:
+        return self.path / "library.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.parquet"
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """One run of :func:`run_tune`.
+
+    Attributes:
+        problems: what to tune, each once.
+        suite: name of the suite that they are of, or ``custom`` or ``captured``.
+        agent: name of the search agent.
+        budget: measurements per problem at most.
+        seed: of the agent.
+        device: where candidates run.
+        path: directory of the run.
+        command: the command line, for provenance.
+        workers: several workers in place of the one of ``device``; a run may be resumed with another number of them.
+        budgets: measurements of single problems; ``problems`` are then ranked, the first matter most.
+        seconds: end the search after so long with what was tuned so far; a run that is resumed has as long again.
+    """
+
+    problems: Sequence[Problem]
+    suite: str
+    agent: str
+    budget: int
+    seed: int
+    device: Device
+    path: Path
+    command: str
+    workers: WorkerPlan | None = None
+    budgets: Mapping[Problem, int] | None = None
+    seconds: float | None = None
+
+    @property
+    def place(self) -> str:
+        """Who evaluates, in words."""
+        return str(self.workers or self.device)
+
+
+def default_agent(device: Device) -> str:
+    """Name of the agent that won where agents were compared; on a GPU the policy has not been compared yet."""
+    return "heuristic" if device.recording is None else "ppo"
+
+
+def folder_name(
+    suite: str, problems: Sequence[Problem], agent: str, seed: int, budget: str, place: str, sample: int | None = None
+) -> str:
+    """Name of a run's directory that says its settings.
+
+    Args:
+        suite: as in :class:`TuneRequest`.
+        problems: all of one layout, dtype and accumulator unless ``captured``.
+        agent: name of the search agent.
+        seed: of the agent and the sample.
+        budget: as the user wrote it.
+        place: who evaluates, in words.
+        sample: how many problems were drawn from the suite, or None.
+    """
+    if suite == "captured":
+        kind: tuple[str, ...] = (_hash(problems),)
+    else:
+        one = problems[0]
+        kind = (one.layout.lower(), one.dtype.lower(), one.acc.lower())
+        if suite == "custom":
+            kind = (one.mnk if len(problems) == 1 else _hash(problems), *kind)
+        elif sample is not None:
+            kind = (f"sample{sample}", *kind)
+    seeded = () if seed == 0 else (f"seed{seed}",)
+    return "-".join((suite, *kind, agent, *seeded, budget.replace(",", "-"), place.replace(":", "-").replace("/", "-")))
+
+
+def run_tune(
+    request: TuneRequest, progress: Progress | None = None, clock: Callable[[], float] = time.monotonic
+) -> tuple[Library, RunFiles]:
+    """Tune into the directory of the request, or go on with the run of the same settings that is there.
+
+    Args:
+        request: what to tune, where and how.
+        progress: called after every measurement.
+        clock: of the request's seconds.
+
+    Returns:
+        The library, and where it, the result file and the evaluations lie. The report is left to the caller.
+
+    Raises:
+        UsageError: unknown agent or recording, a problem that was not recorded, or a directory that
+            holds another run or something else.
+        RecordError: the directory cannot be written, or another process works in it; what was recorded before is
+            intact.
+        DeviceError, ToolchainMissing: the live GPU cannot be used.
+    """
+    device, files = request.device, RunFiles(request.path)
+    if device.recording is not None and request.agent in ("recorded", "transfer"):
+        raise UsageError(
+            f"agent {request.agent} on a recording would read the answers",
+            "a live GPU for it",
+            "choose another agent",
+        )
+    recording = None if device.recording is None else Recording.load(device.recording)
+    if recording is not None:
+        for problem in request.problems:
+            recording.row(problem)
+    with open_evaluator(device, recording, request.workers) as evaluator:
+        agent = make_agent(request.agent, request.seed, evaluator.gpu)
+        with sole_run(files.path):
+            about = _open(files, _settings(request, evaluator), request.command)
+            with Store(files.store) as store:
+                library = tune(
+                    request.problems, agent, request.budget, evaluator, store, files.path.name, progress,
+                    _search_options(request, clock),
+                )  # fmt: skip
+                library.save(files.library)
+                origin = _origin(evaluator, device, recording, request.command)
+                rows = list(result_rows(library, store, files.path.name, evaluator))
+                write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
+            write_json(files.run, {**about, **origin, "finished": utc_now()})
+    return library, files
+
+
+def _settings(request: TuneRequest, evaluator: Evaluator) -> Settings:
+    """The settings in ``run.json``; ``cuda:0`` may be another kind of GPU when a run goes on."""
+    return Settings(
+        request.suite,
+        _short(request.problems, request.suite),
+        request.agent,
+        request.budget,
+        request.seed,
+        request.place,
+        evaluator.gpu.name,
+    )
+
+
+def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchOptions:
+    """The request's budgets and time limit; the clock starts now."""
+    begin, seconds = clock(), request.seconds
+    ends_early = request.budgets is not None or seconds is not None
+    return SearchOptions(
+        budgets=request.budgets,
+        stop=lambda: seconds is not None and clock() - begin >= seconds,
+        at_once=RANKED_AT_ONCE if ends_early else PROBLEMS_AT_ONCE,
+    )
+
+
+@contextmanager
+def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
+    """The pool of ``workers``, or the evaluator of a device: its recording, or the live GPU with its worker process."""
+    if workers is not None:
+        from outblas.bench.pool.worker_plan import open_pool
+
+        with open_pool(workers) as pool:
+            yield pool
+        return
+    if recording is not None:
+        yield ReplayEvaluator(recording)
+        return
+    from outblas.bench.live_evaluator import LiveEvaluator
+
+    with LiveEvaluator(device.gpu_index or 0) as live:
+        yield live
+
+
+@contextmanager
+def open_store(path: Path) -> Iterator[tuple[Store, str]]:
+    """The store of a run directory, and the run's name in it: the directory's, or the only one if that was renamed.
+
+    Raises:
+        RecordError: there is no store, it cannot be read, or it has several runs of other names.
+    """
+    file = RunFiles(path).store
+    if not file.is_file():
+        raise RecordError(f"{path} holds no {file.name}", "the directory of an `outblas tune` run", "pass another path")
+    with Store(file) as store:
+        runs, name = [run.run_id for run in store.runs()], path.resolve().name
+        if name not in runs and len(runs) != 1:
+            do = "give the directory the name of one"
+            raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
+        yield store, name if name in runs else runs[0]
+
+
+def provenance_of(path: Path) -> dict[str, Any]:
+    """Provenance of a finished run's figures, from its ``run.json``; raises RecordError where that cannot be read."""
+    return dict(_read(RunFiles(path).run)["provenance"])
+
+
+def measured_on(path: Path) -> list[str] | None:
+    """Names of the GPUs that a finished run's figures are of; None where its ``run.json`` does not say.
+
+    Raises:
+        RecordError: ``run.json`` cannot be read.
+    """
+    files = RunFiles(path)
+    origin = _read(files.run).get("provenance") if files.run.exists() else None
+    name = origin.get("gpu") if isinstance(origin, dict) else None
+    return name.split("; ") if isinstance(name, str) and name != "unknown" else None
+
+
+def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
+    """Make run.json, or check that it is of the same settings; returns run.json's content."""
+    wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
+    if files.run.exists():
+        about = _read(files.run)
+        was = {key: about.get(key) for key in wanted}
+        if "gpu" not in about:  # an earlier run does not say
+            was["gpu"] = wanted["gpu"]
+        what = f"{files.path} holds a run with other settings"
+        do = "repeat those settings to resume it, or choose another --run"
+        check_same_settings(what, was, wanted, do)
+        return about
+    about = {
+        "format": FORMAT,
+        "kind": "tune",
+        **wanted,
+        "outblas": __version__,
+        "command": command,
+        "started": utc_now(),
+    }
+    write_json(files.run, about)
+    return about
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error})", "a whole JSON file", "choose another --run, or restore the file"
+        ) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RecordError(f"{path} is of another format", f"format {FORMAT}", "choose another --run")
+    return data
+
+
+def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
+    """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
+    if recording is None:
+        from outblas.bench.pool.gpu_pool import PoolEvaluator
+        from outblas.records.provenance import collect
+
+        if isinstance(evaluator, PoolEvaluator):
+            return {"provenance": evaluator.provenance(command)}
+        return {"provenance": collect(command, device.gpu_index or 0)}
+    recorded = recording.provenance
+    measured = {field: joined(recorded, field) for field in PROVENANCE}
+    return {
+        "provenance": {**measured, "command": command},
+        "recording": {"name": device.recording, "provenance": measured},
+    }
+
+
+def _short(problems: Sequence[Problem], suite: str) -> tuple[str, ...]:
+    """Keys of single problems or of a sample; for a whole suite its layout, dtype and accumulator say it all."""
+    if suite in ("custom", "captured") or (suite in SUITES and len(problems) % len(problems_of(suite))):
+        return tuple(p.key for p in problems)
+    return tuple(dict.fromkeys(f"{p.layout}_{p.dtype}_{p.acc}" for p in problems))
+
+
+def _hash(problems: Sequence[Problem]) -> str:
+    """Eight hex digits for a list of problems."""
+    return hashlib.sha256("".join(p.key for p in problems).encode()).hexdigest()[:8]

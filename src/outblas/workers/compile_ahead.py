@@ -1,0 +1,151 @@
+"""Kernels compiled before they are asked for: a worker beside a GPU has one core, the machine has more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from outblas.core.config import KernelConfig
+from outblas.core.errors import ToolchainMissing
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
+from outblas.kernels.source import KernelKind, Source, kernel_kind, make_source
+
+#: Kernels not compiled yet from which on starting a process per core pays.
+LEAST = 4
+#: Cores that compilers leave to each GPU, for its driver and its worker; how far those of the background give way.
+CORES_LEFT, NICE = 2, 10
+#: Processes that stay for kernels to come, at most: a GPU asks for some three new kernels a second, and a host may
+#: have a driver for each of its GPUs.
+STAYING = 16
+
+
+class CompileAhead:
+    """Fills the compile cache; what is refused here is refused again where it is used, and told there.
+
+    Args:
+        jobs: processes; None: one per core.
+        least: fewer new kernels than this are left to whoever uses them.
+    """
+
+    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
+        self._gpu, self._jobs, self._least = gpu, jobs, least
+        self._seen: set[KernelKind] = set()
+
+    def compile(self, pairs: Sequence[tuple[Problem, KernelConfig]]) -> Iterator[object]:
+        """Compile the kernels that no call named before; yields after each.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed.
+        """
+        from outblas.runtime.nvrtc import compile_many
+
+        new = _unseen(pairs, self._seen, self._gpu)
+        if len(new) >= self._least:
+            sources = dict.fromkeys(make_source(p, c) for p, c in new.values())
+            yield from compile_many(list(sources), architecture(self._gpu), self._jobs)
+
+
+class BackgroundCompiler:
+    """As :class:`CompileAhead`, while other kernels are measured: begun early, waited for when they are needed.
+
+    Close it after use.
+
+    Args:
+        jobs: processes; None: one per core but :data:`CORES_LEFT`, :data:`STAYING` at most.
+        least: as of :class:`CompileAhead`.
+    """
+
+    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
+        self._gpu, self._jobs, self._least = gpu, jobs, least
+        self._seen: set[KernelKind] = set()
+        self._few: dict[KernelKind, Source] = {}
+        self._begun: dict[KernelKind, Future[None]] = {}
+        self._pool: ProcessPoolExecutor | None = None
+
+    def begin(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        """Compile the kernels that no call named before and that the cache does not have.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed.
+        """
+        from outblas.runtime.nvrtc import is_compiled
+
+        arch = architecture(self._gpu)
+        for kind, (problem, config) in _unseen(pairs, self._seen, self._gpu).items():
+            source = make_source(problem, config)
+            if not is_compiled(source, arch):
+                self._few[kind] = source
+        if self._few and (self._pool is not None or len(self._few) >= self._least):
+            self._submit(arch)
+
+    def wait(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
+        """Until the kernels of these pairs are compiled; those that are not begun are left to whoever uses them."""
+        for problem, config in pairs:
+            kind = kernel_kind(problem, config)
+            self._few.pop(kind, None)
+            future = self._begun.pop(kind, None)
+            if future is None:
+                continue
+            try:
+                future.result()
+            except BrokenProcessPool:  # whoever uses the kernel that did it will tell
+                self.close()
+
+    def close(self) -> None:
+        """End the processes; what they have not compiled is left to whoever uses it."""
+        pool, self._pool = self._pool, None
+        self._begun.clear()
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, arch: str) -> None:
+        from outblas.runtime.nvrtc import cores, fill_cache, processes
+
+        self._pool = self._pool or processes(self._jobs or max(1, min(STAYING, cores() - CORES_LEFT)), NICE)
+        same: dict[Source, Future[None]] = {}
+        try:
+            for kind, source in self._few.items():
+                same[source] = same.get(source) or self._pool.submit(fill_cache, source, arch)
+                self._begun[kind] = same[source]
+        except BrokenProcessPool:
+            self.close()
+        self._few.clear()
+
+
+def _unseen(
+    pairs: Iterable[tuple[Problem, KernelConfig]], seen: set[KernelKind], gpu: Gpu
+) -> dict[KernelKind, tuple[Problem, KernelConfig]]:
+    """Legal kernels that are not among those ``seen``, which they join; one problem of each."""
+    from outblas.kernels.legality import why_illegal
+
+    new = {
+        kind: (problem, config)
+        for problem, config in pairs
+        if (kind := kernel_kind(problem, config)) not in seen and why_illegal(problem, config, gpu) is None
+    }
+    seen.update(new)
+    return new
+
+
+class BaselineKernels:
+    """Kernels of our family that are timed as a baseline (nvMatmulHeuristics' choices), named for each problem once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._seen: set[Problem] = set()
+
+    def of(self, problems: Iterable[Problem]) -> list[tuple[Problem, KernelConfig]]:
+        """Those of problems that no call named before, all asked for in one subprocess; none without the package."""
+        from outblas.judge.matmul_heuristics import nvmmh_configs
+
+        new = [problem for problem in dict.fromkeys(problems) if problem not in self._seen]
+        self._seen.update(new)
+        if not new:
+            return []
+        try:
+            found = nvmmh_configs(new, self._gpu)
+        except ToolchainMissing:
+            return []
+        return [(problem, config) for problem, config in found.items() if config is not None]

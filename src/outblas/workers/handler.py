@@ -1,0 +1,329 @@
+"""What lives in the sandboxed worker: compile -> static gate -> prove -> time, a batch of pairs at a time.
+
+A bad candidate becomes an Evaluation with its status; only a lost CUDA context ends the worker.
+
+Its seconds (outblas.core.phase_times) are of one of these phases, each with what it is done for counted beside it:
+
+=========  ==========================================================================================================
+start      what is slow the first time in a process: imports, CUDA's context, the first kernels of torch and cuBLAS
+idle       no batch in hand
+operands   a problem's operands, reference and bound: once per problem that follows another (``desks``)
+autotune   lt_auto's choice of an algorithm: once per problem and worker (``algorithms chosen``)
+baselines  graphs of the baselines, nvmmh's kernel compiled (unless it was before), loaded and proved: once per desk
+load       a kernel compiled (unless it was before), checked and loaded: once per kernel and worker (``kernels loaded``)
+prove      a kernel proved in full (``kernels proved``)
+cell       a candidate bound, and proved on the operands that are timed (``candidates``)
+capture    its graph
+time       rounds of a chunk and its baselines (``chunks``)
+recheck    a candidate proved again after timing
+batch      all else
+=========  ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outblas.core.config import Candidate, KernelConfig, config_name, launch_of
+from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
+from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
+from outblas.core.phase_times import Ledger
+from outblas.core.problem import Problem
+from outblas.core.rivals import LT_AUTO, RIVALS, Bindable
+from outblas.core.roofline import architecture
+from outblas.judge import faults
+from outblas.judge.algorithm_cache import ChosenAlgorithms
+from outblas.judge.bench_cell import Baselines, BuiltKernel, Desk, Options
+from outblas.kernels.proof_shapes import representatives
+from outblas.workers.sandbox import Emit
+
+if TYPE_CHECKING:
+    from outblas.judge.gpu_clock import GraphEntry
+    from outblas.judge.trials import Shelf
+
+#: What a worker times before it is asked for anything.
+_WARM_UP = Problem(256, 256, 256)
+
+
+class Item(NamedTuple):
+    """What a worker is asked for.
+
+    Attributes:
+        config: None: the problem's baselines only. nvmmh: nvMatmulHeuristics' config.
+        proved: another worker has proved this kernel in full; it is proved on the timed operands all the same.
+        built: a free kernel's machine code, which a jailed worker cannot make by itself.
+    """
+
+    problem: Problem
+    config: Candidate | None
+    nvmmh: KernelConfig | None = None
+    proved: bool = False
+    built: BuiltKernel | None = None
+
+
+def make_handler(options: Options) -> Handler:
+    """The worker's handler (see outblas.workers.sandbox), warm; raises as :meth:`Handler.warm_up`."""
+    handler = Handler(options)
+    handler.warm_up()
+    return handler
+
+
+class Handler:
+    """Lives in the worker: answers batches of :data:`Item`."""
+
+    def __init__(self, options: Options) -> None:
+        from outblas.judge.baselines import make_baselines
+
+        self.ledger = Ledger("idle")
+        self._options = options
+        self._baselines = make_baselines(options.gpu_index, options.baselines)
+        if options.algorithms is not None and LT_AUTO in self._baselines:
+            kept = ChosenAlgorithms.of_gpu(Path(options.algorithms), options.gpu_index)
+            self._baselines[LT_AUTO].keep(kept)
+        self._kernels: dict[tuple[Any, ...], Any] = {}
+        self._proved: dict[tuple[Any, ...], Verdict] = {}
+        self._trials: Shelf | None = None
+        self._desk: Desk | None = None
+
+    def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
+        with self.ledger.phase("batch"):
+            for problem, group in groupby(items, key=lambda item: item[1].problem):
+                self._problem(problem, list(group), emit)
+
+    def warm_up(self) -> None:
+        """Time the baselines of a small problem, so that what a process does once is not done for the first candidate:
+        torch's import, CUDA's context, cuBLAS, seconds in all.
+
+        Raises:
+            ToolchainMissing: a wheel is missing. DeviceError, RuntimeError: the GPU cannot be used.
+        """
+        options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
+        with self.ledger.phase("start"):
+            if "nvmmh" in self._baselines:
+                self._baselines["nvmmh"].offer({_WARM_UP: None})
+            desk = Desk(_WARM_UP, options, self._baselines, Ledger("start"))
+            try:
+                if desk.graphs:
+                    desk.measure_baselines(options)
+            finally:
+                desk.close()
+
+    def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
+        emit.begin(None)
+        try:
+            desk = self._at(problem, items[0][1].nvmmh)
+        except ToolchainMissing:
+            raise
+        except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
+            self._give_up(problem, items, faults.one_line(faults.or_fault(error)), emit)
+            return
+        waiting: list[tuple[int, Waiting]] = []
+        for index, item in items:
+            if item.config is None:
+                emit.done(index, (None, desk.measure_baselines(self._options)))
+                continue
+            emit.begin(index)
+            tried = self._try(desk, item, item.config, emit, index)
+            if isinstance(tried, Evaluation):
+                emit.done(index, (tried, None))
+                continue
+            waiting.append((index, tried))
+            if len(waiting) == self._options.chunk:
+                self._time(desk, waiting, emit)
+                waiting = []
+        if waiting:
+            self._time(desk, waiting, emit)
+
+    def _give_up(self, problem: Problem, items: list[tuple[int, Item]], detail: str, emit: Emit) -> None:
+        for index, (_, config, *_) in items:
+            if config is None:
+                emit.done(index, (None, Baselines(left_out={"all": detail})))
+            else:
+                emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
+
+    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> Desk:
+        if self._desk is None or self._desk.problem != problem:
+            if self._desk is not None:
+                self._desk.close()
+                self._desk = None
+            if "nvmmh" in self._baselines:
+                self._baselines["nvmmh"].offer({problem: nvmmh})
+            self.ledger.count("desks")
+            try:
+                self._desk = Desk(problem, self._options, self._baselines, self.ledger)
+            except (OutblasError, RuntimeError):
+                if self._trials is None or not self._trials.bytes:
+                    raise
+                self._trials.clear()  # there may be room without them
+            self._desk = self._desk or Desk(problem, self._options, self._baselines, self.ledger)
+        return self._desk
+
+    def _try(self, desk: Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
+        """Everything up to a captured graph; a failure is an Evaluation."""
+
+        def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
+            return Evaluation(desk.problem, config, status, detail, verdict or Verdict(status, (), detail))
+
+        self.ledger.count("candidates")
+        reason = self._why_illegal(desk.problem, config)
+        if reason is not None:
+            return failed(Status.ILLEGAL, reason)
+        try:
+            with self.ledger.phase("load"):
+                kernel, counters = self._kernel_of(item)
+        except CompileError as error:
+            return failed(Status.COMPILE_ERROR, str(error))
+        except _Static as static:
+            return failed(Status.STATIC_REJECTED, str(static))
+        except DeviceError as error:  # the driver cannot load it
+            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
+        try:
+            proved = item.proved or config_name(config) in self._options.proved
+            verdict = self._prove(desk, kernel, config, proved, emit, index)
+            if verdict.status is not Status.PASSED:
+                return failed(verdict.status, verdict.detail, verdict)
+            with self.ledger.phase("capture"):
+                return Waiting(config, desk.bench.capture(kernel), verdict, counters)
+        except ToolchainMissing:
+            raise
+        except Exception as error:  # whatever a candidate raises is its own failure
+            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
+
+    def _why_illegal(self, problem: Problem, config: Any) -> str | None:
+        from outblas.kernels.legality import why_illegal
+
+        return why_illegal(problem, config, self._options.gpu)
+
+    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+        """A loaded kernel and its counters."""
+        assert item.config is not None
+        return self._kernel(item.problem, item.config)
+
+    def _kernel(self, problem: Problem, config: Any) -> tuple[Any, dict[str, float]]:
+        """A loaded kernel and its counters; gate 1 is in here."""
+        from outblas.kernels.source import kernel_kind, make_source
+        from outblas.runtime.launch import load
+        from outblas.runtime.nvrtc import compile_source
+        from outblas.runtime.sass import check_static
+
+        key = kernel_kind(problem, config)
+        if key not in self._kernels:
+            self.ledger.count("kernels loaded")
+            source = make_source(problem, config)
+            cubin = compile_source(source, architecture(self._options.gpu))
+            reason = check_static(cubin.facts, source, cubin)
+            if reason is not None:
+                raise _Static(reason)
+            counters = {"registers": float(cubin.registers), "compile_seconds": cubin.compile_seconds}
+            self._kernels[key] = (load(cubin, config), counters)
+        return self._kernels[key]  # type: ignore[no-any-return]
+
+    def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+        from outblas.judge.gates import prove_each
+        from outblas.kernels.source import kernel_kind
+
+        full: Verdict | None = None
+        if self._options.level == "full" and not proved:
+            key = kernel_kind(desk.problem, config)
+            if key not in self._proved:
+                self.ledger.count("kernels proved")
+                small = representatives(desk.problem, config, self._options.gpu)
+                with self.ledger.phase("prove"):
+                    told = _told(small or [desk.problem], emit, index)
+                    self._proved[key] = prove_each(kernel, told, self._options.gpu_index, self._shelf())
+            full = self._proved[key]
+            if full.status is not Status.PASSED:
+                return full
+            emit.begin(index)
+        with self.ledger.phase("cell"):
+            cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        if cell.status is Status.MEMORY_VIOLATION and self._trials is not None:
+            self._trials.clear()  # it may have written there, too
+        if cell.status is not Status.PASSED or full is None:
+            return cell
+        return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
+
+    def _shelf(self) -> Shelf:
+        """What kernels of ours are proved with, kept from one to the next."""
+        from outblas.judge.trials import Shelf
+
+        self._trials = self._trials or Shelf.of_gpu(self._options.gpu_index)
+        return self._trials
+
+    def _time(self, desk: Desk, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
+        """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
+        from outblas.judge.rounds import Prune, behind_their_kind, speedup
+
+        alone = waiting[0][0] if len(waiting) == 1 else None
+        emit.begin(alone)
+        options = self._options
+        graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
+        try:
+            kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
+            prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
+            self.ledger.count("chunks")
+            with self.ledger.phase("time"):
+                timings = desk.measure({**desk.graphs, **graphs}, options, prune)
+            baselines = desk.report(timings)
+            rivals = [name for name in RIVALS if name in timings]
+            with self.ledger.phase("recheck"):
+                whole = not options.recheck or desk.prover.whole()
+            for index, candidate in waiting:
+                with self.ledger.phase("recheck"):
+                    after = self._again(desk, candidate, timings[str(index)], baselines) if whole else _OVERWRITTEN
+                if after.status is not Status.PASSED:
+                    detail = f"after timing: {after.detail}"
+                    value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
+                else:
+                    value = Evaluation(
+                        desk.problem,
+                        candidate.config,
+                        Status.PASSED,
+                        after.detail,
+                        candidate.verdict,
+                        timings[str(index)],
+                        {name: t.median_us for name, t in baselines.timings.items()},
+                        speedup(timings, str(index), rivals, options.seed)
+                        if rivals and options.rounds >= 3 and options.speedups
+                        else None,
+                        candidate.counters,
+                    )
+                emit.done(index, (value, baselines))
+        except (OutblasError, RuntimeError) as error:
+            raise faults.or_fault(error) from error
+        finally:
+            for graph in graphs.values():
+                graph.free()
+
+    def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+        """The proof after timing, on a replay of the timed graph."""
+        return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
+
+
+def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:
+    """The problems, with a sign of life before each: every proof has the time limit to itself."""
+    for problem in problems:
+        emit.begin(index)
+        yield problem
+
+
+@dataclass
+class Waiting:
+    """Proved and captured, waiting to be timed."""
+
+    config: Candidate
+    graph: GraphEntry
+    verdict: Verdict
+    counters: dict[str, float]
+
+
+#: Of all that were timed together: whoever did it, their times are of other operands.
+_OVERWRITTEN = Verdict(Status.MEMORY_VIOLATION, ("static",), "it, or one timed with it, overwrote an input or a canary")
+
+
+class _Static(Exception):
+    """Gate 1 rejects."""

@@ -1,0 +1,47 @@
+"""What is to be measured, drawn some problems ahead: agents think, and compilers work, while a GPU measures."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Generic, TypeVar
+
+from outblas.core.problem import Problem
+
+#: Problems drawn ahead at most: their kernels are compiled (0.3 s) before they are asked for. How many at a time: one
+#: more than is used up meanwhile.
+AHEAD, AT_A_TIME = 8, 2
+
+_C = TypeVar("_C")
+
+
+class Lookahead(Generic[_C]):
+    """Pairs of (problem, candidate), those of one problem that follow each other together.
+
+    Args:
+        pairs: drawn lazily, never by two threads. drawn: told of each group when it is drawn.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Problem, _C]], drawn: Callable[[list[tuple[Problem, _C]]], None]) -> None:
+        self._groups = groupby(pairs, key=lambda pair: pair[0])
+        self._tell = drawn
+        self._drawn: deque[list[tuple[Problem, _C]]] = deque()
+
+    def next(self) -> list[tuple[Problem, _C]] | None:
+        """The pairs of the next problem; None after the last."""
+        if not self._drawn:
+            self._draw()
+        return self._drawn.popleft() if self._drawn else None
+
+    def more(self) -> None:
+        """Draw some of what is to come."""
+        for _ in range(min(AT_A_TIME, AHEAD - len(self._drawn))):
+            self._draw()
+
+    def _draw(self) -> None:
+        for _, group in self._groups:
+            listed = list(group)
+            self._tell(listed)
+            self._drawn.append(listed)
+            return

@@ -1,0 +1,359 @@
+"""One worker process per GPU: a candidate that hangs, faults or exits costs one worker, never the run.
+
+The driver sends a batch of items; the worker's handler announces each item as it begins it and answers
+each when it is done. When the worker is lost, the item announced last is to blame; the others go to its
+successor. If none was announced, each goes alone, so that the next loss names its cause.
+
+The handler is made in the worker by a module-level factory, so that everything crosses as plain pickles:
+
+    handler = factory(*args)
+    handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
+    handler.ledger            # optional: what it spends its seconds on (outblas.core.phase_times)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from outblas.core.child_process import Child
+from outblas.core.errors import DeviceError
+from outblas.core.evaluation import Status
+from outblas.core.phase_times import Account
+from outblas.judge.faults import Faulted
+
+#: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
+STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
+#: Seconds between two looks at a worker's memory; bytes of one message, and letters of its words, with a codec.
+_WATCH_S, _MESSAGE_BYTES, _WORDS = 1.0, 16 << 20, 400
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An item that cost its worker: HANG, FAULT or EXITED, and one line on it."""
+
+    status: Status
+    detail: str
+
+
+class Emit:
+    """The worker's voice."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection  # or whatever else has ``send``
+
+    def begin(self, index: int | None) -> None:
+        """Item ``index`` is being worked on from now on (None: no single one)."""
+        self._connection.send(("begin", index))
+
+    def done(self, index: int, value: Any) -> None:
+        """The answer to one item."""
+        self._connection.send(("done", index, value))
+
+
+class Sandbox:
+    """A worker that is replaced whenever it is lost.
+
+    Args:
+        factory: ``module:function`` that makes the handler in the worker. args: its arguments, picklable.
+        step_timeout_s: seconds without a word after which the worker counts as hung.
+        codec: module whose ``encode(value)`` makes JSON of an answer in the worker and whose ``decode(data)`` reads it
+            here, for a worker that is not trusted: nothing of it is unpickled, its errors are losses, and it is killed
+            when it is needed no more. None: answers are pickled.
+        memory_bytes: of host memory that the worker may fill; watched every second. None: not watched.
+        batch_timeout_s: seconds for a whole batch, however much the worker talks. None: no limit.
+
+    Use as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(
+        self, factory: str, args: tuple[Any, ...] = (), step_timeout_s: float = STEP_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S, codec: str | None = None, memory_bytes: int | None = None,
+        batch_timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._factory, self._args, self._codec = factory, args, codec
+        self._memory, self._batch_s = memory_bytes, batch_timeout_s
+        self._step_s, self._start_s = step_timeout_s, start_timeout_s
+        self._child: Child | None = None
+        self._past, self._present = Account(), Account()
+        #: Workers lost so far.
+        self.lost = 0
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker; None before the first batch and after a loss."""
+        return self._child.pid if self._child is not None else None
+
+    @property
+    def account(self) -> Account:
+        """What the workers so far have spent their seconds on; of one that was lost, up to its last whole batch."""
+        return self._past + self._present
+
+    def run(self, items: Sequence[Any], meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[int, Any]]:
+        """Answers as (index, value) in the order they come; a value is :class:`Lost` if the item cost its worker.
+
+        Every item is answered exactly once. Closing the iterator early stops the worker.
+
+        Args:
+            meanwhile: called whenever the worker was given something to do. What it raises stops the worker, too.
+
+        Raises:
+            DeviceError: a worker cannot even start.
+        """
+        batches = [list(range(len(items)))]
+        try:
+            while batches:
+                batch = batches.pop(0)
+                left = set(batch)
+                blamed, loss = yield from self._batch([(i, items[i]) for i in batch], left, meanwhile)
+                if loss is None:
+                    continue
+                if blamed is None and len(left) == 1:
+                    (blamed,) = left
+                if blamed is not None and blamed in left:
+                    left.discard(blamed)
+                    yield blamed, loss
+                    batches = ([sorted(left)] if left else []) + batches
+                else:
+                    batches = [[i] for i in sorted(left)] + batches
+        except BaseException:  # closed early, or Ctrl-C: what the worker still has to say belongs to no later batch
+            self._end(kill=True, count=False)
+            raise
+
+    def start(self) -> None:
+        """Start the worker before there is anything to do; else the first batch does.
+
+        Raises:
+            DeviceError: it cannot start.
+        """
+        try:
+            self._ready()
+        except BaseException:  # Ctrl-C: half started, it would owe a hello to the first batch
+            self._end(kill=True, count=False)
+            raise
+
+    def close(self) -> None:
+        """End the worker; harmless when done twice. No zombie is left."""
+        self._end(kill=self._codec is not None, count=False)
+
+    def _batch(
+        self, batch: list[tuple[int, Any]], left: set[int], meanwhile: Callable[[], None] | None
+    ) -> Generator[tuple[int, Any], None, tuple[int | None, Lost | None]]:
+        """Run one batch; answered items leave ``left``. Returns whom to blame, if anyone, and the loss, if any."""
+        child = self._ready()
+        connection = child.connection
+        current: int | None = None
+        end = None if self._batch_s is None else time.monotonic() + self._batch_s
+        try:
+            connection.send(batch)
+        except OSError:
+            return None, self._obituary(child)
+        if meanwhile is not None:
+            meanwhile()
+        try:
+            while True:
+                if (loss := self._silent(child, end)) is not None:
+                    self._end(kill=True)
+                    return current, loss
+                try:
+                    kind, *rest = self._received(child, left)
+                except Unreadable as error:
+                    self._end(kill=True)
+                    return current, Lost(Status.EXITED, f"the worker sent what cannot be read ({error})")
+                if kind == "begin":
+                    current = rest[0]
+                elif kind == "done":
+                    left.discard(rest[0])
+                    current = None if current == rest[0] else current
+                    yield rest[0], rest[1]
+                elif kind == "fault":
+                    self._end(kill=True)
+                    return current, Lost(Status.FAULT, rest[0])
+                elif kind == "error":
+                    self._end(kill=True)
+                    if self._codec is not None:  # by what was run there, for all that we know
+                        return current, Lost(Status.EXITED, f"the worker failed: {rest[0]}")
+                    raise DeviceError(
+                        f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
+                    )
+                elif kind == "end":
+                    self._present = rest[0] if rest else Account()
+                    if not left:
+                        return None, None
+                    return min(left), Lost(Status.EXITED, "the worker left it unanswered")
+        except (EOFError, OSError):
+            return current, self._obituary(child)
+
+    def _received(self, child: Child, left: Collection[int]) -> Sequence[Any]:
+        """The next message; a worker that is not trusted may have begun one that it never ends."""
+        if self._codec is None:
+            return receive(child.connection, None, left)
+        overdue = threading.Timer(self._step_s, child.kill)
+        overdue.start()
+        try:
+            return receive(child.connection, self._codec, left)
+        finally:
+            overdue.cancel()
+
+    def _silent(self, child: Child, end: float | None) -> Lost | None:
+        """Wait for the worker's next word; why it is given up if that does not come."""
+        deadline = time.monotonic() + self._step_s
+        while True:
+            now = time.monotonic()
+            if end is not None and now > end:
+                return Lost(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
+            wait = deadline - now if end is None else min(deadline, end) - now
+            if child.connection.poll(max(0.0, wait if self._memory is None else min(wait, _WATCH_S))):
+                return None
+            used = resident_bytes(child.pid)
+            if self._memory is not None and used > self._memory:
+                return Lost(Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}")
+            if time.monotonic() >= deadline:
+                return Lost(Status.HANG, f"no answer within {self._step_s:g} s")
+
+    def _obituary(self, child: Child) -> Lost:
+        """What ended the worker, after its pipe broke."""
+        code = child.exit_code()
+        self._end(kill=True)
+        if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):
+            return Lost(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
+        return Lost(Status.EXITED, f"the worker ended with exit code {code}")
+
+    def _ready(self) -> Child:
+        """A worker that has said hello."""
+        if self._child is not None and not self._child.is_alive():
+            self._end(kill=True)
+        if self._child is not None:
+            return self._child
+        child = self._child = Child(_work, (self._factory, self._args, self._codec))
+        reason = f"it did not start within {self._start_s:g} s"
+        try:
+            if child.connection.poll(self._start_s):
+                kind, *rest = receive(child.connection, self._codec, ())
+                if kind == "ready":
+                    self._present = rest[0] if rest else Account()
+                    return child
+                reason = str(rest[0])
+        except Unreadable as error:
+            reason = str(error)
+        except (EOFError, OSError):
+            reason = f"it ended with exit code {child.exit_code()}"
+        self._end(kill=True, count=False)
+        raise DeviceError(
+            f"the evaluation worker cannot start: {reason}", "a working GPU process", "run outblas doctor"
+        )
+
+    def _end(self, kill: bool, count: bool = True) -> None:
+        child, self._child = self._child, None
+        self._past, self._present = self.account, Account()
+        if child is not None:
+            child.end(kill)
+            self.lost += kill and count
+
+
+def name_of(factory: Callable[..., Any]) -> str:
+    """Return the name that :func:`made` takes, ``module:callable``, of a callable at the top of its module."""
+    return f"{factory.__module__}:{factory.__qualname__}"
+
+
+def made(factory: str, args: tuple[Any, ...]) -> Any:
+    """What the callable named ``module:callable`` gives."""
+    module, _, name = factory.partition(":")
+    return getattr(importlib.import_module(module), name)(*args)
+
+
+def resident_bytes(pid: int | None) -> int:
+    """Host memory that a process has filled; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Unreadable(Exception):
+    """What a worker sent is no message."""
+
+
+def receive(connection: Connection, codec: str | None, left: Collection[int]) -> Sequence[Any]:
+    """The worker's next message: its kind and what belongs to it.
+
+    Args:
+        left: indices that may be named.
+
+    Raises:
+        Unreadable: with a codec, where it is no message of that form. EOFError, OSError: the pipe broke.
+    """
+    if codec is None:
+        return connection.recv()  # type: ignore[no-any-return]
+    data = connection.recv_bytes(_MESSAGE_BYTES)  # one that is longer closes the pipe: OSError
+    try:
+        kind, *rest = json.loads(data)
+        if kind in ("ready", "end") and not rest:
+            return (kind,)
+        if kind in ("fault", "error") and len(rest) == 1:
+            return kind, str(rest[0])[:_WORDS]
+        if kind == "begin" and (rest == [None] or rest[0] in left):
+            return kind, rest[0]
+        if kind == "done" and type(rest[0]) is int and rest[0] in left and len(rest) == 2:
+            return kind, rest[0], importlib.import_module(codec).decode(rest[1])
+    except Exception as error:  # whatever a stranger's message does to a reader is the message's fault
+        raise Unreadable(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
+    raise Unreadable("no message")
+
+
+class _Plain:
+    """A connection whose messages are JSON; accounts stay behind."""
+
+    def __init__(self, connection: Connection, codec: str) -> None:
+        self._connection, self._codec = connection, importlib.import_module(codec)
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "done":
+            message = (*message[:2], self._codec.encode(message[2]))
+        elif message[0] in ("ready", "end"):
+            message = message[:1]
+        self._connection.send_bytes(json.dumps(message).encode())
+
+
+def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: str | None = None) -> None:
+    """The worker's life."""
+    voice: Any = connection if codec is None else _Plain(connection, codec)
+    try:
+        handler: Callable[[list[Any], Emit], None] = made(factory, args)
+    except Exception as error:
+        voice.send(("error", f"{type(error).__name__}: {error}"))
+        return
+    ledger = getattr(handler, "ledger", None)
+    voice.send(("ready", ledger.read() if ledger else Account()))
+    while True:
+        try:
+            batch: list[tuple[int, Any]] = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            handler(batch, Emit(voice))
+        except Faulted as fault:
+            with contextlib.suppress(OSError):
+                voice.send(("fault", str(fault)))
+            os._exit(1)  # the CUDA context is lost: its destructors would only fail
+        except Exception as error:
+            with contextlib.suppress(OSError):  # the driver may be gone
+                voice.send(("error", f"{type(error).__name__}: {error}"))
+            return
+        voice.send(("end", ledger.read() if ledger else Account()))

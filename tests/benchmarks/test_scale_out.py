@@ -1,0 +1,85 @@
+"""benchmarks/scale_out.py: GPUs that --together does not have, or would not take, are refused before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.core.phase_times import Account
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.source import make_source
+from support.helpers import ROOT
+
+
+@pytest.fixture(name="script")
+def script_fixture() -> Any:
+    spec = importlib.util.spec_from_file_location("scale_out", ROOT / "benchmarks" / "scale_out.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "told"),
+    [("2,3", None, "takes GPU 0"), ("0,1", "4,5", "fewer than 3 GPUs"), ("0,1", "", "fewer than 3 GPUs")],
+)
+def test_together_takes_the_first_gpus_that_are_visible(
+    gpus: str, visible: str | None, told: str, script: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(script, "timed", lambda *arguments: pytest.fail("it must not run"))
+    monkeypatch.setattr(sys, "argv", ["scale_out.py", "--together", "--gpus", gpus])
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    assert stopped.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_together_gives_each_run_gpus_of_its_own(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    class Done:
+        returncode = 0
+
+        def communicate(self) -> tuple[str, None]:
+            return "words\n{}\n", None
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    monkeypatch.setattr(script, "part", lambda arguments, places, command: given.append(places) or Done())
+    assert script.together(None, 2, "command") == ({}, {}) and given == [["7"], ["5", "3"]]
+
+
+def test_both_runs_account_for_their_seconds(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    def timed(arguments: Any, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
+        ledger = {"driver": Account({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
+        figures = {"start_seconds": 1.0, "tune_seconds": 8.0 / len(gpus), "passed": 4, "measurements": 4}
+        return {"gpus": list(gpus), **figures, "ledger": ledger}
+
+    monkeypatch.setattr(script, "timed", timed)
+    monkeypatch.setattr(sys, "argv", ["scale_out.py", "--filled", "--out", str(tmp_path / "out.json")])
+    script.main()
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["ratio"] == 2.0 and found["one"]["ledger"]["driver"]["seconds"] == {"agent": 2.0, "other": 0.01}
+    assert capsys.readouterr().out.count("driver: agent 2.0 s, 7 units\n") == 2
+
+
+def test_filling_compiles_the_baselines_kernels_too(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Sm90WgmmaConfig(64, 64)
+    monkeypatch.setattr(
+        "outblas.judge.matmul_heuristics.nvmmh_configs", lambda problems, gpu: dict.fromkeys(problems, kernel)
+    )
+    asked: list[Any] = []
+    monkeypatch.setattr(script, "compile_many", lambda sources, arch: asked.extend(sources) or iter(()))
+    script.fill(Namespace(suite="grid1000", sample=1, seed=0, budget=2, agent="heuristic"))
+    assert len(asked) == 3 and asked[0] == make_source(Problem(64, 64, 64), kernel)

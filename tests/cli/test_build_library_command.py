@@ -1,0 +1,149 @@
+"""`outblas build-library` on the command line: its help, its refusals, and what one job of it answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.main import app
+from outblas.core.errors import UsageError
+from outblas.core.files import sole_driver
+from outblas.core.problem import Problem
+from outblas.search.build_library import build_run, build_steps
+from outblas.search.build_library.build_work import TABLES, BuildFolder
+
+TABLE = str(TABLES[0])
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["build-library", *arguments], env={"COLUMNS": "200"})
+
+
+def refused(done: Any) -> str:
+    """The one line of an error in three parts; exit 2, nothing on stdout."""
+    assert done.exit_code == 2, (done.stdout, done.stderr, done.exception)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and done.stdout == ""
+    assert line.count("; ") >= 2 and "; expected " in line, line
+    return line
+
+
+def test_help_names_every_step_and_option() -> None:
+    text = command("--help").stdout
+    lines = [line.strip() for line in text.splitlines()]
+    for step in build_steps.STEPS:
+        assert any(line.startswith(f"{step} ") for line in lines), step
+    for option in ("work", "tables", "steps", "modes", "extra", "recorded", "from-nothing", "begin-with", "fill-from"):
+        assert f"--{option}" in text
+    assert ",".join(build_steps.DEFAULT_STEPS) in text
+    assert "--job" not in text, "it is for the command itself"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tables", "grid1000:TN"], "SUITE:LAYOUT:DTYPE:ACC"),
+        (["--extra", "grid1:TN:fp16:fp32"], "grid1"),
+        (["--recorded", "grid1000:TN:bf16:fp16"], "fp16"),
+        (["--steps", "record,guess"], "--steps guess"),
+        (["--modes", "hot"], "--modes hot"),
+        (["--job", f"guess {TABLE}"], "--job"),
+        (["--job", "tune"], "--job"),
+        (["--job", f"bench {TABLE}"], "--job"),
+        (["--job", f"bench {TABLE} hot"], "--job"),
+        (["--job", f"tune {TABLE} offline"], "--job"),
+        (["--begin-with", "missing.json"], "missing.json"),
+        (["--fill-from", "missing.json"], "missing.json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, tmp_path: Path) -> None:
+    assert told in refused(command("--work", str(tmp_path / "work"), *arguments))
+
+
+def test_a_work_directory_is_wanted() -> None:
+    done = command("--steps", "settle")
+    assert done.exit_code == 2 and "--work" in done.stderr
+
+
+def test_a_file_is_no_work_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "--work" in refused(command("--work", str(tmp_path / "file"), "--steps", "settle"))
+
+
+def test_two_builds_do_not_share_a_directory(tmp_path: Path) -> None:
+    with sole_driver(tmp_path):
+        line = refused(command("--work", str(tmp_path), "--steps", "settle"))
+    assert f"{tmp_path} is in use by another process" in line
+
+
+def test_a_job_runs_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(build_run, "run_job", lambda work, job: ran.append((work, job)))
+    words = ["--work", str(tmp_path), "--gpu-device-id", "3", "--from-nothing", "--job", f"bench {TABLE} server"]
+    assert command(*words).exit_code == 0
+    assert ran == [(BuildFolder(tmp_path, 3, True), ["bench", TABLE, "server"])]
+
+
+def test_a_job_is_started_by_a_command_that_means_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(build_run, "run_job", lambda work, job: ran.append((work, job)))
+    work, job = BuildFolder(tmp_path, 1, True), ["bench", TABLE, "offline"]
+    python, *module, name = build_run.command_of_job(work, job)[:4]
+    assert (python, module, name) == (sys.executable, ["-m", "outblas"], "build-library")
+    assert command(*build_run.command_of_job(work, job)[4:]).exit_code == 0
+    assert ran == [(work, job)]
+
+
+def test_a_job_that_is_interrupted_or_refused_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(work: BuildFolder, job: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(build_run, "run_job", fails)
+    error: BaseException = KeyboardInterrupt("3 of 9 recorded")
+    done = command("--work", str(tmp_path), "--job", f"tune {TABLE}")
+    assert (done.exit_code, done.stderr) == (130, "interrupted: 3 of 9 recorded\n")
+    error = UsageError("other kernels", "these", "choose another --work")
+    assert refused(command("--work", str(tmp_path), "--job", f"tune {TABLE}")) == f"error: {error}"
+
+
+def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(words: list[str], check: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_run.subprocess, "run", interrupted)
+    monkeypatch.setattr("sys.argv", ["outblas", "build-library", "--work", str(tmp_path)])
+    done = command("--work", str(tmp_path), "--steps", "settle")
+    assert done.exit_code == 130
+    assert f"resume with: outblas build-library --work {tmp_path}" in done.stderr
+
+
+def test_a_job_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """A real process: it is refused, as the directory says that it is of other kernels."""
+    (tmp_path / "work.json").write_text('{"kernels": "others", "nvrtc": "none", "gpu": "none"}')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = command("--work", str(tmp_path), "--steps", "settle", "--tables", TABLE)
+    assert done.exit_code == 2 and f"settle {TABLE} failed with status 2" in done.stderr
+    assert capfd.readouterr().err.startswith("error: "), "the job's own error"
+    assert (tmp_path / "seconds.json").exists()
+
+
+def test_the_default_is_every_published_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(build_run.subprocess, "run", lambda words, check: commands.append(words))
+    monkeypatch.setattr("outblas.core.suites.suite", lambda *_: [Problem(64, 64, 64)])
+    assert command("--work", str(tmp_path), "--modes", "offline,server").exit_code == 0
+    jobs = [words[-1] for words in commands]
+    each = [f"{step} {table}" for step in ("tune", "borrow", "refine", "confirm") for table in TABLES]
+    benches = [*(f"bench {table} offline" for table in TABLES), f"bench {TABLE} server"]
+    assert jobs == [f"record {TABLE}", *each, *benches]
+
+
+def test_the_module_runs_it_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "outblas", "build-library"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--work" in done.stderr and len(done.stderr.splitlines()) == 1

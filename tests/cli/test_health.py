@@ -1,0 +1,150 @@
+"""The doctor reports; it never raises, and tells what is needed here from what is optional."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outblas.cli import health
+from outblas.cli.health import Check, diagnose
+from outblas.core.errors import ToolchainMissing
+
+H200 = health._Gpu("NVIDIA H200", (9, 0))
+NAMES = {
+    "python",
+    "recording",
+    "cache directory",
+    "free disk (cache)",
+    "free disk (here)",
+    "driver",
+    "gpu",
+    "torch",
+    "cuda.bindings",
+    "nvrtc",
+    "nvcc",
+    "cutlass",
+    "jail",
+    "shipped cubins",
+    "native path",
+    "nvdisasm",
+    "nvidia-matmul-heuristics",
+    "extra [rl]",
+    "extra [llm]",
+    "extra [train-llm]",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: list[Any], cuda: tuple[int, int] | None) -> dict[str, Check]:
+    monkeypatch.setattr(health, "_driver", lambda: (gpus, cuda))
+    return {check.name: check for check in diagnose()}
+
+
+def test_every_check_is_one_line_and_says_what_to_do() -> None:
+    checks = diagnose()
+    assert {c.name for c in checks} == NAMES and len(checks) == len(NAMES)
+    for check in checks:
+        assert check.found and "\n" not in check.found + check.do
+        assert bool(check.do) != (check.ok is True), check
+
+
+def test_without_a_gpu_the_tool_chain_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_version", lambda package: None)
+    found = machine(monkeypatch, [], None)
+    for name in ("driver", "gpu", "torch", "cuda.bindings", "nvidia-matmul-heuristics"):
+        assert found[name].ok is None, found[name]
+    assert "replay" in found["gpu"].do
+
+
+def test_with_a_gpu_the_tool_chain_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*_: object, **__: object) -> None:
+        raise ToolchainMissing("NVRTC cannot be loaded", "wheels", "pip install 'outblas[gpu]'")
+
+    monkeypatch.setattr(health, "_version", lambda package: None)
+    monkeypatch.setattr(health, "compile_source", no_compiler)
+    found = machine(monkeypatch, [H200], (13, 0))
+    for name in ("torch", "cuda.bindings", "nvrtc", "nvidia-matmul-heuristics"):
+        assert found[name].ok is False and "outblas[gpu]" in found[name].do, found[name]
+    assert found["gpu"].ok is True and "NVIDIA H200 (sm_90)" in found["gpu"].found
+
+
+def test_torch_without_cuda_is_a_fault_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(version=SimpleNamespace(cuda=None))
+    monkeypatch.setattr(health, "_version", lambda package: "2.0+cpu")
+    monkeypatch.setattr(health.importlib, "import_module", lambda name: torch)
+    assert health._torch(need=True).ok is False
+    assert health._torch(need=False).ok is None
+
+
+def test_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError("libcudart.so.13: cannot open shared object file\nmore")
+
+    monkeypatch.setattr(health, "_version", lambda package: "2.0")
+    monkeypatch.setattr(health.importlib, "import_module", broken)
+    check = health._torch(need=False)
+    assert check.ok is False and "libcudart" in check.found and "more" not in check.found
+
+
+def test_unsupported_gpu_and_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "nvrtc_version", lambda: "13.0 (wheel 13.0.88)")
+    found = machine(monkeypatch, [health._Gpu("Old", (7, 0))], (12, 8))
+    assert found["gpu"].ok is False and "sm_80" in found["gpu"].do
+    assert found["driver"].ok is False and "13.0" in found["driver"].do
+
+
+def test_the_native_path_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "why_not", lambda: "")
+    assert health._native_path().ok is True
+    for reason, do in (("not built (x); run y", "run y"), ("switched off by OUTBLAS_NATIVE", "unset OUTBLAS_NATIVE")):
+        monkeypatch.setattr(health, "why_not", lambda reason=reason: reason)
+        check = health._native_path()
+        assert check.ok is None and check.found in reason and do in check.do
+
+
+def test_cache_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    found = machine(monkeypatch, [], None)
+    assert found["cache directory"].ok is False and "OUTBLAS_CACHE_DIR" in found["cache directory"].do
+
+
+def test_cache_directory_is_left_empty(tmp_path: Path) -> None:
+    diagnose()
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    found = machine(monkeypatch, [], None)
+    assert found["free disk (here)"].ok is False and "free some space" in found["free disk (here)"].do
+
+
+def test_damaged_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.records import recording
+
+    folder = tmp_path / "h200"
+    folder.mkdir()
+    (folder / "a_cells.parquet").write_bytes(b"PAR1 cut off")
+    monkeypatch.setattr(recording, "_package_root", lambda: tmp_path)
+    check = machine(monkeypatch, [], None)["recording"]
+    assert check.ok is False and check.required
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Check:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(health, "_nvdisasm", broken)
+    found = [c for c in diagnose() if c.ok is False and "inside" in c.found]
+    assert len(found) == 1

@@ -1,0 +1,90 @@
+"""``outblas tune`` where no report can be written: nothing of the tuning is lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.main import app
+from outblas.records import provenance
+from outblas.records.library import Library
+from outblas.records.replay import ReplayEvaluator
+from outblas.runtime import device
+from outblas.search import tune_run
+from support.helpers import synthetic_recording
+
+RECORDING = synthetic_recording()
+
+
+class Measured(ReplayEvaluator):
+    """Answers from the recording as if a GPU of this machine had measured."""
+
+    @property
+    def source(self) -> str:
+        return "cuda:0"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with one GPU, and where its user's library lies."""
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[Measured]:
+        yield Measured(RECORDING)
+
+    monkeypatch.setattr(device, "gpu_count", lambda: 1)
+    monkeypatch.setattr(provenance, "pci_bus_id", lambda index: None)
+    monkeypatch.setattr(tune_run, "open_evaluator", opened)
+    monkeypatch.delenv("OUTBLAS_LIBRARY")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def tune(run: Path) -> Any:
+    problem = RECORDING.problems[0]
+    arguments = ["tune", "--mnk", problem.mnk, "--device", "cuda:0", "--agent", "random", "--budget", "4", "--install"]
+    return CliRunner().invoke(app, [*arguments, "--run", str(run)])
+
+
+def installed(home: Path) -> Library:
+    return Library.load(home / "outblas" / "libraries" / "h200.json")
+
+
+def test_without_plotly_it_warns_first_and_installs(home: Path, without_plotly: None) -> None:
+    result = tune(home / "run")
+    assert result.exit_code == 0, result.stderr
+    first, *rest = result.stderr.splitlines()
+    assert first.startswith("warning: no report will be written: plotly is not installed") and rest
+    assert f"outblas report {home / 'run'}" in first and "pip install plotly" in first
+    assert [row.problem for row in installed(home).rows] == [RECORDING.problems[0]]
+    assert "installed:" in result.stdout and "report:" not in result.stdout
+    assert (home / "run" / "result.parquet").is_file() and not (home / "run" / "report.html").exists()
+
+
+def test_with_plotly_it_does_not_warn(home: Path) -> None:
+    result = tune(home / "run")
+    assert result.exit_code == 0 and "warning" not in result.stderr
+    assert (home / "run" / "report.html").is_file() and f"report:  {home / 'run' / 'report.html'}" in result.stdout
+
+
+def test_a_report_that_cannot_be_written_costs_the_report_alone(home: Path) -> None:
+    page, library = home / "run" / "report.html", home / "outblas" / "libraries" / "h200.json"
+    assert tune(home / "run").exit_code == 0
+    library.unlink()
+    page.unlink()
+    page.mkdir()  # in its way
+    result = tune(home / "run")
+    assert result.exit_code == 2 and "report.html" in result.stderr, result.output
+    assert [row.problem for row in installed(home).rows] == [RECORDING.problems[0]]

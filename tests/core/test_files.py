@@ -1,0 +1,115 @@
+"""One process at a time in a run's folder; whatever ends it, the next may go on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outblas.core import files
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import LOCK, sole_driver, sole_run
+from outblas.core.journal import Journal
+
+ROOT = Path(__file__).parents[2]
+WORKS = """
+import sys
+from outblas.core.files import sole_driver, sole_run
+path = Path(sys.argv[1])
+with sole_run(path):
+    journal = Journal(path / "r.jsonl", {"seed": 1})
+    journal.append({"problem": "p0"})
+    print("works", flush=True)
+    sys.stdin.read()
+    journal.close(done=True)
+"""
+
+
+@contextlib.contextmanager
+def another(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that works in ``path``, until it reads the end of its input."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "works\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_another_process_in_a_folder_is_refused_and_named(tmp_path: Path) -> None:
+    with another(tmp_path / "run") as process:
+        words = f"run is in use by another process .pid {process.pid}.*wait"
+        for sole in (sole_run(tmp_path / "run", "r.jsonl"), sole_driver(tmp_path / "run")):
+            with pytest.raises(RecordError, match=words), sole:
+                pass
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_process_that_ended_leaves_nothing_locked(tmp_path: Path, killed: bool) -> None:
+    run = tmp_path / "run"
+    with another(run) as process:
+        assert process.stdin is not None
+        process.kill() if killed else process.stdin.close()
+        process.wait(60)
+        with sole_run(run, "r.jsonl" if killed else "run.json"):
+            pass
+        journal = Journal(run / "r.jsonl", {"seed": 1})
+        assert journal.entries == ([{"problem": "p0"}] if killed else [])
+        journal.close()
+
+
+def test_a_journal_is_one_processs(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "r.jsonl"
+    with another(path.parent) as process:
+        before = path.read_bytes()
+        for resume in (True, False):
+            with pytest.raises(RecordError, match=f"r.jsonl is in use by another process .pid {process.pid}"):
+                Journal(path, {"seed": 1}, resume)
+        assert path.read_bytes() == before
+        Journal(path, {"seed": 1}, sole=False).close()
+
+
+def test_a_journal_that_was_just_removed_is_not_written_to(tmp_path: Path) -> None:
+    with (tmp_path / "r.jsonl").open("wb") as file:
+        (tmp_path / "r.jsonl").unlink()
+        with pytest.raises(RecordError, match="r.jsonl is in use by another process;"):
+            files.lock_alone(file, "r.jsonl")
+
+
+def test_a_file_system_without_locks_is_worked_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with sole_run(tmp_path / "run"), sole_run(tmp_path / "run"):
+        assert (tmp_path / "run" / LOCK).exists()
+
+
+def test_a_folder_is_begun_where_there_is_nothing_of_anybody_else(tmp_path: Path) -> None:
+    for name in (LOCK, ".run.json.123.tmp"):
+        (tmp_path / name).touch()
+    with sole_run(tmp_path):
+        pass
+    (tmp_path / "thesis.txt").write_text("precious")
+    for path in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(UsageError, match="is there and is no run"):
+            sole_run(path).__enter__()
+    (tmp_path / "run.json").touch()
+    with sole_run(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError, match="cannot be written"):
+        sole_run(tmp_path / "file" / "run").__enter__()

@@ -1,0 +1,139 @@
+"""Where the seconds go: each is in one phase, counts come back from every worker, also from those that were lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.pool.gpu_pool import PoolEvaluator
+from outblas.bench.pool.local_workers import LocalTransport
+from outblas.bench.pool.transport import Evaluate, Spec, Task
+from outblas.core.evaluation import Status
+from outblas.core.phase_times import Account, Ledger, total
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.core.suites import sample, suite
+from outblas.judge.bench_cell import Options
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.store import Store
+from outblas.search.agents.registry import make_agent
+from outblas.search.tune import tune
+from outblas.workers.compile_ahead import BackgroundCompiler
+from outblas.workers.sandbox import Lost, Sandbox
+from support import pool_workers
+from support.helpers import ROOT, synthetic_recording
+from support.virtual_workers import VirtualTransport
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_second_is_in_the_innermost_phase() -> None:
+    clock = Clock()
+    ledger = Ledger("idle", clock)
+    clock.now = 1.0
+    with ledger.phase("outer"):
+        clock.now = 3.0
+        with pytest.raises(ValueError, match="odd"), ledger.phase("inner"):
+            clock.now = 7.0
+            raise ValueError("odd")
+        clock.now = 15.0
+        assert ledger.read().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
+    clock.now = 31.0
+    assert ledger.read().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
+
+
+def test_accounts_add_up_and_are_json() -> None:
+    one, other = Account({"a": 1.0, "b": 2.00049}, {"x": 1}), Account({"b": 3.0}, {"x": 2, "y": 4})
+    both = total([one, other])
+    assert both == Account({"a": 1.0, "b": 5.00049}, {"x": 3, "y": 4}) and total([]) == Account()
+    assert json.dumps(both.to_json()) == '{"seconds": {"b": 5.0, "a": 1.0}, "counts": {"x": 3, "y": 4}}'
+
+
+def test_a_sandbox_remembers_what_its_lost_workers_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    with Sandbox("support.sandbox_handlers:accounting", (), 20.0, 60.0) as box:
+        assert box.account == Account()
+        box.start()
+        assert box.account.counts == {"started": 1}
+        assert [value for _, value in box.run([1, 2])] == [1, 2] and [v for _, v in box.run([3])] == [3]
+        assert box.account.counts == {"started": 1, "items": 3} and box.account.seconds["batch"] >= 0
+        (_, lost), *_ = box.run(["exit"])
+        assert isinstance(lost, Lost) and lost.status is Status.EXITED
+        assert [v for _, v in box.run([4])] == [4]
+        assert box.account.counts == {"started": 2, "items": 4}, "the lost one's last batch is not known"
+    assert box.account.counts == {"started": 2, "items": 4}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Account]]:
+    """What one worker, two and four do in all for 64 problems x 8 of the heuristic's own proposals."""
+    problems = sample(suite("grid1000"), 64, 0)
+    offered = {problem: pool_workers.candidates(problem, H200) for problem in problems}
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_workers, "candidates", lambda problem, gpu: offered[problem])
+        for size in (1, 2, 4):
+            transport = VirtualTransport(size, seconds, "support.pool_workers:Accounting")
+            store = tmp_path_factory.mktemp("store") / "s.sqlite"
+            with PoolEvaluator(transport) as pool, Store(store) as opened:
+                tune(problems, make_agent("heuristic", 0, H200), 8, pool, opened, "r")
+                found[size] = total(a for name, a in pool.accounts().items() if name.endswith(": gpu"))
+    yield found
+
+
+def seconds(task: Task) -> float:
+    return 0.05 * len(task.pairs) if isinstance(task, Evaluate) else 0.0
+
+
+def test_several_workers_do_hardly_more_than_one(counted: dict[int, Account]) -> None:
+    one = counted[1].counts
+    assert one["candidates"] == 64 * 8 and one["kernels loaded"] == one["kernels proved"] > 100
+    for size, more in ((2, 1.2), (4, 1.4)):
+        several = counted[size].counts
+        assert (several["candidates"], several["desks"]) == (one["candidates"], one["desks"])
+        assert several["algorithms chosen"] <= 1.1 * one["algorithms chosen"]
+        assert several["kernels proved"] <= 1.05 * one["kernels proved"]
+        assert several["kernels loaded"] <= more * one["kernels loaded"]
+
+
+def test_a_live_evaluator_accounts_for_both_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own side asks nvMatmulHeuristics, and compiles what that chooses with the candidates."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    problem, mine, theirs = Problem(64, 64, 64), Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(128, 128)
+    monkeypatch.setattr(
+        "outblas.judge.matmul_heuristics.nvmmh_configs", lambda problems, gpu: dict.fromkeys(problems, theirs)
+    )
+    compiled: list[Any] = []
+    monkeypatch.setattr(BackgroundCompiler, "begin", lambda self, pairs: compiled.extend(pairs))
+    with LiveEvaluator(0, Options(), 20.0, "support.sandbox_handlers:evaluations") as evaluator:
+        assert [e.status for e in evaluator.evaluate([(problem, mine)])] == [Status.PASSED]
+        accounts = evaluator.accounts()
+    assert compiled == [(problem, mine), (problem, theirs)]
+    assert accounts["host"].seconds.keys() == {"waiting", "expect", "compile", "ahead"}
+    assert accounts["gpu"] == Account({}, {"workers lost": 0}), "this handler keeps no ledger"
+
+
+def test_accounts_of_workers_come_with_their_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    recording = synthetic_recording()
+    pairs = [(p, c) for p in recording.problems[:6] for c in recording.catalogue[:2]]
+    spec = Spec("support.pool_workers:KilledOnce", (str(tmp_path), 5))
+    with PoolEvaluator(LocalTransport([spec] * 2)) as pool:
+        assert pool.accounts().keys() == {"driver"}
+        assert len(list(pool.evaluate(pairs))) == len(pairs) and pool.lost == 1
+        accounts = pool.accounts()
+    assert accounts["driver"].counts == {"units": 7, "workers lost": 1}, "what was lost is handed out once more"
+    assert {"waiting", "agent"} < accounts["driver"].seconds.keys()
+    workers = accounts.keys() - {"driver"}  # one that was lost over its first unit has told nothing
+    assert workers and workers <= {"worker 0: host", "worker 1: host"}
+    assert all(accounts[name].seconds.keys() == {"waiting", "task"} for name in workers)

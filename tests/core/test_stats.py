@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outblas.core.errors import UsageError
+from outblas.core.stats import bootstrap_median, flop_weighted, geomean, losses, paired_speedup
+
+ratios = st.lists(st.floats(0.01, 100), min_size=1, max_size=50)
+
+
+def test_geomean_of_a_gain_and_its_inverse_is_one():
+    assert geomean([2.0, 0.5]) == 1.0
+    assert geomean([4.0, 1.0, 2.0]) == pytest.approx(2.0)
+
+
+@given(ratios, st.randoms())
+def test_geomean_does_not_depend_on_order(values, random):
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    assert geomean(shuffled) == geomean(values)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [-1.0], [math.nan], [math.inf]])
+def test_a_mean_of_what_has_no_logarithm_is_refused(values):
+    with pytest.raises(UsageError):
+        geomean(values)
+    with pytest.raises(UsageError):
+        flop_weighted(values, [1.0] * len(values))
+
+
+@given(ratios)
+def test_equal_weights_give_the_geometric_mean(values):
+    assert flop_weighted(values, [7.0] * len(values)) == pytest.approx(geomean(values))
+
+
+def test_weights_are_flops():
+    # exp((9 ln 2 + 1 ln 1) / 10)
+    assert flop_weighted([2.0, 1.0], [9.0, 1.0]) == pytest.approx(2**0.9)
+    with pytest.raises(UsageError):
+        flop_weighted([2.0, 1.0], [9.0])
+
+
+def test_losses_are_below_099():
+    assert losses([0.98, 0.9899999, 0.99, 1.0, 1.2]) == 2
+
+
+def test_the_bootstrap_is_seeded_and_brackets_the_median():
+    samples = [0.1, 0.12, 0.09, 0.11, 0.3, 0.1, 0.08]
+    first, again, other = (bootstrap_median(samples, seed=s) for s in (1, 1, 2))
+    assert first == again
+    assert first[0] == other[0] == 0.1
+    assert min(samples) <= first[1] <= first[0] <= first[2] <= max(samples)
+
+
+def test_the_interval_of_a_constant_is_that_constant_and_noise_widens_it():
+    assert bootstrap_median([0.5] * 9) == (0.5, 0.5, 0.5)
+    narrow = bootstrap_median([-0.01, 0.0, 0.01] * 5)
+    wide = bootstrap_median([-0.1, 0.0, 0.1] * 5)
+    assert wide[2] - wide[1] > narrow[2] - narrow[1] > 0
+
+
+@pytest.mark.parametrize("size", [3, 8, 11])
+def test_an_interval_is_that_of_medians_of_resamples_in_any_order(size: int) -> None:
+    """Against the definition, resample by resample; of an even number the median is the mean of two."""
+    samples = np.random.default_rng(size).normal(0.0, 1.0, size)
+    drawn = np.random.default_rng(5).integers(0, size, (300, size))
+    medians = [np.median(np.sort(samples)[row]) for row in drawn]
+    expected = (np.median(samples), *np.percentile(medians, (2.5, 97.5)))
+    for ordered in (samples, samples[::-1]):
+        assert bootstrap_median(ordered.tolist(), resamples=300, seed=5) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_95_percent_interval_covers_the_true_median_about_that_often():
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    hits = 0
+    for _ in range(200):
+        _, low, high = bootstrap_median(rng.normal(0.0, 1.0, 25), resamples=400)
+        hits += low <= 0.0 <= high
+    assert 175 <= hits <= 199
+
+
+@pytest.mark.parametrize("samples", [[], [1.0], [1.0, 2.0], [1.0, 2.0, math.nan], [[1.0, 2.0], [3.0, 4.0]]])
+def test_an_interval_needs_three_finite_rounds(samples):
+    with pytest.raises(UsageError):
+        bootstrap_median(samples)
+
+
+def test_pairing_cancels_what_drifts_between_rounds():
+    drift = [1.0, 1.5, 2.0, 0.8, 1.1]
+    ratio, low, high = paired_speedup([10 * d for d in drift], [12 * d for d in drift])
+    assert (ratio, low, high) == pytest.approx((1.2, 1.2, 1.2))
+
+
+def test_rounds_must_be_the_same_of_both_and_positive():
+    with pytest.raises(UsageError):
+        paired_speedup([1.0, 1.0, 1.0], [1.0, 1.0])
+    with pytest.raises(UsageError):
+        paired_speedup([1.0, 0.0, 1.0], [1.0, 1.0, 1.0])

@@ -1,0 +1,225 @@
+"""The pass over Inductor's graphs: what it replaces, what it leaves, and that it comes and goes without a trace."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from outblas.dispatch import device_registry, inductor_pass
+from outblas.dispatch.inductor_pass import Pass, is_chosen, replace
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+
+MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    before, entry = config.post_grad_custom_post_pass, inductor_pass._entry()
+    own = None if entry is None else entry.user_override
+    yield
+    if entry is not None:
+        entry.user_override = own
+    config.post_grad_custom_post_pass = before
+
+
+def traced(function: Any, *operands: Any, mode: str = "fake") -> Any:
+    return make_fx(function, tracing_mode=mode)(*operands)
+
+
+def targets(graph: Any) -> list[Any]:
+    return [node.target for node in graph.nodes if node.op == "call_function" and node.target in (MM, OURS)]
+
+
+def test_products_are_replaced_where_the_predicate_says_so() -> None:
+    def function(x: Any, w: Any, v: Any) -> Any:
+        return torch.relu(x @ w) @ v + 1
+
+    operands = numbers(3, 8), numbers(8, 5, seed=1), numbers(5, 6, seed=2)
+    module = traced(function, *operands)
+    assert replace(module.graph, lambda a, b: a.shape[1] == 8) == 1
+    module.graph.lint()
+    module.recompile()
+    assert targets(module.graph) == [OURS, MM] and torch.equal(module(*operands), function(*operands))
+    assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
+    assert replace(module.graph, lambda a, b: False) == 0 and replace(module.graph, lambda a, b: True) == 1
+    module.recompile()
+    assert torch.equal(module(*operands), function(*operands))
+
+
+@pytest.mark.parametrize(
+    ("operands", "chosen"),
+    [
+        ((numbers(3, 8), numbers(8, 5)), True),
+        ((numbers(3, 8), numbers(5, 8).t()), True),
+        ((numbers(8, 3).t(), numbers(8, 5)), False),
+        ((numbers(3, 8, dtype=torch.bfloat16), numbers(8, 5, dtype=torch.bfloat16)), True),
+        ((numbers(3, 8, dtype=torch.float32), numbers(8, 5, dtype=torch.float32)), False),
+        ((numbers(0, 8), numbers(8, 5)), False),
+    ],
+)
+def test_what_the_library_has_is_chosen(operands: Any, chosen: bool, served: Served) -> None:
+    module = traced(torch.mm, *operands)
+    assert replace(module.graph, is_chosen) == chosen
+    assert targets(module.graph) == [OURS if chosen else MM]
+
+
+def test_nothing_is_chosen_off_the_gpu_nor_of_symbolic_shapes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = traced(torch.mm, numbers(3, 8), numbers(8, 5), mode="symbolic")
+    assert replace(module.graph, is_chosen) == 0
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        a = torch.empty(3, 8, dtype=torch.float16)
+        assert is_chosen(a, a.t()) and not is_chosen(a, 3) and not is_chosen(None, a)
+        monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cuda")
+        assert not is_chosen(a, a.t())
+    module = traced(lambda x, w, v: torch.addmm(v, x, w), numbers(3, 8), numbers(8, 5), numbers(5))
+    assert replace(module.graph, lambda a, b: True) == 0 and "addmm" in str(module.graph)
+
+
+def test_a_kernel_that_could_not_be_loaded_is_not_chosen(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "unavailable", lambda decision: True)
+    assert not is_chosen(numbers(3, 8), numbers(8, 5))
+
+
+class Theirs(CustomGraphPass):  # type: ignore[misc]
+    def __init__(self, uuid: Any = "theirs") -> None:
+        self.graphs, self._uuid = list[Any](), uuid
+
+    def __call__(self, graph: Any) -> None:
+        self.graphs.append(graph)
+
+    def uuid(self) -> Any:
+        return self._uuid
+
+
+def test_passes_of_the_user_run_before_and_are_given_back(served: Served) -> None:
+    theirs = Theirs()
+    for before in (None, theirs, [theirs, theirs]):
+        config.post_grad_custom_post_pass = before
+        made = inductor_pass.install()
+        assert config.post_grad_custom_post_pass is made
+        graph = traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph
+        made(graph)
+        assert targets(graph) == [OURS] and made.replaced == 1
+        inductor_pass.remove(made)
+        assert config.post_grad_custom_post_pass is before
+    assert len(theirs.graphs) == 3
+
+
+def test_a_pass_below_another_is_left_without_effect(served: Served) -> None:
+    made = inductor_pass.install()
+    config.post_grad_custom_post_pass = top = Theirs()
+    inductor_pass.remove(made)
+    assert config.post_grad_custom_post_pass is top
+    graph = traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph
+    made(graph)
+    assert targets(graph) == [MM]
+
+
+def in_a_thread(function: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def setting() -> Any:
+    return config.post_grad_custom_post_pass
+
+
+def test_the_pass_is_every_threads_whoever_installs_or_removes_it(served: Served) -> None:
+    here = setting()
+    made = in_a_thread(inductor_pass.install)
+    assert setting() is made and in_a_thread(setting) is made
+    made.replaced = 0
+    graphs = [traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph for _ in range(2)]
+    in_a_thread(lambda: setting()(graphs[0]))
+    setting()(graphs[1])
+    assert made.replaced == 2 and all(targets(graph) == [OURS] for graph in graphs)
+    in_a_thread(lambda: inductor_pass.remove(made))
+    assert setting() is here and in_a_thread(setting) is None
+    again = inductor_pass.install()
+    assert in_a_thread(setting) is again
+    inductor_pass.remove(again)
+
+
+@pytest.mark.skipif(inductor_pass._entry() is None, reason="this torch has one setting for all threads")
+def test_what_a_thread_has_set_itself_runs_before_and_stays_its_own(served: Served) -> None:
+    theirs, patched = Theirs(), Theirs("b")
+
+    def work() -> tuple[list[Any], int]:
+        config.post_grad_custom_post_pass = theirs
+        made = in_a_thread(inductor_pass.install)
+        setting()(traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph)
+        with config.patch(post_grad_custom_post_pass=patched):
+            setting()(traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph)
+        seen = [setting().before, copy.deepcopy(setting()).is_of(made)]
+        in_a_thread(lambda: inductor_pass.remove(made))
+        return [*seen, setting()], made.replaced
+
+    assert in_a_thread(work) == ([theirs, True, theirs], 2)
+    assert len(theirs.graphs) == len(patched.graphs) == 1 and setting() is None
+
+
+def test_a_package_compiled_ahead_holds_torchs_product(served: Served) -> None:
+    made = Pass()
+    usual = made.uuid()
+    graph = traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph
+    with V.set_aot_compilation(True):
+        made(graph)
+        assert targets(graph) == [MM] and made.replaced == 0 and made.uuid() != usual
+    made(graph)
+    assert targets(graph) == [OURS]
+
+
+def test_the_cache_tells_passes_apart(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    identities = [Pass(before).uuid() for before in (None, Theirs("a"), Theirs("b"), [Theirs("a"), Theirs("b")])]
+    monkeypatch.setenv("OUTBLAS_PDL", "1")
+    identities.append(Pass().uuid())
+    off = Pass()
+    off.active = False
+    identities.append(off.uuid())
+    served.library = type(served.library)("h200", ())
+    identities.append(Pass().uuid())
+    assert len(set(identities)) == len(identities) and None not in identities
+    assert Pass(lambda graph: None).uuid() is None, "an unknown pass is not cached"
+    monkeypatch.setattr(device_registry, "devices", {})
+    assert Pass().uuid() == Pass().uuid()
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
+def test_inductor_compiles_what_the_pass_leaves(served: Served) -> None:
+    """The real thing, through AOTAutograd and the C++ backend: forward and gradients, equal to eager."""
+    seen = Theirs(None)
+    config.post_grad_custom_post_pass = seen
+    made = inductor_pass.install()
+    torch._dynamo.reset()
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.relu(torch.nn.functional.linear(x, w)) * 2
+
+    x, w = numbers(3, 8, grad=True), numbers(5, 8, seed=1, grad=True)
+    expected = torch.autograd.grad(function(x, w), (x, w), numbers(3, 5, seed=2))
+    run = torch.compile(function, fullgraph=True)
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        result = run(x, w)
+        found = torch.autograd.grad(result, (x, w), numbers(3, 5, seed=2))
+    assert torch.equal(result, function(x, w)) and made.replaced >= 2
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert len(served.ran) >= 2 and len(seen.graphs) == 2

@@ -1,0 +1,188 @@
+"""A program runs under ``outblas capture`` as it does alone, and is recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.capture import python_command
+from outblas.cli.main import app
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.records.captured_products import Captured, Product
+from support.helpers import ROOT
+
+pytest.importorskip("torch")
+
+SEEN = Product(64, 128, 256, "TN", "fp16", "cpu", "mm")
+SCRIPT = """
+import sys, torch, helper
+assert sys.modules["__main__"].helper is helper
+torch.mm(torch.ones(16, 64).half(), torch.ones(64, 32).half())
+print("argv", sys.argv[1:], sys.stdin.read().strip(), helper.WORD)
+if sys.argv[1] == "raise": raise RuntimeError("on purpose")
+if sys.argv[1] == "exit": sys.exit(7)
+if sys.argv[1] == "wait":
+    import time
+    print("ready", flush=True)
+    while True: time.sleep(0.05)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OUTBLAS_COMMIT": "test"}
+
+
+def command(tmp_path: Path, *program: str, options: Sequence[str] = ()) -> list[str]:
+    (tmp_path / "program").mkdir(exist_ok=True)
+    (tmp_path / "program" / "serve.py").write_text(SCRIPT)
+    (tmp_path / "program" / "helper.py").write_text("WORD = 'beside the script'\n")
+    out = str(tmp_path / "p.json")
+    return [sys.executable, "-m", "outblas", "capture", "--out", out, *options, "--", *program]
+
+
+def test_a_program_runs_as_alone_and_is_recorded(tmp_path: Path) -> None:
+    run = command(tmp_path, sys.executable, "program/serve.py", "exit", "--out", "-x")
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), input="word", capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "argv ['exit', '--out', '-x'] word beside the script\n" and done.stderr == ""
+    found = Captured.load(tmp_path / "p.json")
+    assert found.problems() == {Problem(16, 32, 64, "NN"): 1}
+    assert "serve.py exit" in found.provenance[0]["command"]
+
+
+def test_an_exception_leaves_its_traceback_and_the_record(tmp_path: Path) -> None:
+    run = command(tmp_path, sys.executable, "-u", "program/serve.py", "raise")
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), input="", capture_output=True, text=True)
+    assert done.returncode == 1 and "RuntimeError: on purpose" in done.stderr
+    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
+
+
+def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(tmp_path: Path) -> None:
+    Captured({SEEN: 3}).save(tmp_path / "p.json")
+    for program in (("-c", "pass"), ("-m", "no_such_module"), ("no_such_script.py",)):
+        run = command(tmp_path, sys.executable, *program)
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        words = "no file 'no_such_script.py'" if program[0][0] != "-" else "no half-precision product was seen"
+        assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert Captured.load(tmp_path / "p.json").counts == {SEEN: 3}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, number: int) -> None:
+    run = command(tmp_path, sys.executable, "program/serve.py", "wait")
+    with subprocess.Popen(
+        run, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != b"ready\n":
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(number)
+        process.wait(60)
+        assert process.returncode == -number
+    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
+
+
+def test_code_and_modules_run_too(tmp_path: Path) -> None:
+    code = "import torch, sys; torch.mm(torch.ones(8, 8).half(), torch.ones(8, 8).half()); print(__name__, sys.argv)"
+    for program in (("-c", code, "x"), ("-m", "timeit", "-n1", "-r1", "-s", code, "pass")):
+        run = command(tmp_path, sys.executable, *program, options=["--append"])
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if program[0] == "-c":
+            assert done.stdout == "__main__ ['-c', 'x']\n"
+    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+
+
+OUTLIVING = """
+import pickle, sys, threading, time
+class Here: pass
+def work():
+    while threading.main_thread().is_alive(): time.sleep(0.01)
+    print(pickle.loads(pickle.dumps(Here())).__class__ is Here, sys.modules["__main__"].Here is Here)
+    def annotated(x: int): pass
+    print(annotated.__annotations__)
+if __name__ == "__main__":
+    print(__file__, __spec__ is None, __loader__.__class__.__name__, sys.argv, sys.path[0])
+    threading.Thread(target=work).start()
+"""
+
+
+def test_main_stays_the_programs_for_a_thread_that_outlives_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for file in (tmp_path / "outlives.py", folder / "__main__.py"):
+        file.write_text(OUTLIVING)
+    for words in (["outlives.py"], ["-m", "outlives"], ["folder"]):
+        alone = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        run = command(tmp_path, sys.executable, *words)
+        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert (done.stdout, done.stderr, done.returncode) == (alone.stdout, alone.stderr, 0)
+        assert "True True" in done.stdout and "int" in done.stdout
+
+
+def test_how_a_command_is_read(tmp_path: Path) -> None:
+    python = sys.executable
+    assert python_command([python, "-u", "-X", "dev", "-m", "m", "-u"]) == (
+        python,
+        ["-u", "-X", "dev"],
+        ["-m", "m", "-u"],
+    )
+    console = tmp_path / "serve"
+    console.write_text(f"#!{python}\nprint()\n")
+    console.chmod(0o755)
+    assert python_command([str(console), "a"]) == (python, [], [str(console), "a"])
+    for wrong in (["no-such-command"], ["ls"], [python], [python, "-m"]):
+        with pytest.raises(UsageError):
+            python_command(wrong)
+
+
+def test_a_file_that_cannot_be_added_to_is_said_before_the_program_runs(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{")
+    arguments = ["capture", "--append", "--out", str(tmp_path / "p.json"), "--", sys.executable, "-c", "1/0"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and result.stderr.startswith("error: captured problems")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1, 2]", b"precious", b"\xff\xfe", b'{"kind": "bench", "format": 1}'])
+def test_what_is_no_record_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p.json").write_bytes(content)
+    assert_not_run(tmp_path)
+    assert (tmp_path / "p.json").read_bytes() == content
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.json")
+    assert_not_run(tmp_path)
+    assert (tmp_path / "p.json").is_fifo()
+
+
+def assert_not_run(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    run = [sys.executable, "-m", "outblas", "capture", "--out", "p.json", "--", sys.executable, "program.py"]
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "--out p.json is there and is no record" in done.stderr and "choose another path" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("there", ["a record", "an empty file"])
+def test_a_record_or_an_empty_file_is_replaced(tmp_path: Path, there: str) -> None:
+    Captured({SEEN: 3}).save(tmp_path / "p.json")
+    if there == "an empty file":
+        (tmp_path / "p.json").write_bytes(b"")
+    run = command(tmp_path, sys.executable, "program/serve.py", "exit")
+    done = subprocess.run(run, cwd=tmp_path, env=environment(), input="word", capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert Captured.load(tmp_path / "p.json").problems() == {Problem(16, 32, 64, "NN"): 1}

@@ -1,0 +1,87 @@
+"""Free kernels evaluated live, but for the GPU: batches, workers that are lost, and forged answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.jail.jailed_evaluator import FreeLive, FreeOptions
+from outblas.judge.bench_cell import Options
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from support.free_compile_fixture import cache_fixture, compiles  # noqa: F401
+from support.free_fixture import BODY, device_text
+
+P = Problem(64, 64, 64)
+HERE = str(Path(__file__).resolve().parents[1])
+
+
+@pytest.fixture
+def live(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    options = Options(baselines=("cublas", "nvmmh"))
+
+    def make(step=20.0, **keys):
+        return FreeLive(options, step, FreeOptions(**keys), factory="support.free_workers:make_handler")
+
+    return make
+
+
+def test_no_file_of_the_search_lies_open_where_strangers_run():
+    assert FreeLive(Options(algorithms="algorithms.jsonl"), 20.0)._options.algorithms is None
+
+
+def ordered(order, number=0):
+    return FreeKernel.parse(f"// order: {order}\n" + device_text(BODY + f"int x{number};"))
+
+
+def answers(live, kernels):
+    return {e.config: (e, b) for e, b in live.evaluate(P, kernels)}
+
+
+@compiles
+def test_a_live_answer_has_what_was_measured_and_what_was_seen_here(live):
+    kernel = ordered("pass")
+    evaluation, baselines = answers(live(), [kernel])[kernel]
+    assert evaluation.status is Status.PASSED and evaluation.timing.median_us == 2.0
+    assert evaluation.counters["registers"] < 256, "not what the worker says of the machine code"
+    assert list(baselines.timings) == ["cublas"], "nvmmh would need a compiler in the jail"
+
+
+@compiles
+def test_failures_before_a_worker_need_none_and_losses_cost_one_kernel(live):
+    kernels = [ordered("pass", 1), ordered("exit", 2), FreeKernel.parse(device_text("x")), ordered("pass", 3)]
+    found = answers(live(), kernels)
+    assert [found[k][0].status.value for k in kernels] == ["passed", "exited", "compile_error", "passed"]
+
+
+@compiles
+def test_forged_answers_are_not_taken(live):
+    for order, status in (("other", Status.RULE_BROKEN), ("negative", Status.EXITED)):
+        kernel = ordered(order)
+        (found,) = [e for e, _ in live().evaluate(P, [kernel])]
+        assert found.status is status and found.config == kernel and found.timing is None
+
+
+@compiles
+def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
+    kernels = [ordered("pid", n) for n in range(3)]
+    found = [e.detail.split() for e, _ in live(batch=2).evaluate(P, kernels)]
+    pids = [pid for pid, _ in found]
+    assert pids[0] == pids[1] != pids[2] and all(there == "True" for _, there in found)
+
+
+@compiles
+def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
+    monkeypatch.setattr("outblas.jail.jailed_evaluator.FACTORY", "support.free_workers:make_handler")
+    monkeypatch.setattr(FreeLive.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
+    monkeypatch.syspath_prepend(HERE)
+    options = Options(baselines=("cublas",))
+    with LiveEvaluator(0, options, factory="support.free_workers:templates", compile_ahead=False) as evaluator:
+        template = Sm90WgmmaConfig(64, 64)
+        found = {e.config: e for e in evaluator.evaluate([(P, template), (P, ordered("pid")), (P, template)])}
+    assert found[template].detail != found[ordered("pid")].detail.split()[0]

@@ -1,0 +1,226 @@
+"""The handler of free kernels with everything below it replaced: each failure is a status, none an exception."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.problem import Problem
+from outblas.jail import jailed_worker as free
+from outblas.jail.answers import decode, encode
+from outblas.judge.bench_cell import Baselines, Options
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.workers import handler as plain
+from outblas.workers.handler import Item
+from support.free_fixture import BODY, device_text, host_text
+
+P = Problem(64, 64, 64)
+PASSED = Verdict(Status.PASSED, ("static", "memory", "bound"), "", 0.5)
+GOOD, HOST = FreeKernel.parse(device_text()), FreeKernel.parse(host_text(""))
+
+
+class Kernel:
+    def __init__(self, kernel):
+        self.name, self.config, self.broken, self.forgotten = kernel.name, kernel, False, 0
+
+    def bind(self, problem, *operands):
+        return PASSED
+
+    def broken_workspace(self):
+        return self.broken
+
+    def forget(self):
+        self.forgotten += 1
+
+
+class Bench:
+    repeats, data, torch_stream = 8, None, None
+    us = 4.0
+
+    def operands(self, index):
+        return (None, None, None)
+
+    def capture(self, kernel):
+        return SimpleNamespace(name=kernel.name, executable=None, free=lambda: None)
+
+    def measure(self, graphs, rounds, seed, warmup, seconds, prune=None):
+        return {n: Timing("offline", (self.us if n != "cublas" else 8.0,) * rounds, self.us, 0.0) for n in graphs}
+
+
+class Desk(plain.Desk):
+    renewed = 0
+
+    def __init__(self, problem, options, baselines, *more):
+        self.problem, self.bench = problem, Bench()
+        self.prover = SimpleNamespace(call=lambda verdict: verdict, graph=lambda executable: PASSED, whole=lambda: True)
+        self.graphs, self._entries, self._left_out = {}, baselines, {}
+
+    def renew_prover(self):
+        Desk.renewed += 1
+
+    def close(self):
+        pass
+
+
+class Voice:
+    def __init__(self):
+        self.begun, self.answers = [], {}
+
+    def begin(self, index):
+        self.begun.append(index)
+
+    def done(self, index, value):
+        self.answers[index] = decode(encode(value))  # as it crosses to the driver
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    """A handler whose proofs and checks say what ``world`` says."""
+    made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
+    monkeypatch.setattr(plain, "Desk", Desk)
+    monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
+
+    def load(built, folder, cudart, gpu):
+        made.kernels[built.kernel.name] = Kernel(built.kernel)
+        made.kernels[built.kernel.name].broken = made.broken
+        return made.kernels[built.kernel.name]
+
+    def prove(kernel, problem, reason, level, gpu_index):
+        made.proved.append(problem)
+        return made.verdicts.get(problem, PASSED)
+
+    made.broken = False
+    monkeypatch.setattr(free, "load", load)
+    monkeypatch.setattr("outblas.judge.gates.prove", prove)
+    monkeypatch.setattr(free.fresh, "check_fresh", lambda *a: made.fresh)
+    monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
+    monkeypatch.setattr(free.conduct, "offence", lambda before: made.offence)
+    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.Cell(str(tmp_path), None, False))
+
+    def ask(kernel, problem=P):
+        voice = Voice()
+        built = SimpleNamespace(kernel=kernel, counters=lambda: {"registers": 32.0})
+        handler([(0, Item(problem, kernel, None, False, built))], voice)
+        made.voice = voice
+        return voice.answers[0][0]
+
+    made.ask = ask
+    return made
+
+
+def test_a_right_kernel_is_proved_on_neighbours_and_timed(world):
+    found = world.ask(GOOD)
+    assert found.status is Status.PASSED and found.timing.median_us == 4.0 and found.detail == ""
+    assert world.proved[0] == P and len(world.proved) > 8
+    assert world.voice.begun.count(0) > len(world.proved), "a sign of life before each proof"
+
+
+def test_a_neighbour_that_is_wrong_is_named(world):
+    world.verdicts[Problem(64, 64, 65)] = Verdict(Status.WRONG, ("static",), "error 3 times the bound")
+    found = world.ask(GOOD)
+    assert found.status is Status.WRONG and found.detail == "on 64_64_65: error 3 times the bound"
+
+
+def test_a_kernel_that_allows_no_small_problem_is_proved_on_the_asked_one(world, monkeypatch):
+    monkeypatch.setattr(Bench, "us", 40.0)
+    big = Problem(8192, 8192, 64)
+    found = world.ask(FreeKernel.parse(device_text(requires=["M == 8192", "N == 8192"])), big)
+    assert found.status is Status.PASSED and world.proved == [big]
+
+
+def test_a_broken_guard_of_the_workspace_is_a_memory_violation(world):
+    world.broken = True
+    found = world.ask(GOOD)
+    assert found.status is Status.MEMORY_VIOLATION and "workspace" in found.detail
+
+
+def test_a_problem_that_the_kernel_does_not_take_is_illegal(world):
+    found = world.ask(FreeKernel.parse(device_text(requires=["K > 64"])))
+    assert (found.status, found.detail) == (Status.ILLEGAL, "it requires K > 64")
+
+
+@pytest.mark.parametrize(("kernel", "status"), [(GOOD, Status.PASSED), (HOST, Status.RULE_BROKEN)])
+def test_only_host_code_can_offend_its_process(world, kernel, status):
+    world.offence = "it set a timer"
+    assert world.ask(kernel).status is status
+
+
+def test_what_fails_on_fresh_operands_gets_no_figure(world):
+    world.fresh = Verdict(Status.RULE_BROKEN, (), "on fresh operands: it keeps answers")
+    before = Desk.renewed
+    found = world.ask(GOOD)
+    assert found.status is Status.RULE_BROKEN and found.timing is None and "keeps answers" in found.detail
+    assert Desk.renewed == before + 1, "the operands are others now"
+
+
+def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
+    monkeypatch.setattr(Bench, "us", 0.5)
+    found = world.ask(GOOD)
+    assert found.status is Status.RULE_BROKEN and "faster than the floor" in found.detail and found.timing is None
+    monkeypatch.setattr(Bench, "us", 0.98)
+    found = world.ask(FreeKernel.parse(device_text(BODY + "int x;")))
+    assert found.status is Status.PASSED and "within error of the floor" in found.detail
+
+
+def test_template_candidates_are_not_run_there(world):
+    voice = Voice()
+    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.Cell(".", None, False))
+    handler([(0, Item(P, Sm90WgmmaConfig(64, 64)))], voice)
+    assert voice.answers[0][0].status is Status.ILLEGAL
+
+
+def test_a_guard_that_breaks_while_it_is_timed_is_a_memory_violation(world, monkeypatch):
+    def check(*_):
+        world.kernels[GOOD.name].broken = True
+        return PASSED
+
+    monkeypatch.setattr(free.fresh, "check_fresh", check)
+    found = world.ask(GOOD)
+    assert found.status is Status.MEMORY_VIOLATION and "after timing" in found.detail and found.timing is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("baselines_us", "cublas"), float("nan")), (("baselines_us", "cublas"), "4"),
+        (("baselines_us", "cublas"), 10**20),
+        (("speedup", "ratio"), float("inf")), (("speedup", "low"), None), (("speedup", "baseline"), 3),
+        (("timing", "samples_us"), []), (("timing", "samples_us"), [1.0] * 200_000), (("timing", "repeats"), 0),
+        (("timing", "repeats"), "8"), (("timing", "spread"), "0"), (("timing", "mode"), {}), (("timing", "more"), 1),
+        (("verdict", "status"), "wrong"), (("verdict", "max_err_ratio"), 1.5), (("verdict", "max_err_ratio"), "0"),
+        (("verdict", "max_err_ratio"), -1), (("verdict", "detail"), 7), (("verdict",), None), (("detail",), ["x"]),
+    ],
+)  # fmt: skip
+def test_fields_of_another_kind_are_no_answer(path, value):
+    told = encode((passed(), Baselines()))
+    place = told["evaluation"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises((ValueError, TypeError)):
+        decode(told)
+
+
+def test_words_of_an_answer_are_cut_and_errors_beyond_numbers_are_none():
+    verdict = Verdict(Status.WRONG, ("g" * 9000,) * 99, "d" * 9000, float("inf"))
+    told = Evaluation(P, GOOD, Status.WRONG, "d" * 9000, verdict, counters={"registers": 9.0}, log="x")
+    found, _ = decode(encode((told, None)))
+    assert found.verdict.max_err_ratio is None and len(found.detail) == len(found.verdict.detail) < 1000
+    assert len(found.verdict.gates) < 20 and len(found.verdict.gates[0]) < 1000 and not found.counters and not found.log
+    assert decode(encode((passed(), None)))[0].verdict.max_err_ratio == 0.5
+
+
+def passed():
+    timing, speedup = Timing("offline", (1.0,), 1.0, 0.0), Speedup("cublas", 2.0, 1.9, 2.1)
+    return Evaluation(P, GOOD, Status.PASSED, "", PASSED, timing, {"cublas": 4.0}, speedup)
+
+
+@pytest.mark.parametrize("us", [0.0, -1.0, float("nan"), float("inf"), "1", True])
+def test_times_that_are_none_are_no_answer(us):
+    value = encode((passed(), Baselines()))
+    value["evaluation"]["timing"]["median_us"] = us
+    with pytest.raises(ValueError):
+        decode(value)

@@ -1,0 +1,403 @@
+"""Bounds, oracle, guards and the numeric gates, on CPU tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge import integrity  # noqa: E402
+from outblas.judge.gates import CellProver, check_cell, prove  # noqa: E402
+from outblas.judge.operands import CANARY, Operands  # noqa: E402
+from outblas.judge.proof_inputs import integer_inputs, normal, special_inputs  # noqa: E402
+from outblas.judge.reference import ERROR_C, Oracle, error_bound, magnitudes, needed_c, product, right  # noqa: E402
+
+
+class Honest:
+    """fp32 accumulation, rounded once."""
+
+    name = "honest"
+
+    def bind(self, problem, a, b, c):
+        return lambda stream: c.copy_(a.float() @ right(problem, b).float())
+
+
+def half_accumulated(problem, a, b):
+    """fp16 running sums, 16 terms a step as a tensor core adds them."""
+    x, y = a.float(), right(problem, b).float()
+    total = torch.zeros((problem.m, problem.n), dtype=torch.float16)
+    for k in range(0, problem.k, 16):
+        total = (total.float() + x[:, k : k + 16] @ y[k : k + 16]).half()
+    return total
+
+
+def ratio_of(problem, a, b, c):
+    return float(Oracle(problem, a, b).worst(c))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize("k", [1, 64, 4096])
+def test_a_correct_fp32_result_is_within_the_bound(dtype, layout, k):
+    problem = Problem(40, 24, k, layout, dtype)
+    a, b = normal(problem, 1)
+    c = (a.float() @ right(problem, b).float()).to(a.dtype)
+    assert 0 < ratio_of(problem, a, b, c) <= 1
+    assert needed_c(problem, a, b, c) <= ERROR_C
+
+
+@pytest.mark.parametrize("k", [64, 1024, 16384])
+def test_half_accumulation_behind_an_fp32_claim_is_outside(k):
+    problem = Problem(32, 64, k)
+    a, b = normal(problem, 2)
+    c = half_accumulated(problem, a, b)
+    assert ratio_of(problem, a, b, c) > 1
+    assert needed_c(problem, a, b, c) > ERROR_C
+
+
+@pytest.mark.parametrize("k", [16, 1024, 16384])
+def test_half_accumulation_fits_its_own_bound_and_a_wrong_result_does_not(k):
+    problem = Problem(32, 64, k, acc="fp16")
+    a, b = normal(problem, 3)
+    c = half_accumulated(problem, a, b)
+    assert ratio_of(problem, a, b, c) <= 1
+    c[3, 5] += 4 * math.sqrt(k)
+    assert ratio_of(problem, a, b, c) > 1
+
+
+def test_the_bound_is_the_formula():
+    problem = Problem(2, 2, 100)
+    one = torch.ones(2, 2, dtype=torch.float64)
+    expected = 2.0**-11 * 3 + 4 * 10 * 2.0**-24 * 5 + 2.0**-25
+    assert torch.allclose(error_bound(problem, -3 * one, 5 * one), expected * one, rtol=1e-12)
+
+
+def test_truncated_accumulation_of_positive_terms_fits():
+    """Tensor cores truncate where they add; the bias on positive terms must not be called wrong."""
+    problem = Problem(8, 8, 16384)
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand((8, 16384), generator=generator).half()
+    b = torch.rand((8, 16384), generator=generator).half()
+    total = torch.zeros((8, 8), dtype=torch.float64)
+    for k in range(0, problem.k, 16):
+        total += a[:, k : k + 16].double() @ b[:, k : k + 16].double().t()
+        mantissa, exponent = torch.frexp(total)
+        total = torch.ldexp(torch.floor(mantissa * 2**24), exponent - 24)
+    assert ratio_of(problem, a, b, total.half()) <= 1
+
+
+def test_reference_in_blocks_agrees_with_fp64(monkeypatch):
+    problem = Problem(70, 33, 1500)
+    a, b = normal(problem, 4)
+    monkeypatch.setattr("outblas.judge.reference.FP64_FLOPS", 1)
+    blocks = Oracle(problem, a, b).reference
+    exact = product(problem, a, b)
+    magnitude, _ = magnitudes(problem, a, b)
+    assert ((blocks - exact).abs() <= 0.1 * error_bound(problem, exact, magnitude)).all()
+    assert torch.equal(blocks[::2], exact[::2].float())
+
+
+def test_oracle_works_in_chunks_and_sees_a_nan_in_the_last(monkeypatch):
+    monkeypatch.setattr("outblas.judge.reference._CHUNK", 64)
+    problem = Problem(37, 16, 32)
+    a, b = normal(problem, 5)
+    c = product(problem, a, b).half()
+    oracle = Oracle(problem, a, b)
+    assert float(oracle.worst(c)) <= 1
+    c[36, 15] = math.nan
+    assert math.isnan(float(oracle.worst(c)))
+
+
+@pytest.mark.parametrize("acc", ["fp32", "fp16"])
+@pytest.mark.parametrize("k", [1, 2, 63, 64, 2049, 70001])
+def test_integer_inputs_are_exact_in_their_accumulator(acc, k):
+    problem = Problem(5, 16, k, acc=acc)
+    largest = 0.0
+    for what, a, b in integer_inputs(problem):
+        sums = (a.double().abs() @ right(problem, b).double().abs()).max().item()
+        largest = max(largest, sums)
+        assert sums <= (2048 if acc == "fp16" else 65504), what
+        assert torch.equal(a, a.round()) and torch.equal(b, b.round())
+    if acc == "fp32" and k >= 64:
+        assert largest > 2048
+
+
+def test_half_accumulation_is_not_exact_on_the_integers():
+    problem = Problem(8, 16, 1024)
+    wrong = 0
+    for _, a, b in integer_inputs(problem):
+        exact = product(problem, a, b).float().half()
+        wrong += int((half_accumulated(problem, a, b) != exact).sum())
+    assert wrong > 0
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [Problem(33, 24, 70), Problem(1, 8, 8, "NN"), Problem(9, 5, 1), Problem(20, 16, 40, "NN", "bf16")],
+    ids=lambda p: p.key,
+)
+def test_an_honest_product_passes_every_gate(problem):
+    verdict = prove(Honest(), problem, device="cpu")
+    assert (verdict.status, verdict.detail) == (Status.PASSED, "")
+    assert verdict.gates == ("static", "memory", "exact", "bound", "special")
+    assert 0 < verdict.max_err_ratio <= 1
+
+
+def test_gate_one_comes_first():
+    verdict = prove(Honest(), Problem(8, 8, 8), "accumulates in fp16", device="cpu")
+    assert verdict.status is Status.STATIC_REJECTED and verdict.gates == ()
+
+
+def test_special_inputs_reach_every_special_value():
+    problem = Problem(16, 16, 64)
+    a, b = special_inputs(problem)
+    c = (a.float() @ right(problem, b).float()).half()
+    assert c.isnan().any() and (c == math.inf).any() and (c == -math.inf).any()
+    finite = a.float()[a.isfinite()]
+    assert ((finite != 0) & (finite.abs() < 2.0**-14)).any()  # subnormal
+
+
+def test_flushing_subnormals_is_wrong():
+    class Flush(Honest):
+        def bind(self, problem, a, b, c):
+            def flushed(t):
+                return torch.where(t.float().abs() < 2.0**-14, torch.zeros_like(t), t).float()
+
+            return lambda stream: c.copy_(flushed(a) @ flushed(right(problem, b)))
+
+    assert prove(Flush(), Problem(16, 16, 64), device="cpu").status is Status.WRONG
+
+
+def test_saturating_an_overflow_is_wrong():
+    class Saturate(Honest):
+        def bind(self, problem, a, b, c):
+            return lambda stream: c.copy_((a.float() @ right(problem, b).float()).clamp(-65504, 65504))
+
+    verdict = prove(Saturate(), Problem(16, 16, 64), device="cpu")
+    assert verdict.status is Status.WRONG and "Inf" in verdict.detail
+
+
+def test_two_runs_that_differ_in_a_bit_are_not_repeatable():
+    class Drifting(Honest):
+        def bind(self, problem, a, b, c):
+            turn = [0]
+
+            def call(stream):
+                turn[0] += 1
+                c.copy_(a.float() @ right(problem, b).float() * (1 + (turn[0] % 2) * 2.0**-12))
+
+            return call
+
+    status = prove(Drifting(), Problem(64, 64, 64, dtype="bf16"), device="cpu").status
+    assert status in (Status.NOT_REPEATABLE, Status.WRONG)
+
+
+def test_operands_are_guarded_aligned_and_apart():
+    problem = Problem(3, 5, 7)
+    data = Operands(problem, 2, guard_bytes=512)
+    data.fill_normal(1)
+    for index in range(2):
+        a, b, c = data[index]
+        assert (a.shape, b.shape, c.shape) == ((3, 7), (5, 7), (3, 5))
+        base = data[0][0].data_ptr()
+        assert all((t.data_ptr() - base) % 256 == 0 for t in (a, b, c))
+        assert not a.isnan().any() and not b.isnan().any() and c.isnan().all()
+        assert data.broken_guard(index) == ""
+    assert not torch.equal(data[0][0], data[1][0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "offset", "named"), [(0, -1, "A"), (1, -1, "B"), (2, -1, "C"), (2, 15, "end"), (0, 21, "B")]
+)
+def test_one_word_past_an_operand_is_seen(tensor, offset, named):
+    problem = Problem(3, 5, 7)
+    data = Operands(problem, 1)
+    data.fill_normal()
+    before = data.input_sum(0).clone()
+    operand = data[0][tensor]
+    flat, start = data._flat, (operand.data_ptr() - data._flat.data_ptr()) // 2
+    flat[start + offset] = 0
+    assert data.broken_guard(0) == named
+    assert bool(data.tail_broken(0)) or not torch.equal(before, data.input_sum(0))
+
+
+def test_the_canary_is_a_nan_in_both_formats():
+    word = torch.tensor([CANARY], dtype=torch.int16)
+    assert word.view(torch.float16).isnan().all() and word.view(torch.bfloat16).isnan().all()
+
+
+def cell(run):
+    problem = Problem(16, 24, 64)
+    data = Operands(problem, 1)
+    data.fill_normal()
+    a, b, c = data[0]
+    oracle, before = Oracle(problem, a, b), data.input_sum(0).clone()
+    return check_cell(data, oracle, before, lambda: run(problem, a, b, c, data))
+
+
+def test_cell_passes_an_honest_product():
+    verdict = cell(lambda p, a, b, c, data: c.copy_(product(p, a, b)))
+    assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
+
+
+def test_cell_rejects_one_unwritten_element():
+    def run(p, a, b, c, data):
+        kept = c[15, 23].clone()
+        c.copy_(product(p, a, b))
+        c[15, 23] = kept
+
+    verdict = cell(run)
+    assert verdict.status is Status.WRONG and "NaN" in verdict.detail
+
+
+@pytest.mark.parametrize("what", ["input", "tail"])
+def test_cell_rejects_a_write_outside_c(what):
+    def run(p, a, b, c, data):
+        c.copy_(product(p, a, b))
+        if what == "input":
+            b[0, 0] += 1
+        else:
+            data._flat[-1] = 0
+
+    assert cell(run).status is Status.MEMORY_VIOLATION
+
+
+@pytest.mark.parametrize("what", ["input", "canary", "tail"])
+def test_what_one_candidate_overwrote_is_not_held_against_the_next(monkeypatch, what):
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    problem, stream = Problem(16, 24, 64), SimpleNamespace(cuda_stream=0)
+    data = Operands(problem)
+    data.fill_normal(3)
+    a, b, c = data[0]
+    before, prover = data._flat.clone(), CellProver(data, stream)
+
+    def spoils(stream):
+        c.copy_(product(problem, a, b))
+        if what == "input":
+            b[0, 0] += 1
+        else:
+            data._flat[0 if what == "canary" else -1] = 0
+
+    assert prover.call(spoils).status is Status.MEMORY_VIOLATION
+    assert torch.equal(data._flat, before)
+    verdict = prover.call(lambda stream: c.copy_(product(problem, a, b)))
+    assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
+
+
+@pytest.mark.parametrize("where", ["A", "B", "tail", "end"])
+def test_what_was_overwritten_in_any_set_is_seen_after_timing(monkeypatch, where):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    problem = Problem(15, 23, 64)
+    data = Operands(problem, 3)
+    data.fill_normal(3)
+    before, prover = data._flat.clone(), CellProver(data, SimpleNamespace(cuda_stream=0))
+    data[1][2].zero_()
+    assert prover.whole(), "C may be written"
+    a, b, c = data[1]
+    if where in ("A", "B"):
+        (a if where == "A" else b)[0, 0] += 1
+    else:
+        data._flat[-1 if where == "end" else data._starts[1][2] + c.numel()] = 0
+    assert not prover.whole() and prover.whole()
+    assert torch.equal(data._flat, before)
+
+
+def test_integrity_names_what_was_replaced(monkeypatch):
+
+    before = integrity.snapshot()
+    assert integrity.tampered(before) == ""
+    monkeypatch.setattr(gpu_clock.Bench, "round", lambda *a: [0.0])
+    assert integrity.tampered(before) == "outblas.judge.gpu_clock.Bench.round"
+
+
+def test_all_that_judges_is_watched():
+    from outblas.core import stats
+    from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, rules, trials
+    from outblas.judge import reference as oracle
+    from outblas.runtime import driver
+
+    judges = (driver, latency, operands, oracle, proof_context, proof_inputs, rules, stats, gpu_clock, trials, gates)
+    assert {module.__name__ for module in judges} <= set(integrity.WATCHED)
+    assert {module.__name__ for module in judges} <= integrity.snapshot().keys()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "named"),
+    [
+        ("time", "perf_counter", lambda: 0.0, "time.perf_counter"),
+        ("torch.cuda", "synchronize", lambda *a: None, "torch.cuda.synchronize"),
+        ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
+        ("outblas.judge.reference", "ERROR_C", 1e9, "outblas.judge.reference.ERROR_C"),
+        ("outblas.judge.reference", "Oracle.worst", lambda *a: 0.0, "outblas.judge.reference.Oracle.worst"),
+        ("outblas.judge.reference", "Oracle.nbytes", property(lambda self: 0), "outblas.judge.reference.Oracle.nbytes"),
+        (
+            "outblas.judge.reference",
+            "Oracle.reference",
+            property(lambda self: 0),
+            "outblas.judge.reference.Oracle.reference",
+        ),
+        ("outblas.judge.gates", "float", lambda ratio: 0.0, "outblas.judge.gates.float"),
+        ("builtins", "float", type("float", (float,), {}), "builtins.float"),
+        ("torch", "equal", lambda *a: True, "torch.equal"),
+        ("torch", "Tensor.float", lambda self: self, "torch.Tensor.float"),
+    ],
+)
+def test_what_judges_cannot_be_replaced_unseen(place, name, value, named):
+    pytest.importorskip(place)
+    before = integrity.snapshot()
+    with pytest.MonkeyPatch.context() as patch:  # undone before anybody else looks
+        patch.setattr(f"{place}.{name}", value, raising=False)
+        assert integrity.tampered(before) == named
+    assert integrity.tampered(before) == ""
+
+
+def test_a_wrong_kernel_does_not_pass_by_names_that_hide_others(monkeypatch):
+    class Liar(Honest):
+        def bind(self, problem, a, b, c):
+            monkeypatch.setattr("outblas.judge.gates.float", lambda ratio: 0.0, raising=False)
+            monkeypatch.setattr(torch, "equal", lambda x, y: True)
+            for name in ("isnan", "isposinf", "isneginf"):
+                monkeypatch.setattr(torch, name, lambda t: torch.zeros_like(t, dtype=torch.bool))
+            return lambda stream: c.fill_(1.0)
+
+    verdict = prove(Liar(), Problem(16, 24, 64), device="cpu")
+    assert verdict.status is Status.RULE_BROKEN and verdict.detail.startswith("it replaced ")
+
+
+def test_integrity_compares_by_identity(monkeypatch):
+    import outblas.judge.reference as oracle
+
+    class Alike:
+        """Equal to everything."""
+
+        def __call__(self):
+            pass
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    before = integrity.snapshot()
+    monkeypatch.setattr(oracle, "product", Alike())
+    assert integrity.tampered(before) == "outblas.judge.reference.product"
+
+
+def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itself(monkeypatch):
+    import outblas.judge.reference as oracle
+
+    monkeypatch.setattr(oracle, "_remembered", None, raising=False)
+    before = integrity.snapshot()
+    monkeypatch.setattr(oracle, "_remembered", [1])
+    monkeypatch.setattr(oracle, "__warningregistry__", {}, raising=False)
+    monkeypatch.setattr("builtins._new", print, raising=False)
+    assert integrity.tampered(before) == ""
+    monkeypatch.delattr(oracle, "right")
+    assert integrity.tampered(before) == "outblas.judge.reference.right"

@@ -1,0 +1,126 @@
+"""The clock's logic with a false driver and false time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from outblas.core.errors import DeviceError
+from outblas.judge import gpu_clock
+from outblas.runtime import driver
+
+
+class FalseDriver:
+    """Counts what is created and destroyed."""
+
+    def __init__(self, **returns):
+        self.returns, self.log = returns, []
+        self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+        self.CUresult = SimpleNamespace(CUDA_ERROR_NOT_READY=600)
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.log.append(name)
+            value = self.returns.get(name, (0, name))
+            return value() if callable(value) else value
+
+        return call
+
+
+def test_a_failed_capture_ends_it_and_keeps_the_first_error(monkeypatch):
+    cu = FalseDriver()
+    monkeypatch.setattr(driver, "driver", lambda: cu)
+
+    def refuses(stream):
+        raise DeviceError("cudaMalloc under capture", "none", "do not")
+
+    with pytest.raises(DeviceError, match="cudaMalloc"):
+        driver.capture_graph([refuses], 5)
+    assert cu.log == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
+
+
+def test_a_capture_calls_each_call_in_order_on_the_stream(monkeypatch):
+    cu, seen = FalseDriver(), []
+    monkeypatch.setattr(driver, "driver", lambda: cu)
+    driver.capture_graph([lambda s: seen.append(("a", s)), lambda s: seen.append(("b", s))], 5)
+    assert seen == [("a", 5), ("b", 5)]
+
+
+def false_bench(monkeypatch, cu):
+    monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
+    bench = gpu_clock.Bench.__new__(gpu_clock.Bench)
+    bench._events, bench._plug_us, bench.stream, bench.sets, bench.repeats = [("s", "e")] * 8, 100.0, 5, 2, 4
+    monkeypatch.setattr(bench, "synchronize", lambda: None, raising=False)
+    return bench
+
+
+def test_a_round_that_the_host_was_late_for_is_thrown_away(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver(cuEventElapsedTime=(0, 0.008)))
+    queued = iter([False, False, True])
+    monkeypatch.setattr(bench, "_queue", lambda works, before: next(queued), raising=False)
+    assert bench._timed([lambda: None]) == [8.0]
+    assert bench._plug_us == 400.0 and next(queued, "empty") == "empty"
+
+
+def test_a_host_that_is_always_late_is_an_error_not_a_figure(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver())
+    monkeypatch.setattr(bench, "_queue", lambda works, before: False, raising=False)
+    with pytest.raises(DeviceError, match="ahead of the GPU"):
+        bench._timed([lambda: None])
+
+
+def test_times_go_back_to_their_entries_whatever_the_order(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver())
+    entries = [gpu_clock.GraphEntry(str(i), f"graph{i}", [], repeats=4) for i in range(3)]
+    monkeypatch.setattr(bench, "_timed", lambda works: [40.0, 80.0, 120.0], raising=False)
+    assert bench.round(entries, [2, 0, 1]) == [20.0, 30.0, 10.0]
+
+
+def test_interleaved_orders_are_random_and_seeded(monkeypatch):
+    bench = false_bench(monkeypatch, FalseDriver())
+    entries = {str(i): gpu_clock.GraphEntry(str(i), f"graph{i}", [], repeats=4) for i in range(4)}
+
+    def orders(seed):
+        seen = []
+        monkeypatch.setattr(bench, "round", lambda e, o: seen.append(tuple(o)) or [1.0] * 4, raising=False)
+        bench.measure(entries, 7, seed)
+        return seen
+
+    assert orders(3) == orders(3) != orders(4) and len(set(orders(3))) > 3
+    assert all(sorted(o) == [0, 1, 2, 3] for o in orders(3))
+
+
+def test_a_quick_choice_drops_the_hopeless_after_one_timed_round(monkeypatch):
+    """Of all: one untimed round and one timed; then those within 1.5 x the fastest only. What fails is left out."""
+    cu = FalseDriver()
+    bench = false_bench(monkeypatch, cu)
+    us = {"slow": [1.0, 151.0], "level": [900.0, 150.0, 80.0, 90.0], "fast": [5.0, 100.0, 110.0, 120.0]}
+    rounds = []
+
+    def round_(entries, order):
+        assert sorted(order) == list(range(len(entries)))
+        rounds.append([entry.name for entry in entries])
+        return [us[entry.name].pop(0) for entry in entries]
+
+    def capture(name):
+        if name == "broken":
+            raise DeviceError("a", "b", "c")
+        return gpu_clock.GraphEntry(name, object(), (), 4)
+
+    monkeypatch.setattr(bench, "round", round_)
+    monkeypatch.setattr(bench, "capture", capture)
+    found = bench.quick({n: n for n in ("slow", "broken", "level", "fast")}, skip=DeviceError)
+    assert rounds == [["slow", "level", "fast"]] * 2 + [["level", "fast"]] * 2
+    assert {n: t.samples_us for n, t in found.items()} == {"level": (150.0, 80.0, 90.0), "fast": (100.0, 110.0, 120.0)}
+    assert found["level"].median_us == 90.0 and found["fast"].repeats == bench.repeats
+    assert bench.quick({"broken": "broken"}, skip=DeviceError) == {}
+
+
+def test_freeing_a_graph_twice_is_harmless(monkeypatch):
+    cu = FalseDriver()
+    monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
+    graph = gpu_clock.GraphEntry("x", "executable", [], 1)
+    graph.free()
+    graph.free()
+    assert cu.log == ["cuGraphExecDestroy"]

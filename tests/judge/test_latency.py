@@ -1,0 +1,83 @@
+"""Server mode's logic with a false driver and false time."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from outblas.core.errors import UsageError
+from outblas.judge import latency
+from outblas.judge.rounds import summary
+
+
+@pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])
+def test_server_wants_a_rate(qps):
+    with pytest.raises(UsageError, match="target-qps"):
+        latency.server({}, None, qps)
+
+
+class Clock:
+    """Moves by ``step`` at every look."""
+
+    def __init__(self, step):
+        self.now, self.step = 0, step
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+def serve_with(duration_ns, qps, seconds, names=("ours", "theirs"), warmup=0.0):
+    clock = Clock(1000)
+    calls = {name: 0 for name in names}
+
+    def request(name):
+        def serve():
+            calls[name] += 1
+            clock.now += duration_ns[name]
+
+        return serve
+
+    samples = latency.server_blocks({n: request(n) for n in names}, qps, warmup, seconds, random.Random(1), clock)
+    return samples, calls, clock
+
+
+def test_server_latency_runs_from_the_call_to_completion():
+    samples, calls, _ = serve_with({"ours": 10_000, "theirs": 30_000}, 5000.0, 0.1)
+    assert np.median(samples["ours"]) == pytest.approx(11.0) and np.median(samples["theirs"]) == pytest.approx(31.0)
+    untimed = latency.SERVER_BLOCK + 1  # a block without waiting, and one request at the rate
+    assert calls == {name: len(s) + untimed for name, s in samples.items()}
+
+
+def test_server_arrivals_have_the_target_rate():
+    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 2.0)
+    assert sum(map(len, samples.values())) / (clock.now / 1e9) == pytest.approx(1000.0, rel=0.1)
+
+
+def test_server_warm_up_is_served_and_not_kept():
+    samples, calls, _ = serve_with({"ours": 1000, "theirs": 1000}, 1000.0, 0.1, warmup=0.1)
+    assert all(samples.values())
+    assert all(calls[name] > len(samples[name]) + latency.SERVER_BLOCK + 1 for name in calls)
+
+
+def test_server_at_a_low_rate_ends_with_a_sample_of_each():
+    samples, _, clock = serve_with({"ours": 1000, "theirs": 1000}, 10.0, 0.01)
+    assert all(len(s) >= 1 for s in samples.values()) and clock.now < 2e9
+
+
+def test_requests_rotate_over_the_operand_sets(monkeypatch):
+    seen, waits = [], []
+    false = SimpleNamespace(cuStreamSynchronize=lambda stream: waits.append(stream) or (0,))
+    monkeypatch.setattr(latency, "driver", lambda: false)
+    serve = latency._requests([lambda s, i=i: seen.append((i, s)) for i in range(3)], SimpleNamespace(stream=5))
+    for _ in range(7):
+        serve()
+    assert seen == [(i, 5) for i in (0, 1, 2, 0, 1, 2, 0)] and waits == [5] * 7
+
+
+def test_percentiles_come_from_the_samples():
+    t = summary("server", [float(i) for i in range(1, 102)])
+    assert latency.percentile(t, 50) == 51.0 and latency.percentile(t, 99) == 100.0

@@ -1,0 +1,149 @@
+"""Early loads of B: what the machine code reads before it waits for the predecessor, and where the knob is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Layout, Problem
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.source import make_source
+from outblas.runtime.cubin import Cubin
+from outblas.runtime.nvrtc import compile_source
+from outblas.runtime.sass import check_static
+from support.disassembly import Together, cases
+
+pytestmark = pytest.mark.long
+LAYOUTS: tuple[Layout, ...] = ("TN", "NN")
+CONFIGS: dict[str, KernelConfig] = {
+    "wgmma": Sm90WgmmaConfig(64, 64, stages=6),
+    "wgmma_deep_stages": Sm90WgmmaConfig(64, 64, 128, 3, store="direct"),
+    "wgmma_pingpong": Sm90WgmmaConfig(64, 128, 64, 5, 2, "pingpong", persistent=True),
+    "wgmma_cluster": Sm90WgmmaConfig(64, 64, stages=4, cluster_m=2, l2="stream_b"),
+    "wgmma_split": Sm90WgmmaConfig(64, 64, stages=4, split_k=2, store="direct"),
+    "wgmma_workspace": Sm90WgmmaConfig(64, 64, stages=4, split_k=3, store="direct", split_kind="workspace"),
+    "mma": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8),
+    "mma_split": Sm80MmaConfig(16, 32, 64, 3, 1, 1, 4, split_k=2),
+    "mma_one_stage": Sm80MmaConfig(32, 32, 64, 1),
+    "mma_pairs": Sm80MmaConfig(32, 32, 64, 3, vec=2),
+    "direct": Sm80DirectConfig(16, 8, wk=4),
+    "direct_tile": Sm80DirectConfig(32, 32, 2, 2, unroll=2),
+    "gemv": Sm80GemvConfig(8, 64, 1, 8, 2),
+    "gemv_split": Sm80GemvConfig(16, 64, 1, 8, 1, split_k=2),
+    "gemv_shared": Sm80GemvConfig(16, 64, 1, 8, 2, "shared"),
+    "gemv_walk": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True),
+    "gemv_walk_kept": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, kept_k=4096),
+    "gemv_walk_shared": Sm80GemvConfig(16, 64, 1, 8, 2, "shared", persistent=True, kept_k=0),
+}
+#: Opcodes that read the operands; what writes C or a workspace; the wait for the predecessor.
+READS, WRITES, WAIT = ("LDG", "LDGSTS", "UTMALDG"), ("STG", "UTMASTG", "ATOMG", "RED"), "ACQBULK"
+
+
+Kernel = tuple[Problem, KernelConfig]
+
+
+def build(kernel: Kernel) -> Cubin:
+    problem, config = kernel
+    assert why_illegal(problem, config) is None
+    source = make_source(problem, config)
+    cubin = compile_source(source, "sm_90a", cache=None)
+    assert check_static(cubin.facts, source, cubin) is None
+    return cubin
+
+
+@pytest.fixture(scope="module")
+def opcodes(request: pytest.FixtureRequest) -> Callable[[Kernel], list[str]]:
+    """Opcodes of a kernel; those of all selected tests are disassembled at once."""
+    waiting = [early_and_late(**case) for case in cases(request, "test_only_weights_are_read_before_the_wait")]
+    warming = [
+        cold_and_warmed(**case) for case in cases(request, "test_l2_is_warmed_before_the_wait_and_by_nobody_else")
+    ]
+    together = Together(build, [kernel for pair in (*waiting, *warming) for kernel in pair])
+    return lambda kernel: together[kernel][1].opcodes
+
+
+def early_and_late(name: str, layout: Layout) -> tuple[Kernel, Kernel]:
+    config, problem = replace(CONFIGS[name], pdl=True), Problem(8, 1024, 4096, layout)
+    if isinstance(config, Sm80GemvConfig):
+        problem = replace(problem, m=config.bm)
+    return (problem, replace(config, early=True)), (problem, config)
+
+
+def cold_and_warmed(name: str) -> tuple[Kernel, Kernel]:
+    early = replace(CONFIGS[name], pdl=True, early=True)
+    assert isinstance(early, Sm80GemvConfig)
+    problem = Problem(early.bm, 1024, 4096)
+    return (problem, early), (problem, replace(early, warm_k=2048))
+
+
+def count(code: list[str], kinds: tuple[str, ...]) -> int:
+    return sum(text.split(".")[0] in kinds for text in code)
+
+
+def early_loads(problem: Problem, c: KernelConfig) -> int:
+    """Instructions that load B before the wait: all of a first fill of the ring, or the loop over its stages."""
+    if isinstance(c, Sm90WgmmaConfig):
+        return c.bk // 64 if problem.layout == "TN" else max(1, c.bn // 64)
+    if isinstance(c, Sm80GemvConfig):
+        return c.unroll * gemv_loads(problem, c)[0]
+    if isinstance(c, Sm80DirectConfig):
+        return c.unroll * (c.bn // c.wn // 8 if problem.layout == "TN" else 4)
+    threads = 32 * c.wm * c.wn * c.wk
+    return max(1, c.stages - 1) * -(-c.bn * c.bk // c.vec // threads)
+
+
+def start(code: list[str]) -> list[str]:
+    """Up to the last wait: that of whoever loads (a split over a workspace has another before its stores)."""
+    return code[: len(code) - 1 - code[::-1].index(WAIT)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_only_weights_are_read_before_the_wait(
+    opcodes: Callable[[Kernel], list[str]], name: str, layout: Layout
+) -> None:
+    """As many loads as B needs, none of A; without the knob none at all."""
+    early_kernel, (problem, config) = early_and_late(name, layout)
+    workspace = isinstance(config, Sm90WgmmaConfig) and config.split_kind == "workspace"
+    early, late = opcodes(early_kernel), opcodes((problem, config))
+    waits = 2 if workspace else 1
+    assert early.count(WAIT) == late.count(WAIT) == waits
+    # The producer of wgmma stands behind the consumers, whose reads are of a workspace.
+    own = count(start(late), READS)
+    assert own == (count(late, ("LDG",)) if workspace else 0)
+    assert count(start(early), READS) - own == early_loads(problem, config)
+    if not isinstance(config, Sm90WgmmaConfig):
+        assert count(start(early), WRITES) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("gemv")])
+def test_l2_is_warmed_before_the_wait_and_by_nobody_else(opcodes: Callable[[Kernel], list[str]], name: str) -> None:
+    (problem, early), warming = cold_and_warmed(name)
+    assert isinstance(early, Sm80GemvConfig)
+    cold, warmed = opcodes((problem, early)), opcodes(warming)
+    assert count(cold, ("UBLKPF",)) == 0
+    assert count(warmed, ("UBLKPF",)) == count(start(warmed), ("UBLKPF",)) == early.bn // early.wn // 8
+    assert count(start(warmed), READS) == count(start(cold), READS)
+    assert "early" in str(why_illegal(problem, replace(CONFIGS[name], warm_k=2048)))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_early_needs_pdl(name: str) -> None:
+    problem = Problem(8, 1024, 4096)
+    assert why_illegal(problem, replace(CONFIGS[name], pdl=True, early=True)) is None
+    assert why_illegal(problem, replace(CONFIGS[name], early=True)) == "early needs pdl"
+
+
+def test_scalar_loads_are_never_early() -> None:
+    narrow = Sm80MmaConfig(32, 32, vec=1, pdl=True)
+    assert why_illegal(Problem(7, 33, 63), narrow) is None
+    assert "vec" in str(why_illegal(Problem(7, 33, 63), replace(narrow, early=True)))

@@ -1,0 +1,104 @@
+"""The kernel family sm80_direct_gemm compiles for all that it claims, and its machine code is what its name says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT_FAMILY
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.source import make_source
+from outblas.runtime.nvrtc import compile_source
+from outblas.runtime.sass import _disassemble, check_static, disassembled_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outblas.runtime.cubin import Cubin
+
+pytest.importorskip("cuda.bindings")
+
+
+pytestmark = pytest.mark.long
+P = Problem(1024, 1024, 4096)
+
+KINDS = {
+    "_".join((p.layout, p.dtype, p.acc)): p
+    for p in (P, replace(P, layout="NN"), replace(P, dtype="bf16"), replace(P, layout="NN", dtype="bf16"),
+              replace(P, acc="fp16"), replace(P, layout="NN", acc="fp16"))
+}  # fmt: skip
+
+DIRECT = {
+    "one_warp": Sm80DirectConfig(16, 8),
+    "two_by_two": Sm80DirectConfig(64, 64, 2, 2, unroll=2),
+    "warps_over_k": Sm80DirectConfig(32, 16, 1, 1, 8, 3),
+}
+
+
+def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
+    assert why_illegal(problem, config) is None
+    source = make_source(problem, config)
+    cubin = compile_source(source, arch, cache=None)
+    assert check_static(cubin.facts, source, cubin) is None
+    assert (cubin.facts.ldl, cubin.facts.stl, cubin.spill_bytes, cubin.stack_bytes) == (0, 0, 0, 0)
+    assert cubin.facts.accumulators == (problem.acc,)
+    return cubin
+
+
+def covering(names: Iterable[str], kinds: Iterable[str]) -> list[tuple[str, str, str]]:
+    """(name, architecture, kind): every name of every kind on Hopper, and on the others one kind each, in turn."""
+    kinds, cases = list(kinds), []
+    for i, name in enumerate(names):
+        cases += [(name, "sm_90a", kind) for kind in kinds]
+        cases += [(name, arch, kinds[(2 * i + j) % len(kinds)]) for j, arch in enumerate(("sm_80", "sm_89"))]
+    return cases
+
+
+def direct_loads(layout: str, c: Sm80DirectConfig) -> int:
+    """Loads of one thread before its first product: rows of A, and columns (TN) or rows (NN) of B."""
+    m_blocks, n_blocks = c.bm // c.wm // 16, c.bn // c.wn // 8
+    return c.unroll * (2 * m_blocks + (n_blocks if layout == "TN" else 4))
+
+
+@pytest.mark.parametrize(("name", "arch", "kind"), covering(DIRECT, KINDS))
+def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kind: str) -> None:
+    """From global memory to the products: no copy to shared memory, which only warps that share K use, for sums."""
+    config, problem = DIRECT[name], KINDS[kind]
+    cubin = build(problem, config, arch)
+    facts, opcodes = cubin.facts, _disassemble(cubin.image)
+    assert not facts.hgmma and not facts.utmaldg and not facts.utmastg and not facts.ldgsts
+    blocks = config.bm // config.wm // 16 * (config.bn // config.wn // 8)
+    assert facts.hmma == 2 * config.unroll * blocks
+    assert any(text.startswith(("LDS", "STS", "BAR")) for text in opcodes) == (config.wk > 1)
+    transposed = 4 * config.unroll * config.bn // config.wn // 8 if problem.layout == "NN" else 0
+    assert sum(text.startswith("MOVM") for text in opcodes) == transposed
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+def test_direct_loads_of_a_batch_all_come_before_the_first_product(layout: str) -> None:
+    """What the family is for: one latency per ``unroll`` chunks. Without the fence ptxas interleaves them."""
+    problem = replace(P, layout=layout)  # type: ignore[arg-type]
+    for config in [*list(DIRECT_FAMILY.pool())[::38], *DIRECT.values()]:
+        assert isinstance(config, Sm80DirectConfig)
+        opcodes = _disassemble(build(problem, config).image)
+        first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
+        before, after = ([t for t in part if t.startswith("LDG")] for part in (opcodes[:first], opcodes[first:]))
+        assert (len(before), len(after)) == (direct_loads(layout, config), 0), config
+        if layout == "TN":
+            assert all(text.endswith(".128") for text in before), config
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (P, DIRECT["one_warp"]),
+    ],
+)
+def test_the_disassembler_agrees(problem: Problem, config: KernelConfig) -> None:
+    cubin = build(problem, config)
+    assert disassembled_facts(cubin.image) == cubin.facts

@@ -1,0 +1,70 @@
+"""The launch's figures and the device code's constants are computed twice; here they are held together."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from outblas.core.config import KernelConfig
+from outblas.core.problem import Problem
+from outblas.kernels.geometry import geometry, workspace_bytes
+from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT, divisor_up_to
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.pool import pool
+from support.family_tools import device_constants
+
+KINDS = [
+    ("TN", "fp16", "fp32"),
+    ("NN", "bf16", "fp32"),
+    ("TN", "fp16", "fp16"),
+    ("NN", "fp16", "fp16"),
+    ("TN", "bf16", "fp32"),
+]
+LARGE = (4096, 4096, 8192)
+
+
+def sample(count: int) -> list[tuple[Problem, KernelConfig]]:
+    """Legal (problem, config) pairs over all kinds, the same in every run."""
+    rng = random.Random(20)
+    pairs = []
+    for i in range(count):
+        problem = Problem(*LARGE, *KINDS[i % len(KINDS)])  # type: ignore[arg-type]
+        if i % 4 == 3:  # few tokens: the gemv family is legal too
+            problem = replace(problem, m=8, acc="fp32")
+        pairs.append((problem, rng.choice(legal(problem))))
+    return pairs
+
+
+@cache
+def legal(problem: Problem) -> list[KernelConfig]:
+    return [c for c in pool() if why_illegal(problem, c) is None]
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        *sample(120),
+    ],
+)
+def test_shared_memory_and_threads_are_the_device_codes(problem: Problem, config: KernelConfig) -> None:
+    pytest.importorskip("cuda.bindings")
+    if workspace_bytes(problem, config):
+        problem = replace(problem, m=512, n=512)
+    assert why_illegal(problem, config) is None
+    shape = geometry(problem, config)
+    assert device_constants(problem, config) == (shape.smem_bytes, shape.threads)
+
+
+def test_divisors() -> None:
+    for value in range(1, 65):
+        for limit in range(1, 20):
+            found = divisor_up_to(value, limit)
+            assert value % found == 0 and found <= limit
+            assert not any(value % d == 0 for d in range(found + 1, min(value, limit) + 1))
+
+
+def test_limits_are_hoppers() -> None:
+    assert (SMEM_LIMIT, MAX_GRID_YZ) == (227 * 1024, 2**16 - 1)

@@ -1,0 +1,138 @@
+"""The one legality predicate: each rule has a case that only it refuses, and what it allows compiles."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from outblas.core.config import KernelConfig, config_name, knob_schema
+from outblas.core.errors import DeviceError, UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.core.suites import suite
+from outblas.kernels.catalogue import catalogue
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.geometry import geometry
+from outblas.kernels.geometry_terms import MAX_CLUSTER
+from outblas.kernels.legality import why_illegal
+from outblas.kernels.pool import pool
+from outblas.kernels.source import make_source
+from outblas.runtime.device import gpu_of_device
+from support.helpers import ROOT
+
+
+def test_every_pool_config_is_legal_somewhere() -> None:
+    large = Problem(8192, 8192, 16384)
+    for config in pool():
+        problem = large
+        if FAMILIES[config.family].few_rows_only:
+            problem = replace(large, m=config.bm, k=getattr(config, "kept_k", 0) or large.k)
+        problem = replace(large, m=512, n=512) if getattr(config, "split_kind", "") == "workspace" else problem
+        kinds = [replace(problem, acc=acc) for acc in ("fp32", "fp16")] + [replace(problem, layout="NN")]
+        reasons = {why_illegal(kind, config) for kind in kinds}
+        assert None in reasons, (config_name(config), reasons)
+
+
+def test_the_pool_has_all_families_no_duplicates_and_no_launch_options() -> None:
+    assert len(set(pool())) == len(pool()) >= 128
+    assert {c.family for c in pool()} == set(FAMILIES)
+    assert not any(c.pdl for c in pool())
+
+
+def random_config(rng: random.Random) -> KernelConfig:
+    """A pool config with a few knobs drawn anew, mostly nonsense."""
+    config = rng.choice(pool())
+    numbers = [-1, 0, 1, 2, 3, 4, 8, 16, 24, 32, 64, 96, 128, 192, 256, 1000]
+    for knob in rng.sample(knob_schema(type(config)), rng.randint(0, 3)):
+        values: dict[str, Sequence[Any]] = {"int": numbers, "bool": [False, True], "word": knob.words}
+        config = config.with_knobs(**{knob.name: rng.choice(values[knob.kind])})
+    return config
+
+
+def test_the_predicate_answers_for_any_knobs() -> None:
+    """It never raises, and what it allows keeps the hardware's limits."""
+    rng = random.Random(5)
+    legal = 0
+    for _ in range(8000):
+        layout, dtype, acc = rng.choice([("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("NN", "fp16", "fp16")])
+        problem = Problem(*(rng.choice((1, 7, 64, 1000, 4096)) for _ in range(3)), layout, dtype, acc)  # type: ignore[arg-type]
+        config = random_config(rng)
+        reason = why_illegal(problem, config)
+        assert reason is None or (isinstance(reason, str) and reason)
+        if reason is None:
+            legal += 1
+            shape = geometry(problem, config)
+            assert shape.smem_bytes <= H200.smem_optin and shape.threads <= 1024 and 1 <= shape.cluster <= MAX_CLUSTER
+            assert shape.threads % 32 == 0 and shape.accumulators < 255
+    assert 600 < legal < 7200  # both answers were really seen
+
+
+def compiled_sample() -> list[tuple[Problem, KernelConfig]]:
+    rng = random.Random(11)
+    kinds = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
+    found = []
+    families = [next(iter(FAMILIES.values())), *FAMILIES.values()]
+    for i in range(3 * len(families) * 2):
+        problem = Problem(4096, 4096, 8192, *kinds[i % 3])  # type: ignore[arg-type]
+        family = families[i // 3 % len(families)]
+        if family.few_rows_only:
+            problem = replace(problem, m=8 + 8 * (i % 2), acc="fp32")
+        legal = [c for c in pool() if c.family == family.name and why_illegal(problem, c) is None]
+        found.append((problem, rng.choice(legal)))
+    return found
+
+
+@pytest.mark.parametrize(("problem", "config"), compiled_sample())
+def test_what_is_legal_compiles_and_passes_the_static_gate(problem: Problem, config: KernelConfig) -> None:
+    """Registers that the predicate allows do not spill."""
+    pytest.importorskip("cuda.bindings")
+    from outblas.runtime.nvrtc import compile_source
+    from outblas.runtime.sass import check_static
+
+    source = make_source(problem, config)
+    cubin = compile_source(source, cache=None)
+    assert check_static(cubin.facts, source, cubin) is None
+    assert (cubin.spill_bytes, cubin.stack_bytes, cubin.static_smem) == (0, 0, 0)
+
+
+def test_what_the_sanitizer_runs_is_legal_and_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # what the script sets is taken back
+    cases = runpy.run_path(str(ROOT / "tools" / "sanitize.py"))["CASES"]
+    assert {config.family for *_, config in cases} == set(FAMILIES)
+    for name, extents, layout, dtype, acc, config in cases:
+        for mnk in extents:
+            assert why_illegal(Problem(*mnk, layout, dtype, acc), config) is None, name
+
+
+needs_catalogue = pytest.mark.skipif(
+    not resources.files("outblas").joinpath("data", "catalogues", "h200.json").is_file(), reason="no catalogue yet"
+)
+
+
+@needs_catalogue
+def test_every_catalogue_config_is_legal_on_the_grid() -> None:
+    problems = suite("grid1000")
+    assert len(catalogue()) >= 128 and len(set(catalogue())) == len(catalogue())
+    for config in catalogue():
+        assert any(why_illegal(p, config) is None for p in reversed(problems)), config_name(config)
+
+
+def test_an_unknown_catalogue_is_refused() -> None:
+    with pytest.raises(UsageError, match="no catalogue named 'a100'"):
+        catalogue("a100")
+
+
+def test_no_gpu_is_said_so() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(DeviceError, match="no CUDA device 0"):
+        gpu_of_device(0)

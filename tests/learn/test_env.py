@@ -1,0 +1,166 @@
+"""The environment: what it offers, pays and shows."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium", reason="needs gymnasium (pip install 'outblas[rl]')")
+
+from gymnasium.utils.env_checker import check_env  # noqa: E402
+
+from outblas.core.config import launch_of  # noqa: E402
+from outblas.core.errors import UsageError  # noqa: E402
+from outblas.core.evaluation import Evaluation, Status  # noqa: E402
+from outblas.learn.env import COUNTERS, STATE, TuningEnv  # noqa: E402
+from outblas.learn.features import CANDIDATE  # noqa: E402
+from outblas.learn.reward import reward  # noqa: E402
+from outblas.learn.samplers import SAMPLERS, sampler  # noqa: E402
+from outblas.records.recording import CODE, Recording  # noqa: E402
+from outblas.records.replay import ReplayEvaluator  # noqa: E402
+from support.helpers import random_policy, synthetic_recording  # noqa: E402
+
+RECORDING = synthetic_recording(candidates=24)
+
+
+def make(recording: Recording = RECORDING, budget: int = 4, **more: Any) -> TuningEnv:
+    draw = sampler("grid", among=recording.problems)
+    return TuningEnv(ReplayEvaluator(recording), recording.catalogue, draw, random_policy(), budget, **more)
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space.*")
+def test_gymnasium_checks_it() -> None:
+    check_env(make(), skip_render_check=True)
+
+
+def test_the_mask_is_what_was_recorded_of_the_launch_option_less_what_was_tried() -> None:
+    env = make()
+    for problem in RECORDING.problems:
+        for launch in ("plain", "pdl"):
+            _, info = env.reset(options={"problem": problem, "launch": launch})
+            offered = RECORDING.recorded(problem)
+            right = np.array([launch_of(c) == launch for c in RECORDING.catalogue])
+            np.testing.assert_array_equal(env.action_masks(), offered & right)
+            action = int(np.flatnonzero(env.action_masks())[0])
+            env.step(np.int64(action))
+            assert not env.action_masks()[action] and env.action_masks().sum() == (offered & right).sum() - 1
+            assert info == {"problem": problem.key, "launch": launch}
+
+
+def test_an_episode_pays_the_best_reward_that_it_found() -> None:
+    env, rng = make(budget=5), random.Random(0)
+    for seed in range(20):
+        env.reset(seed=seed)
+        total, done = 0.0, False
+        while not done:
+            action = rng.choice(np.flatnonzero(env.action_masks()).tolist())
+            _, paid, done, truncated, info = env.step(np.int64(action))
+            assert not truncated and not info["invalid_action"]
+            total += paid
+        assert total == pytest.approx(max(reward(e) for e in env.history))
+        found = [e.speedup.ratio for e in env.history if e.speedup is not None]
+        assert info["best_speedup"] == max(found, default=0.0)
+
+
+def test_a_forbidden_action_is_never_measured_and_pays_least() -> None:
+    env = make(budget=3)
+    env.reset(seed=1)
+    forbidden = int(np.flatnonzero(~env.action_masks())[0])
+    _, paid, _, _, info = env.step(np.int64(forbidden))
+    assert info["invalid_action"] and info["status"] == "illegal"
+    assert paid == min(reward(Evaluation(env.problem, e, Status.ILLEGAL)) for e in RECORDING.catalogue[:1])
+    allowed = int(np.flatnonzero(env.action_masks())[0])
+    env.step(np.int64(allowed))
+    _, again, done, _, info = env.step(np.int64(allowed))
+    assert info["invalid_action"] and again == paid and done
+
+
+def test_an_episode_ends_when_nothing_is_left() -> None:
+    env = make(budget=1000)
+    env.reset(seed=3)
+    steps, done = 0, False
+    count = int(env.action_masks().sum())
+    while not done:
+        _, _, done, _, _ = env.step(np.int64(np.flatnonzero(env.action_masks())[0]))
+        steps += 1
+    assert steps == count
+
+
+def test_what_is_shown_after_a_step() -> None:
+    env = make(budget=4)
+    first, _ = env.reset(seed=5)
+    assert not first["best"].any() and not first["last"].any() and first["search"][0] == 0
+    action = int(np.flatnonzero(env.action_masks())[0])
+    passed = RECORDING.status[RECORDING.row(env.problem), action] == CODE[Status.PASSED]
+    seen, *_ = env.step(np.int64(action))
+    state = dict(zip(STATE, seen["state"].tolist(), strict=True))
+    assert state["budget_left"] == 0.75 and state[f"last_{env.history[-1].status.value}"] == 1
+    assert passed == (state["best"] != 0)
+    np.testing.assert_array_equal(seen["last"], seen["candidates"][action, : len(CANDIDATE)])
+    assert env.observation_space.contains(seen)
+
+
+def test_counters_of_the_last_candidate_are_shown_when_they_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make()
+    plain = ReplayEvaluator._cell
+
+    def with_counters(self: Any, *pair: Any) -> Evaluation:
+        found = plain(self, *pair)
+        found.counters["l2_hit_rate"] = 0.75
+        return found
+
+    monkeypatch.setattr(ReplayEvaluator, "_cell", with_counters)
+    env.reset(seed=5)
+    seen, *_, info = env.step(np.int64(np.flatnonzero(env.action_masks())[0]))
+    state = dict(zip(STATE, seen["state"].tolist(), strict=True))
+    assert state["l2_hit_rate"] == 0.75 and state["has_counters"] == 1 and COUNTERS[0] == "l2_hit_rate"
+    assert info["counters"] == {"l2_hit_rate": 0.75}
+
+
+def test_the_same_seed_the_same_episodes() -> None:
+    def played(env: TuningEnv) -> list[Any]:
+        out: list[Any] = [env.reset(seed=11)[1]]
+        for _ in range(3):
+            out.append(env.reset()[1])
+            seen, paid, *_ = env.step(np.int64(np.flatnonzero(env.action_masks())[-1]))
+            out += [paid, seen["candidates"].tobytes()]
+        return out
+
+    assert played(make()) == played(make())
+
+
+def test_under_the_additive_preset_a_wrong_kernel_wins() -> None:
+    """What the published weights pay; the gated reward never pays a wrong kernel more than a right one."""
+    from support.helpers import passed_evaluation
+
+    problem, config = RECORDING.problems[0], RECORDING.catalogue[0]
+    right = passed_evaluation(problem, config, low=1.19, ratio=1.2)
+    wrong = Evaluation(problem, config, Status.WRONG, counters={"unproven_speedup": 1.3, "l2_hit_rate": 0.5})
+    assert reward(wrong, "additive") > reward(right, "additive")
+    assert reward(wrong) < reward(right)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(UsageError, match="budget"):
+        make(budget=0)
+    with pytest.raises(UsageError, match="unknown sampler"):
+        sampler("triangular")
+    with pytest.raises(UsageError, match="no problem"):
+        sampler("grid", among=())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_draw_what_can_be_had_and_cover_it(name: str) -> None:
+    rng, among = random.Random(0), RECORDING.problems
+    drawn = {sampler(name, among=among)(rng) for _ in range(400)}
+    assert drawn <= set(among) and len(drawn) > 1
+    free = [sampler(name)(rng) for _ in range(50)]
+    assert len(set(free)) > 20
+    if name == "log-uniform":
+        assert any(p.m % 64 for p in free)
+        assert all(64 <= x <= 16384 for p in free for x in (p.m, p.n, p.k))
+        assert 8.5 < np.mean([math.log2(p.m) for p in free]) < 11.5

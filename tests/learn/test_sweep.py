@@ -1,0 +1,74 @@
+"""The study of hyper-parameters: resumable, within its bounds, and its result can be trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install 'outblas[rl]')")
+pytest.importorskip("optuna", reason="needs optuna (pip install 'outblas[rl]')")
+
+from outblas.learn.train import sweep as module  # noqa: E402
+from outblas.learn.train.train_ppo import PpoSettings  # noqa: E402
+from support.helpers import random_policy, synthetic_recording  # noqa: E402
+
+RECORDING = synthetic_recording()
+
+
+class Trainings:
+    """Stands in for a training: its score is the higher, the nearer the rate is to 1e-4."""
+
+    def __init__(self) -> None:
+        self.seen: list[PpoSettings] = []
+        self.stopped = 0
+
+    def __call__(self, recording, problems, settings, run, on_update):  # type: ignore[no-untyped-def]
+        self.seen.append(settings)
+        for step in range(1, 11):
+            if on_update(step * settings.steps // 10, -abs(settings.lr - 1e-4)):
+                self.stopped += 1
+                break
+        return random_policy()
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    found = Trainings()
+    monkeypatch.setattr(module, "train", found)
+    return found
+
+
+def test_the_best_settings_of_a_study_are_within_its_bounds(trainings: Trainings, tmp_path: Path) -> None:
+    best, score = module.sweep(RECORDING, RECORDING.problems, 12, tmp_path)
+    assert len(trainings.seen) == 12
+    assert score == pytest.approx(-abs(best.lr - 1e-4)) == max(-abs(s.lr - 1e-4) for s in trainings.seen)
+    for settings in trainings.seen:
+        assert module.LR[0] <= settings.lr <= module.LR[1] and settings.batch in module.BATCH
+        assert module.GAMMA[0] <= settings.gamma <= module.GAMMA[1]
+        assert module.ENTROPY[0] <= settings.entropy <= module.ENTROPY[1]
+    assert trainings.stopped > 0, "a poor trial is stopped"
+
+
+def test_a_study_goes_on_where_it_was(trainings: Trainings, tmp_path: Path) -> None:
+    module.sweep(RECORDING, RECORDING.problems, 4, tmp_path)
+    module.sweep(RECORDING, RECORDING.problems, 6, tmp_path)
+    assert len(trainings.seen) == 6
+    said: list[int] = []
+    module.sweep(RECORDING, RECORDING.problems, 6, tmp_path, progress=lambda done, total, note: said.append(done))
+    assert len(trainings.seen) == 6 and not said, "a study that has enough is only read"
+
+
+def test_a_trial_that_fails_is_not_swallowed(
+    trainings: Trainings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*a, **named):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(module, "train", fails)
+    with pytest.raises(RuntimeError, match="no"):
+        module.sweep(RECORDING, RECORDING.problems, 2, tmp_path)
+    monkeypatch.setattr(module, "train", trainings)
+    module.sweep(RECORDING, RECORDING.problems, 2, tmp_path)
+    assert len(trainings.seen) == 2

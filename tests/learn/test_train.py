@@ -1,0 +1,255 @@
+"""Training across shapes, small: what is learned holds on shapes that were held out, and a stopped training goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install 'outblas[rl]')")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from outblas.cli.main import app  # noqa: E402
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import RecordError, UsageError  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.files import sole_driver  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.core.roofline import H200  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.learn.env import TuningEnv  # noqa: E402
+from outblas.learn.policy import Policy  # noqa: E402
+from outblas.learn.samplers import sampler  # noqa: E402
+from outblas.learn.train import regression, train_ppo  # noqa: E402
+from outblas.learn.train.network import CandidatePolicy  # noqa: E402
+from outblas.learn.train.policy_quality import qualities, searches  # noqa: E402
+from outblas.learn.train.regression import RegressSettings, train_regressor  # noqa: E402
+from outblas.learn.train.train_ppo import PpoSettings, Run, train  # noqa: E402
+from outblas.records.recording import CODE, Recording  # noqa: E402
+from outblas.records.replay import ReplayEvaluator  # noqa: E402
+from outblas.search.agents.ppo import Ppo  # noqa: E402
+from outblas.search.agents.surrogate import Surrogate  # noqa: E402
+from support.helpers import synthetic_recording  # noqa: E402
+
+SMALL = PpoSettings(
+    steps=512, rollout=32, envs=4, batch=64, budget=3, entropy=0.01, regress=RegressSettings(2, 32, 30, 4, 1e-2)
+)
+HELD_OUT = 4
+
+
+def trivial() -> Recording:
+    """One family, and one rule: the tile as wide as the problem is fastest, each factor of two costs 20%."""
+    problems = tuple(Problem(64 * m, n, 512) for m in (1, 2, 4, 8) for n in (64, 128, 256, 512, 1024))
+    catalogue: tuple[KernelConfig, ...] = tuple(
+        Sm80MmaConfig(64, bn, pdl=pdl) for bn in (16, 32, 64, 128, 256) for pdl in (False, True)
+    )
+    us = np.array(
+        [[2 * 1.2 ** abs(np.log2(min(p.n, 256) / c.bn)) - c.pdl for c in catalogue] for p in problems], np.float32
+    )
+    base = synthetic_recording(problems=len(problems), candidates=len(catalogue))
+    passed = np.full(us.shape, CODE[Status.PASSED], np.int8)
+    return replace(
+        base, problems=problems, catalogue=catalogue, status=passed, median_us=us,
+        spread=np.full(us.shape, 0.01, np.float32), rounds=np.full(us.shape, 5, np.int16),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return trivial()
+
+
+def split(recording: Recording) -> tuple[list[Problem], list[Problem]]:
+    """Rows of M = 256 are held out."""
+    held = [p for p in recording.problems if p.m == 256]
+    return [p for p in recording.problems if p not in held], held
+
+
+def test_a_trivial_rule_is_learned_and_holds_on_new_shapes(recording: Recording) -> None:
+    learn, held = split(recording)
+    policy = train(recording, learn, SMALL)
+    quality = qualities(policy, searches(policy, recording, held), 2)
+    assert len(quality) == 2 * len(held)
+    assert quality[:, 0].mean() > 0.97, "chance would give 0.75"
+    assert (quality[:, 1] >= quality[:, 0]).all() and quality[:, 1].mean() > 0.99
+    agent = Ppo(0, H200, policy)
+    first = [agent.propose(p, recording.catalogue, (), 2) for p in held]
+    assert {c.pdl for c in first[0]} == {False, True}, "launch options take turns"
+    assert sum(c.bn == min(p.n, 256) for p, two in zip(held, first, strict=True) for c in two) >= 8
+
+
+def test_the_regressor_predicts_ratios_on_new_shapes(recording: Recording) -> None:
+    learn, held = split(recording)
+    regressor = train_regressor(recording, learn, SMALL.regress)
+    policy = Policy(regressor, {})
+    plain = [c for c in recording.catalogue if not c.pdl]
+    for problem in held:
+        guess = policy.view(problem, plain, H200).guess
+        row = recording.median_us[recording.row(problem), [recording.column(c) for c in plain]]
+        truth = np.log(row) - np.log(row).mean()
+        assert np.abs(guess - guess.mean() - truth).max() < 0.12
+
+
+def test_numpy_and_torch_score_alike(recording: Recording) -> None:
+    learn, _ = split(recording)
+    regressor = train_regressor(recording, learn, replace(SMALL.regress, epochs=1))
+    env = TuningEnv(
+        ReplayEvaluator(recording), recording.catalogue, sampler("grid", among=learn), Policy(regressor, {}), 3
+    )
+    network = CandidatePolicy(env.observation_space, env.action_space, lambda _: 1e-3)
+    scorer = network.features_extractor
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for layer in scorer.layers:
+            layer.weight.normal_(0, 0.3)
+    policy = Policy(regressor, scorer.arrays())
+    seen, _ = env.reset(seed=2)
+    tried: list[int] = []
+    for _ in range(3):
+        with torch.no_grad():
+            scores = scorer({k: torch.as_tensor(v)[None] for k, v in seen.items()})[0].numpy()
+        columns, proven = env._columns, [env._place[env._column[e.config]] for e in env.history]
+        mine = policy.scores(env._view, [], [], []) if not tried else None
+        if mine is not None:
+            np.testing.assert_allclose(scores[columns], mine, rtol=1e-4, atol=1e-4)
+        else:
+            log_us = [float(np.log(e.timing.median_us)) for e in env.history if e.timing]
+            left = [i for i in range(len(columns)) if i not in proven]
+            mine = policy.scores(env._view, proven, proven, log_us)
+            np.testing.assert_allclose(scores[columns][left], mine[left], rtol=1e-4, atol=1e-4)
+        tried.append(int(np.flatnonzero(env.action_masks())[0]))
+        seen, *_ = env.step(np.int64(tried[-1]))
+
+
+def test_the_same_seed_the_same_policy(recording: Recording) -> None:
+    learn, _ = split(recording)
+    settings = replace(SMALL, steps=128)
+    one, two = (train(recording, learn, settings) for _ in range(2))
+    for name in one.scorer:
+        np.testing.assert_array_equal(one.scorer[name], two.scorer[name])
+    other = train(recording, learn, replace(settings, seed=1))
+    assert any((a != b).any() for a, b in zip(one.regressor.weights, other.regressor.weights, strict=True))
+
+
+def test_a_training_that_was_stopped_goes_on(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_ppo, "EVERY", 1)
+    learn, _ = split(recording)
+
+    class Stop(Exception):
+        pass
+
+    def stop(steps: int, score: float) -> bool:
+        if steps >= 256:
+            raise Stop
+        return False
+
+    with pytest.raises(Stop):
+        train(recording, learn, SMALL, Run(tmp_path), on_update=stop)
+    regressor = (tmp_path / "regressor.npz").read_bytes()
+    steps: list[int] = []
+    policy = train(recording, learn, SMALL, Run(tmp_path), on_update=lambda n, score: steps.append(n) or False)
+    assert (tmp_path / "regressor.npz").read_bytes() == regressor, "the regressor is not trained again"
+    assert steps and steps[0] >= 128 and steps[-1] >= SMALL.steps
+    assert json.loads(policy.about)["settings"]["lr"] == SMALL.lr
+    done: list[int] = []
+    train(recording, learn, SMALL, Run(tmp_path), on_update=lambda n, score: done.append(n) or False)
+    assert not done, "a training that is done is only read"
+    with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
+        train(recording, learn, SMALL, Run(tmp_path))
+    with pytest.raises(UsageError, match="other settings"):
+        train(recording, learn, replace(SMALL, lr=1e-3), Run(tmp_path))
+
+
+def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -> None:
+    learn, held = split(recording)
+    rows = [recording.row(p) for p in held]
+    spoiled = recording.median_us.copy()
+    spoiled[rows] = 1e6 - spoiled[rows]
+    settings = replace(SMALL, steps=128)
+    one = train(recording, learn, settings)
+    two = train(replace(recording, median_us=spoiled), learn, settings)
+    for a, b in zip(one.regressor.weights, two.regressor.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name in one.scorer:
+        np.testing.assert_array_equal(one.scorer[name], two.scorer[name])
+
+
+def test_what_is_logged(recording: Recording, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    learn, _ = split(recording)
+    train(recording, learn, replace(SMALL, steps=256), Run(tmp_path, tensorboard=True))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = tmp_path.glob("ppo_*")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {
+        "quality/after_1",
+        "quality/score",
+        "rollout/invalid_share",
+        "rollout/reward",
+        "rollout/best_speedup",
+    } <= tags
+
+
+def test_the_agent_trains_by_the_recipe_and_keeps_it(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(train_ppo, "RECIPE", replace(SMALL, steps=64))
+    learn, held = split(recording)
+    one, two = Ppo(3, H200), Ppo(3, H200)
+    one.prepare(recording, learn)
+    monkeypatch.setattr(regression, "train_regressor", lambda *a: pytest.fail("trained again"))
+    two.prepare(recording, learn)
+    assert one.propose(held[0], recording.catalogue, (), 6) == two.propose(held[0], recording.catalogue, (), 6)
+
+
+def test_ppo_and_the_surrogate_train_one_regressor(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(train_ppo, "RECIPE", replace(SMALL, steps=64, regress=RegressSettings()))
+    learn, _ = split(recording)
+    for seed in (0, 3):
+        Ppo(seed, H200).prepare(recording, learn)
+    kept = set(tmp_path.glob("regressors/*/regressor.npz"))
+    assert len(kept) == 2
+    monkeypatch.setattr(regression, "train_regressor", lambda *a: pytest.fail("trained again"))
+    for seed in (0, 3):
+        Surrogate(seed, H200).prepare(recording, learn)
+    assert set(tmp_path.glob("regressors/*/regressor.npz")) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("steps", 0), ("steps", -5), ("batch", 1), ("envs", 0), ("budget", 0)),
+        *(("lr", 0.0), ("lr", -1.0), ("lr", float("nan")), ("entropy", float("inf")), ("entropy", -1.0)),
+        *(("gamma", 5.0), ("gamma", float("nan")), ("seed", -1), ("seed", 2**32), ("sampler", "x"), ("preset", "x")),
+    ],
+)
+def test_settings_that_nothing_can_be_trained_with_are_refused_at_once(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        replace(SMALL, **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_command_refuses_them_before_it_makes_a_folder(tmp_path: Path) -> None:
+    for option, value in (("--steps", "0"), ("--seed", "-1"), ("--seed", str(10**20)), ("--gamma", "nan")):
+        result = CliRunner().invoke(app, ["train", "--run", str(tmp_path / "run"), option, value])
+        assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
+    result = CliRunner().invoke(app, ["sweep", "--run", str(tmp_path / "run"), "--steps", "0"])
+    assert result.exit_code == 2 and "steps is 0" in result.stderr and not (tmp_path / "run").exists()
+
+
+def test_too_few_problems() -> None:
+    with pytest.raises(UsageError, match="10 or more"):
+        train(trivial(), trivial().problems[:9], SMALL)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from outblas.core.config import Candidate
+from outblas.core.errors import DeviceError, RecordError, ToolchainMissing
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.llm.async_evaluator import Judge
+from support.llm_kernels import PROBLEM, failed, kernel, passed
+
+
+class Scripted:
+    """Answers when it is let; remembers its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.let = threading.Event()
+        self.let.set()
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        listed = list(pairs)
+        self.batches.append([c.text for _, c in listed if isinstance(c, FreeKernel)])
+        assert self.let.wait(20)
+        for problem, candidate in listed:
+            assert isinstance(candidate, FreeKernel)
+            yield passed(candidate, 3.0, problem)
+
+
+def test_what_waits_meanwhile_is_one_batch_ordered_by_problem() -> None:
+    evaluator, recorded = Scripted(), list[Evaluation]()
+    other = Problem(64, 64, 64)
+
+    async def run() -> None:
+        judge = Judge(evaluator, recorded.append)
+        evaluator.let.clear()
+        first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
+        while not evaluator.batches:
+            await asyncio.sleep(0.01)
+        rest = [(PROBLEM, kernel(1)), (other, kernel(2)), (PROBLEM, kernel(3)), (PROBLEM, kernel(1))]
+        waiting = [asyncio.ensure_future(judge.evaluate(*pair)) for pair in rest]
+        await asyncio.sleep(0.05)
+        assert judge.under_way == 4  # the same pair once
+        evaluator.let.set()
+        answers = await asyncio.gather(first, *waiting)
+        assert [(e.problem, e.config) for e in answers] == [(PROBLEM, kernel(0)), *rest]
+        assert (await judge.evaluate(PROBLEM, kernel(0))) is answers[0]
+        judge.close()
+
+    asyncio.run(run())
+    assert [len(batch) for batch in evaluator.batches] == [1, 3]
+    assert set(evaluator.batches[1][:2]) == {kernel(1).text, kernel(3).text}
+    assert len(recorded) == 4
+
+
+def test_what_is_known_is_not_asked_for() -> None:
+    known = failed(kernel(1), Status.WRONG, "why")
+
+    async def run() -> None:
+        judge = Judge(Scripted(), lambda evaluation: pytest.fail("recorded again"), [known])
+        assert await judge.evaluate(PROBLEM, kernel(1)) is known
+        judge.close()
+
+    asyncio.run(run())
+
+
+def test_a_missing_tool_fails_those_who_need_it_only() -> None:
+    class Without(Scripted):
+        def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+            for one in super().evaluate(pairs):
+                if one.config == kernel(2):
+                    raise ToolchainMissing("nvcc is missing", "nvcc", "pip install it")
+                yield one
+
+    async def run() -> None:
+        evaluator = Without()
+        judge = Judge(evaluator, lambda evaluation: None)
+        evaluator.let.clear()
+        first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
+        while not evaluator.batches:
+            await asyncio.sleep(0.01)
+        rest = [asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(i))) for i in (1, 2, 3)]
+        await asyncio.sleep(0.05)
+        evaluator.let.set()
+        answers = await asyncio.gather(first, *rest, return_exceptions=True)
+        assert [isinstance(a, ToolchainMissing) for a in answers] == [False, False, True, False]
+        judge.close()
+
+    asyncio.run(run())
+
+
+def test_errors_reach_those_who_wait_and_only_them() -> None:
+    class Half(Scripted):
+        def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+            (problem, candidate), *_ = pairs
+            assert isinstance(candidate, FreeKernel)
+            if candidate == kernel(0):
+                yield passed(candidate, 3.0)
+            elif candidate == kernel(1):
+                raise DeviceError("gone", "a GPU", "look")
+
+    def full(evaluation: Evaluation) -> None:
+        raise RecordError("the disk is full", "space", "free some")
+
+    async def run() -> None:
+        judge = Judge(Half(), lambda evaluation: None)
+        assert (await judge.evaluate(PROBLEM, kernel(0))).status is Status.PASSED
+        with pytest.raises(DeviceError, match="gone"):
+            await judge.evaluate(PROBLEM, kernel(1))
+        with pytest.raises(DeviceError, match="left a candidate out"):
+            await judge.evaluate(PROBLEM, kernel(2))
+        assert (await judge.call(lambda: 7)) == 7
+        with pytest.raises(ZeroDivisionError):
+            await judge.call(lambda: 1 // 0)
+        judge.close()
+        unwritten = Judge(Half(), full)
+        with pytest.raises(RecordError):  # nobody acts on what is not on record
+            await unwritten.evaluate(PROBLEM, kernel(0))
+        unwritten.close()
+
+    asyncio.run(run())

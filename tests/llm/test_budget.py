@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from outblas.core.errors import UsageError
+from outblas.llm.budget import Account, Budget, BudgetSpent, Cost, Price, at_most, parse_budget
+from outblas.llm.evolve import gap, next_problem
+from outblas.llm.models import Model, parse_models
+from outblas.llm.rate_limits import RateLimiter
+
+
+@pytest.mark.parametrize(
+    "text, budget",
+    [
+        ("50 requests", Budget(requests=50)),
+        ("1 request", Budget(requests=1)),
+        ("2M tokens", Budget(tokens=2_000_000)),
+        ("1.5k Tokens", Budget(tokens=1500)),
+        ("3 USD", Budget(usd=3.0)),
+        ("600s", Budget(seconds=600.0)),
+        ("0.25 usd, 50 requests,10 s", Budget(requests=50, usd=0.25, seconds=10.0)),
+    ],
+)
+def test_a_budget_is_read(text: str, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize(
+    "text", ["", "50", "0 requests", "-3 USD", "3 EUR", "1.5 requests", "5 s,6 s", "nan USD", "1 USD;2 s"]
+)
+def test_a_bad_budget_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_budget(text)
+
+
+def test_the_stop_is_before_a_request_that_could_pass_the_budget() -> None:
+    account = Account(Budget(tokens=1000))
+    most = Cost(1, 300, 300)
+    account.reserve(most)
+    with pytest.raises(BudgetSpent):
+        account.reserve(most)  # 600 are reserved: 1200 could be taken
+    account.settle(most, Cost(1, 100, 50))
+    account.reserve(most)
+    assert account.spent == Cost(1, 100, 50) and account.reserved == most
+
+
+@pytest.mark.parametrize(
+    "budget, fits", [(Budget(requests=3), 3), (Budget(usd=0.6), 3), (Budget(tokens=50), 5), (Budget(), 9)]
+)
+def test_every_limit_holds(budget: Budget, fits: int) -> None:
+    account, one = Account(budget), Cost(1, 6, 4, 0.2)
+    done = 0
+    for _ in range(9):
+        try:
+            account.reserve(one)
+        except BudgetSpent:
+            break
+        account.settle(one, one)
+        done += 1
+    assert done == fits
+
+
+def test_seconds_are_a_limit_of_the_session() -> None:
+    account = Account(Budget(seconds=10.0))
+    account.reserve(Cost(1), 9.9)
+    with pytest.raises(BudgetSpent, match="10 s"):
+        account.reserve(Cost(1), 10.0)
+
+
+def test_a_prompt_is_never_underestimated() -> None:
+    """Not even where every byte is a token: three bytes a character here."""
+    most = at_most([{"role": "user", "content": "乗" * 10}], 7, Price(1e6, 2e6))
+    assert most.prompt_tokens >= 30 and most.answer_tokens == 7
+    assert most.usd == most.prompt_tokens * 1.0 + 7 * 2.0
+
+
+def test_models_with_weights_and_prices() -> None:
+    assert parse_models("a, b:7b=2", ["1,2", "b:7b=0.5,1.5"]) == [
+        Model("a", 1.0, Price(1, 2)),
+        Model("b:7b", 2.0, Price(0.5, 1.5)),
+    ]
+    for text, prices in (("a,,b", []), ("a,a", []), ("a=0", []), ("a", ["x=1,2"]), ("a", ["1"]), ("a", ["1,-2"])):
+        with pytest.raises(UsageError):
+            parse_models(text, prices)
+
+
+def test_the_rate_is_kept_in_every_minute() -> None:
+    now, sent = [0.0], []
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    async def run() -> None:
+        limiter = RateLimiter(requests=3, tokens=100, clock=lambda: now[0], sleep=sleep)
+        for tokens in (10, 10, 10, 10, 90, 500, 10):
+            await limiter.acquire(tokens)
+            sent.append((now[0], tokens))
+
+    asyncio.run(run())
+    for start, _ in sent:
+        window = [tokens for at, tokens in sent if start <= at < start + 60]
+        assert len(window) <= 3
+        assert sum(window) <= 100 or len(window) == 1  # one of 500 goes alone
+    assert [at for at, _ in sent][:4] == [0, 0, 0, pytest.approx(60, abs=0.1)]
+
+
+def test_an_estimate_is_corrected_by_what_was_taken() -> None:
+    now = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    async def run() -> None:
+        limiter = RateLimiter(tokens=100, clock=lambda: now[0], sleep=sleep)
+        place = await limiter.acquire(90)
+        place.tokens = 20
+        await limiter.acquire(70)
+
+    asyncio.run(run())
+    assert now[0] == 0
+
+
+def test_tries_are_dealt_out_by_the_gap_to_the_floor() -> None:
+    gaps = {"far": gap(8.0, 2.0), "near": gap(2.2, 2.0), "done": gap(2.01, 2.0)}
+    tries = dict.fromkeys(gaps, 0)
+    for _ in range(100):
+        tries[next_problem(gaps, tries) or ""] += 1
+    assert tries["done"] == 0
+    assert tries["far"] / tries["near"] == pytest.approx(gaps["far"] / gaps["near"], rel=0.2)
+
+
+def test_nothing_is_asked_where_every_gap_is_closed() -> None:
+    assert next_problem({"a": gap(1.0, 1.0)}, {}) is None
+    assert next_problem({"a": gap(None, 1.0)}, {"a": 7}) == "a"

@@ -1,0 +1,242 @@
+"""Exported kernels: the library's machine code, files that compile alone, the numbers that outblas.runtime.launch
+has."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.main import app
+from outblas.core.config import config_name
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
+from outblas.kernels.geometry import grid, launch_smem, workspace_bytes
+from outblas.kernels.source import Source, make_source
+from outblas.publish.export.cpp import checking_program, launch_header
+from outblas.publish.export.cuda_source import inlined, standalone
+from outblas.publish.export.exported_files import export
+from outblas.publish.export.target import Target, find_target
+from outblas.records.library import Choice, Library, Row
+from outblas.runtime.nvrtc import compile_source
+from outblas.runtime.sass import _code_sections
+
+PACKAGED = Library.packaged("h200")
+#: One of every family, way to split K and layout, and fp16 accumulation.
+TARGETS: dict[str, Target] = {}
+for _row in PACKAGED.rows:
+    for _launch in ("plain", "pdl", "weights"):
+        if (_choice := _row.choice(_launch)) is not None:
+            _kind = (_choice.config.family, getattr(_choice.config, "split_kind", ""), _row.problem.layout)
+            if not any(key.startswith("-".join(_kind) + "/") for key in TARGETS):
+                _target = find_target(_row.problem, _launch, PACKAGED)
+                TARGETS[f"{'-'.join(_kind)}/{_target.name}"] = _target
+_HALF = Problem(256, 256, 256, "TN", "fp16", "fp16")
+_CONFIG = Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2)
+TARGETS["half"] = find_target(_HALF, "plain", Library("h200", (Row(_HALF, plain=Choice(_CONFIG, 1.2, 1.1, 1.3)),)))
+
+each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+
+
+def test_the_sample_has_all_kinds() -> None:
+    assert {t.config.family for t in TARGETS.values()} >= {"sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_direct_gemm"}
+    assert any(workspace_bytes(t.problem, t.config) for t in TARGETS.values())
+
+
+@each_target
+def test_the_standalone_source_is_the_librarys_kernel(target: Target) -> None:
+    pytest.importorskip("cuda.bindings")
+    text, source = standalone(target), make_source(target.problem, target.config)
+    assert "#include" not in text and "#pragma once" not in text
+    alone = compile_source(Source(text, source.entry, (), (), source.acc, source.family), cache=None)
+    own = compile_source(source)
+    assert list(_code_sections(alone.image)) == list(_code_sections(own.image))
+    assert alone.registers == own.registers
+
+
+@each_target
+def test_its_comment_says_what_it_is_and_where_the_figures_come_from(target: Target) -> None:
+    head = standalone(target).split("#define")[0]
+    assert all(line.startswith("//") for line in head.strip().splitlines())
+    assert config_name(target.config) in head and f"{target.choice.speedup:.3f} times" in head
+    words = " ".join(head.replace("//", "").split())
+    for known in ("gpu", "driver", "date", "commit"):
+        if target.provenance.get(known):
+            assert str(target.provenance[known]) in words
+
+
+def test_a_header_behind_a_false_condition_is_there_for_who_comes_later() -> None:
+    headers = (("a.h", '#pragma once\n#include "b.h"\nint a;'), ("b.h", "#pragma once\nint b;"))
+    main = '#if 0\n#include "a.h"\n#endif\n#include "b.h"\n#include "b.h"\n'
+    text = inlined(Source(main, "e", headers, (), "fp32", "f"))
+    assert text.count("int a;") == 1 and text.count("int b;") == 2 == text.count("#ifndef OUTBLAS_B_H")
+    gpp = shutil.which("g++")
+    if gpp is not None:
+        command = [gpp, "-E", "-P", "-x", "c++", "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["int", "b;"]
+
+
+@each_target
+def test_the_header_has_the_numbers_of_the_librarys_launch(target: Target) -> None:
+    text, problem, config = launch_header(target), target.problem, target.config
+    assert f"M = {problem.m}, N = {problem.n}, K = {problem.k};" in text
+    assert "GRID[3] = {" + ", ".join(map(str, grid(problem, config, H200.sms))) + "}" in text
+    assert f"SHARED_BYTES = {launch_smem(problem, config, H200.sms)}," in text
+    assert f"WORKSPACE_BYTES = {workspace_bytes(problem, config)}," in text
+    assert f"DEPENDENT = {str(config.pdl).lower()};" in text
+    found = re.findall(r"MAP_[ABC] = \{(\d+), (\d+), (\d+), (\d+), CU_TENSOR_MAP_SWIZZLE_(\w+)\}", text)
+    if isinstance(config, Sm90WgmmaConfig):
+        swizzles = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+        wanted = [(*map(str, box), swizzles[2 * box[3]]) for box in tensor_boxes(problem, config)]
+        assert found == wanted
+    else:
+        assert found == [] and "Tensor" not in text
+    assert ("&k, &workspace}" in text) == bool(workspace_bytes(problem, config))
+
+
+STUB = (Path(__file__).parent.parent / "support" / "cuda_stub" / "cuda.h").parent
+TOOLKITS = [Path(found).resolve() for found in ["/usr/local/cuda/include", *Path("/usr/local").glob("cuda-*/include")]]
+
+
+def cuda_folders() -> list[Path]:
+    """The stub, and the toolkit's own headers where there is one."""
+    return [STUB, *(folder for folder in dict.fromkeys(TOOLKITS) if (folder / "cuda.h").is_file())]
+
+
+@each_target
+@pytest.mark.parametrize("folder", cuda_folders(), ids=lambda folder: "stub" if folder == STUB else "toolkit")
+def test_the_launcher_and_its_test_compile_without_a_warning(target: Target, folder: Path, tmp_path: Path) -> None:
+    gpp = shutil.which("g++")
+    if gpp is None:
+        pytest.skip("no g++")
+    (tmp_path / f"{target.name}.h").write_text(launch_header(target))
+    (tmp_path / "t.cpp").write_text(checking_program(target))
+    flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
+    done = subprocess.run([gpp, *flags, "t.cpp"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nvcc_compiles_the_standalone_source(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    target = next(t for t in TARGETS.values() if workspace_bytes(t.problem, t.config))
+    (tmp_path / "k.cu").write_text(standalone(target))
+    done = subprocess.run([nvcc, "-std=c++17", "-arch=sm_90a", "-cubin", "k.cu"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert target.config.family.encode() in (tmp_path / "k.cubin").read_bytes()
+
+
+def test_all_formats_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    target = next(iter(TARGETS.values()))
+    names = sorted(path.name for path in export(target, ["all"], tmp_path))
+    assert names == sorted(target.name + end for end in (".cu", ".ptx", ".cubin", ".h", "_test.cpp"))
+    ptx = (tmp_path / f"{target.name}.ptx").read_text()
+    assert ".target sm_90a" in ptx and f".entry {target.config.family}" in ptx and "\0" not in ptx
+    own = compile_source(make_source(target.problem, target.config)).image
+    assert (tmp_path / f"{target.name}.cubin").read_bytes() == own
+    with pytest.raises(UsageError, match="'exe'"):
+        export(target, ["cu", "exe"], tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_folder_for_the_hub(tmp_path: Path) -> None:
+    target = next(t for t in TARGETS.values() if t.problem.layout == "TN")
+    folder = tmp_path / f"{target.name}_hf"
+    written = {str(path.relative_to(folder)) for path in export(target, ["hf"], tmp_path)}
+    package = f"torch-ext/{target.name}/__init__.py"
+    assert {"build.toml", "README.md", "gemm/gemm.cu", "torch-ext/torch_binding.cpp", package} <= written
+    tomllib = pytest.importorskip("tomllib")
+    build = tomllib.loads((folder / "build.toml").read_text())
+    assert build["general"]["name"] == target.name and set(build["torch"]["src"]) <= written
+    assert set(build["kernel"]["gemm"]["src"]) <= written
+    for name in (package, "tests/test_gemm.py"):
+        compile((folder / name).read_text(), name, "exec")
+    assert "@" not in (folder / "gemm" / "gemm.cu").read_text() and "Not tried" in (folder / "README.md").read_text()
+
+
+# -- what cannot be exported -----------------------------------------------------------------------------------------
+
+
+def outblas(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["export", *arguments], env={"COLUMNS": "200"})
+
+
+def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
+    row = next(row for row in PACKAGED.rows if row.plain is None and row.fallback)
+    p = row.problem
+    where = ("--layout", p.layout, "--dtype", p.dtype, "--acc", p.acc, "--out", str(tmp_path / "x"))
+    result = outblas("--mnk", p.mnk, *where)
+    assert result.exit_code == 2 and row.fallback in result.stderr and row.baseline in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "x").exists()
+    with pytest.raises(UsageError, match=r"the library uses torch\.matmul"):
+        find_target(p, "plain", Library("h200", (Row(p, "torch"),)))
+
+
+def test_a_row_that_falls_back_names_the_launch_options_that_have_a_kernel() -> None:
+    row = Row(_HALF, "torch", pdl=Choice(Sm80MmaConfig(64, 64, pdl=True), 1.2, 1.1, 1.3))
+    with pytest.raises(UsageError, match="--launch pdl, which has one or pass --launch weights"):
+        find_target(_HALF, "plain", Library("h200", (row,)))
+
+
+def test_formats_may_be_separated_by_commas(tmp_path: Path) -> None:
+    result = outblas("--mnk", "64_4096_64", "--format", "cu, cpp", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".cpp", ".cu", ".h"]
+
+
+def test_other_errors_are_one_line(tmp_path: Path) -> None:
+    for arguments, word in (
+        (("--mnk", "63_65_67"), "is not in the library of h200"),
+        (("--mnk", "64_64_64", "--launch", "fast"), "unknown launch option"),
+        (("--mnk", "64_64_64", "--layout", "nn", "--format", "exe"), "format 'exe'"),
+        (("--mnk", "64_64_64", "--library", str(tmp_path / "none.json")), "none.json"),
+    ):
+        result = outblas(*arguments, "--out", str(tmp_path / "x"))
+        assert result.exit_code == 2 and word in result.stderr, result.stderr
+    other = Library("l40", (Row(_HALF, plain=Choice(_CONFIG, 1.2, 1.1, 1.3)),))
+    with pytest.raises(UsageError, match="'l40'"):
+        find_target(_HALF, "plain", other)
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize(
+    ("defects", "status", "says"),
+    [("00", 0, "PASS"), ("10", 1, "FAIL: C["), ("01", 1, "behind C was written"), ("swapped", 1, "FAIL: C[")],
+)
+def test_the_test_program_tells_right_from_wrong(
+    tmp_path: Path, layout: str, defects: str, status: int, says: str
+) -> None:
+    """The program itself, on a driver that multiplies on the host."""
+    gpp = shutil.which("g++")
+    if gpp is None:
+        pytest.skip("no g++")
+    problem = Problem(32, 48, 64, layout)  # type: ignore[arg-type]
+    config = Sm80MmaConfig(32, 16, wm=1, wn=1)
+    target = find_target(problem, "plain", Library("h200", (Row(problem, plain=Choice(config, 1.2, 1.1, 1.3)),)))
+    (tmp_path / f"{target.name}.h").write_text(launch_header(target))
+    (tmp_path / "t.cpp").write_text(checking_program(target))
+    (tmp_path / "k.cubin").write_text("not looked at")
+    wrong, past = ("0", "0") if defects == "swapped" else tuple(defects)
+    swapped = (layout == "TN") == (defects == "swapped")  # B is read in the other order
+    flags = [f"-DWRONG={wrong}", f"-DPAST={past}", f"-DB_NK={int(not swapped)}", f"-I{STUB}"]
+    sources = ["t.cpp", str(STUB / "on_the_host.cpp")]
+    built = subprocess.run(
+        [gpp, "-std=c++17", "-O1", *flags, *sources, "-o", "check"], cwd=tmp_path, capture_output=True, text=True
+    )
+    if "_Float16" in built.stderr:
+        pytest.skip("this g++ has no _Float16")
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run(["./check", "k.cubin"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "") and says in done.stdout

@@ -1,0 +1,60 @@
+"""The table of equal kernels: what it holds for, how it grows, and that the packaged one is of these kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outblas import __version__
+from outblas.core.errors import RecordError
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.records.equal_kernels import EqualKernels, Kernels
+
+OLD, MIDDLE, NOW = Kernels("0.1.0", "a"), Kernels("0.1.0", "b"), Kernels("0.2.0", "b")
+OTHER = Kernels("0.3.0", "c")
+
+
+def test_the_packaged_table_is_of_this_release_and_these_kernels() -> None:
+    table = EqualKernels.load()
+    assert table.now == (__version__, kernels_sha()), "python scripts/restamp.py --since <commit before the change>"
+    assert table.now not in table.before and len(set(table.before)) == len(table.before)
+
+
+def test_it_holds_for_what_it_was_written_for_and_no_other() -> None:
+    table = EqualKernels(NOW, (OLD, MIDDLE))
+    assert table.alike(OLD, NOW) and table.alike(MIDDLE, NOW) and table.alike(NOW, NOW)
+    assert not table.alike(OTHER, NOW), "not in the table"
+    assert not table.alike(OLD, OTHER), "the kernels have changed since the table was written"
+    assert not table.alike(NOW, OLD), "a library of a later release is not of earlier kernels"
+    assert not table.alike(Kernels("0.2.0", "a"), NOW), "release and hash belong together"
+    assert table.alike(OTHER, OTHER), "equal anyway"
+
+
+def test_it_grows_by_what_was_compared() -> None:
+    first = EqualKernels(OLD)
+    assert first.followed_by(MIDDLE, OLD, "a") == EqualKernels(MIDDLE, (OLD,))
+    grown = EqualKernels(MIDDLE, (OLD,)).followed_by(NOW, MIDDLE, "b")
+    assert grown == EqualKernels(NOW, (OLD, MIDDLE))
+    assert grown.followed_by(NOW, MIDDLE, "b") == grown, "done twice"
+    assert grown.followed_by(NOW, Kernels("0.0.9", "z"), "z").before == (OLD, MIDDLE, ("0.0.9", "z"))
+
+
+def test_what_was_equal_to_other_kernels_goes() -> None:
+    """The kernels of the compared commit are not those that the table was written for."""
+    assert EqualKernels(MIDDLE, (OLD,)).followed_by(OTHER, Kernels("0.3.0", "x"), "x").before == (("0.3.0", "x"),)
+
+
+def test_it_is_kept_as_a_file(tmp_path: Path) -> None:
+    table = EqualKernels(NOW, (OLD, MIDDLE))
+    table.save(tmp_path / "table.json")
+    assert EqualKernels.load(tmp_path / "table.json") == table
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "outblas-equal-kernels-0"}'])
+def test_a_damaged_table_is_one_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "table.json").write_text(text)
+    with pytest.raises(RecordError, match="table of equal kernels"):
+        EqualKernels.load(tmp_path / "table.json")
+    with pytest.raises(RecordError, match="table of equal kernels"):
+        EqualKernels.load(tmp_path / "none.json")

@@ -1,0 +1,244 @@
+"""What ships: recording, catalogue and library agree with each other, and the published figures with their files.
+
+These tests read the package's own files, not fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outblas.core.config import LAUNCHES, KernelConfig, allows, config_name
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.suites import SUITES, suite
+from outblas.kernels.catalogue import catalogue
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.kernels.legality import why_illegal
+from outblas.learn.policy import Policy
+from outblas.learn.train.policy_quality import qualities, searches
+from outblas.publish.tables.notes import notes_of_replaced, replaced
+from outblas.publish.tables.publish_results import check_published
+from outblas.records.averages import launch_of_row, table_words
+from outblas.records.library import LEVEL, Library
+from outblas.records.recording import CODE, Recording
+from outblas.records.results import PROVENANCE, bench_files, read_result, write_result
+from support.helpers import ROOT
+
+DATA = ROOT / "src" / "outblas" / "data"
+RESULTS = ROOT / "results" / "h200"
+MOST_BYTES = 15_000_000
+#: How many of the library's kernels are compiled here; always the same ones.
+SAMPLE = 10
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return Recording.load("h200")
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library.packaged("h200")
+
+
+def installed(library: Library) -> list[tuple[Problem, KernelConfig]]:
+    """Every (problem, kernel) that the library would launch."""
+    choices = ((row.problem, row.choice(launch)) for row in library.rows for launch in LAUNCHES)
+    return [(problem, choice.config) for problem, choice in choices if choice is not None]
+
+
+def check_provenance(provenance: dict[str, Any]) -> None:
+    """A measurement on an H200 whose GPU, driver, toolchain, time and commit are all known."""
+    assert set(PROVENANCE) <= set(provenance)
+    assert "H200" in provenance["gpu"] and re.fullmatch(r"\d+(\.\d+)+", provenance["driver"])
+    assert all(provenance["toolchain"][part] for part in ("outblas", "python", "nvrtc", "torch", "cublas"))
+    assert datetime.fromisoformat(provenance["date"]).utcoffset() is not None
+    assert re.fullmatch(r"[0-9a-f]{7,40}", provenance["commit"]) and provenance["command"]
+
+
+def test_the_recording_is_small_enough_to_ship() -> None:
+    files = list((DATA / "recordings").rglob("*.parquet"))
+    assert files and sum(f.stat().st_size for f in files) < MOST_BYTES
+
+
+def test_the_recording_is_of_a_catalogue_on_grid1000(recording: Recording) -> None:
+    """A catalogue of its own time: today's may be wider, until the next recording."""
+    of_layout = {layout: {p for p in recording.problems if p.layout == layout} for layout in ("TN", "NN")}
+    assert of_layout["TN"] == set(suite("grid1000"))
+    assert of_layout["NN"] <= set(suite("grid1000", "NN")) and len(of_layout["NN"]) >= 988
+    assert len(recording.problems) == sum(map(len, of_layout.values()))
+    assert len(set(recording.catalogue)) == len(recording.catalogue) >= 128
+    assert len(catalogue("h200")) >= len(recording.catalogue)
+
+
+def test_every_family_of_the_catalogue_was_measured(recording: Recording) -> None:
+    """Both tiled families are in it; the one that serves no problem of grid1000 is not."""
+    passed = (recording.status == CODE[Status.PASSED]).any(axis=0)
+    measured = {type(config) for config, some in zip(recording.catalogue, passed, strict=True) if some}
+    assert measured == {type(config) for config in recording.catalogue}
+    assert {Sm90WgmmaConfig, Sm80MmaConfig} <= measured and Sm80GemvConfig not in measured
+
+
+def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
+    """The catalogue holds proven kernels only: a wrong, faulty or slow-to-die cell is a bug that ships."""
+    fine = [CODE[s] for s in (Status.PASSED, Status.LEFT_OUT, Status.ILLEGAL)]
+    assert np.isin(recording.status, fine).all()
+    passed = recording.status == CODE[Status.PASSED]
+    assert passed.any(axis=1).all(), "every problem has a kernel"
+    assert (recording.median_us[passed] > 0).all() and (recording.rounds[passed] > 0).all()
+    assert np.isnan(recording.median_us[~passed]).all()
+
+
+def test_the_recordings_verdict_of_legality_is_the_predicates(recording: Recording) -> None:
+    for i in range(0, len(recording.problems), 37):
+        illegal = [why_illegal(recording.problems[i], c) is not None for c in recording.catalogue]
+        assert illegal == (recording.status[i] == CODE[Status.ILLEGAL]).tolist(), recording.problems[i].key
+
+
+def test_every_problem_has_its_baselines(recording: Recording) -> None:
+    assert {"torch", "cublas", "lt_heuristic", "lt_auto"} <= set(recording.baselines)
+    for name in ("torch", "cublas", "lt_heuristic", "lt_auto"):
+        assert (recording.baselines[name] > 0).all(), name
+
+
+def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> None:
+    """Not each of the catalogue: that may be younger, and refining a row tries what is near its best candidates."""
+    assert {row.problem for row in library.rows} >= set(suite("grid1000"))
+    shipped = set(catalogue("h200"))
+    assert any(config in shipped for _, config in installed(library))
+    for problem, config in installed(library):
+        assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
+
+
+def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> None:
+    for row in library.rows:
+        assert row.baseline, row.problem.key
+        for launch in LAUNCHES:
+            choice = row.choice(launch)
+            if choice is not None:
+                assert LEVEL < choice.low <= choice.speedup <= choice.high, row.problem.key
+                assert allows(launch, choice.config), row.problem.key
+
+
+def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
+    from outblas.kernels.source import make_source
+    from outblas.runtime.nvrtc import compile_source
+    from outblas.runtime.sass import check_static
+
+    first = {config_name(config): (problem, config) for problem, config in reversed(installed(library))}
+    assert len(first) >= SAMPLE
+    by_family = {config.family: name for name, (_, config) in sorted(first.items())}
+    assert {"sm90_wgmma_gemm", "sm80_mma_gemm"} <= set(by_family)
+    chosen = {*random.Random(0).sample(sorted(first), SAMPLE), *by_family.values()}
+    for name in chosen:
+        source = make_source(*first[name])
+        cubin = compile_source(source, cache=None)
+        assert (cubin.spill_bytes, cubin.stack_bytes, cubin.facts.ldl, cubin.facts.stl) == (0, 0, 0, 0), name
+        assert check_static(cubin.facts, source, cubin) is None, name
+
+
+def test_the_library_is_of_these_kernels(library: Library) -> None:
+    """Its rows were proved with what these kernel files compile to: tools/restamp.py says so after a change of them
+    that leaves every shipped kernel as it was; after any other they are to be proved and timed again."""
+    assert library.provenance["kernels"] == kernels_sha(), "python tools/restamp.py --since <commit before the change>"
+    for last in library.provenance.get("restamped", [])[-1:]:  # none: made by these very files
+        assert last["compared"] == last["identical_cubins"] + last["identical_code_sections_only"] > 1000
+
+
+def test_all_that_was_measured_says_where_and_when(recording: Recording, library: Library) -> None:
+    for part in recording.provenance.get("parts", [recording.provenance]):
+        check_provenance(part)
+    check_provenance(dict(library.provenance))
+    for path in bench_files(RESULTS):
+        check_provenance(read_result(path).provenance)
+
+
+def test_summary_readme_picture_and_notes_are_what_the_result_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert check_published() == []
+
+
+@pytest.fixture(scope="module")
+def won() -> set[tuple[Problem, str, str]]:
+    """(problem, launch option, kernel) that some offline bench publishes as surely ahead."""
+    rows = (row for path in bench_files(RESULTS) for row in read_result(path).rows if row["mode"] == "offline")
+    ahead = (row for row in rows if not row["fallback"] and row["low"] > 1.0)
+    return {(Problem.from_json(row), launch_of_row(row), row["config"]) for row in ahead}
+
+
+@pytest.mark.parametrize("path", bench_files(RESULTS), ids=lambda path: path.name)
+def test_the_published_benches_are_of_the_packaged_library(
+    path: Path, library: Library, won: set[tuple[Problem, str, str]]
+) -> None:
+    result = read_result(path)
+    head = result.rows[0]
+    kind = [head[c] for c in ("layout", "dtype", "acc")]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert path.stem == "_".join((result.suite, *kind, head["mode"])).lower()
+    if result.suite not in SUITES:  # benchmarks/new_shapes.py: what an agent finds where no library has anything
+        assert not any(library.lookup(Problem.from_json(row)) for row in result.rows)
+        assert min(row["published"] for row in result.rows) >= 0.99
+        return
+    if head["mode"] != "offline":  # a sample; where the library has changed since, the README's notes say so
+        assert replaced(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
+        return
+    assert list(dict.fromkeys(Problem.from_json(row) for row in result.rows)) == suite(result.suite, *kind)
+    for row in result.rows:
+        found = library.lookup(Problem.from_json(row))
+        assert found is not None
+        choice = found.choice(launch_of_row(row))
+        if row["fallback"] and choice is not None:  # of two suites, and won in the other's bench since
+            assert (found.problem, launch_of_row(row), config_name(choice.config)) in won
+            assert f"- {table_words(result.suite, head)}: of an earlier library" in readme
+            continue
+        assert row["fallback"] == (choice is None)
+        if choice is not None:
+            assert row["config"] == config_name(choice.config)
+        elif row["config"]:  # demoted by this very bench
+            assert row["low"] <= 1.0
+
+
+def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library: Library) -> None:
+    directory = tmp_path / library.gpu
+    directory.mkdir()
+    path = ROOT / "results/h200/grid1000_tn_fp16_fp32_offline.parquet"
+    result = read_result(path)
+    assert replaced(result, library) == 0
+    ours = [i for i, row in enumerate(result.rows) if not row["fallback"]]
+    rows = [dict(row) for row in result.rows]
+    rows[ours[0]]["config"] = rows[ours[0]]["config"].replace("bm=", "bm=9")
+    rows[ours[1]] |= {"fallback": True, "published": 1.0}
+    write_result(rows, result.meta, directory / path.name)
+    of = f"of an earlier library; 2 of {len(rows)} rows have another kernel now"
+    assert notes_of_replaced(directory) == [f"- grid1000 TN fp16/fp32, offline: {of}"]
+    assert notes_of_replaced(directory.rename(tmp_path / "b1")) == [], "no library of that GPU to compare with"
+
+
+def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
+    """A stray file would ship with the wheel; a missing kind would break it."""
+    kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
+    shipped = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
+    assert kinds - {".py", ".typed", "", ".so", ".pack"} == shipped
+    assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
+
+
+@pytest.mark.parametrize("name", ["h200", "h200-oneshot"])
+def test_the_packaged_policies_load_and_rank_well_what_they_were_trained_on(name: str) -> None:
+    """Over a sample of the packaged recording: a policy of other inputs, or one that was never trained, does not."""
+    policy, recording = Policy.load(name), Recording.load("h200")
+    assert json.loads(policy.about)["settings"]["budget"] == (1 if name.endswith("oneshot") else 8)
+    first = qualities(policy, searches(policy, recording, recording.problems[::50]), 1)[:, 0]
+    assert np.exp(np.mean(np.log(first))) > 0.97

@@ -1,0 +1,246 @@
+"""`outblas build-library` from end to end on a fake GPU: what it leaves is what the readers accept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.main import app
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.core.suites import Table
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.publish.tables.notes import notes_of_retune
+from outblas.records.library import Library
+from outblas.records.recording import Recording
+from outblas.records.results import read_result
+from outblas.search.build_library.build_run import jobs, publish_seconds, run_job
+from outblas.search.build_library.build_work import BuildFolder, begin_with, fill_from
+from support.build_library_fixture import (  # noqa: F401
+    ALL,
+    LLM_SHAPES,
+    MADE,
+    SHAPES,
+    problems_of,
+    run,
+    script_fixture,
+    work_fixture,
+)
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["build-library", *arguments], env={"COLUMNS": "200"})
+
+
+def job_of(words: list[str]) -> list[str]:
+    """The job that a process was started for."""
+    return words[words.index("--job") + 1].split()
+
+
+def test_every_step_leaves_files_that_load(script: Any, work: Any) -> None:
+    run(script, work, *MADE)
+    table = script.TABLES[0]
+    assert list(Recording.load(work.recording).problems) == table.problems()
+    library = Library.load(work.library)
+    assert [row.problem for row in library.rows] == table.problems()
+    assert library.provenance["gpu"] and library.provenance["tables"][str(table)]["agent"] == "recorded"
+    result = read_result(work.result(table, "offline"))
+    assert len(result.rows) == 2 * len(SHAPES)
+    assert not any(row["fallback"] for row in result.rows)
+    assert {row["lt_auto_detail"] for row in result.rows} == {"lt_auto's algorithm"}
+
+
+def test_every_table_is_in_one_library_and_each_problem_is_tuned_once(script: Any, work: Any) -> None:
+    run(script, work, *MADE, tables=ALL)
+    library = Library.load(work.library)
+    tables = [Table.parse(text) for text in ALL.split(",")]
+    wanted = list(dict.fromkeys(p for table in tables for p in table.problems()))
+    assert [row.problem for row in library.rows] == wanted and len(wanted) == 3 * 4 + 1
+    agents = {name: about["agent"] for name, about in library.provenance["tables"].items()}
+    assert agents == {str(t): "recorded" if t == script.TABLES[0] else "transfer" for t in tables}
+    for table in tables:  # the shared problem is benched in both tables
+        result = read_result(work.result(table, "offline"))
+        assert {Problem.from_json(row) for row in result.rows} == set(table.problems())
+    assert len(Recording.load(work.recording).problems) == len(SHAPES), "one table is recorded"
+
+
+def test_several_tables_are_recorded_in_one_folder(script: Any, work: Any) -> None:
+    tables = [Table.parse(text) for text in ALL.split(",")]
+    recorded = [tables[0], tables[1], tables[3]]
+    listed = jobs(["record", "tune"], tables, [], [], recorded)
+    assert [job[1] for job in listed if job[0] == "record"] == [str(t) for t in recorded]
+    for job in listed:
+        run_job(work, job)
+    wanted = list(dict.fromkeys(p for t in recorded for p in t.problems()))
+    assert set(Recording.load(work.recording).problems) == set(wanted)
+    agents = {name: about["agent"] for name, about in work.load().provenance["tables"].items()}
+    assert agents == {str(t): "recorded" if t in recorded else "transfer" for t in tables}
+
+
+def test_what_is_done_is_not_done_again(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(script, work, *MADE, tables=ALL)
+    before = {path: path.read_bytes() for path in work.path.iterdir() if path.suffix in (".json", ".parquet")}
+    script.fake.asked.clear()
+    capsys.readouterr()
+    run(script, work, *MADE, tables=ALL)
+    said = capsys.readouterr().out
+    assert script.fake.asked == [] and said.count("done before") == 1 + 3 * 4
+    assert before == {path: path.read_bytes() for path in work.path.iterdir() if path.suffix in (".json", ".parquet")}
+
+
+def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_path: Path) -> None:
+    one, other, out = (BuildFolder(tmp_path / name) for name in ("one", "other", "out"))
+    llm = "llm:TN:fp16:fp32"
+    for place, tables in ((one, str(script.TABLES[0])), (other, llm)):
+        place.path.mkdir()
+        run(script, place, "tune", tables=tables)
+        publish_seconds(place, {})
+    libraries = [Library.load(place.library) for place in (one, other)]
+    out.path.mkdir()
+    begin_with(out, [one.library, other.library])
+    made = out.load()
+    assert {row.problem: row for row in made.rows} == {r.problem: r for lib in libraries[::-1] for r in lib.rows}
+    assert made.provenance["tables"].keys() == {str(script.TABLES[0]), llm}
+    run(script, out, "bench", tables=llm)
+    result = read_result(out.result(Table.parse(llm), "offline"))
+    assert {Problem.from_json(row) for row in result.rows} == set(problems_of("llm"))
+    before = out.library.read_bytes()
+    begin_with(out, [one.library, other.library])
+    assert out.library.read_bytes() == before, "the same command goes on"
+    with pytest.raises(UsageError, match="a new directory"):
+        begin_with(one, [one.library, other.library])
+    replace(libraries[1], provenance={**libraries[1].provenance, "kernels": "others"}).save(other.library)
+    with pytest.raises(UsageError, match="the same kernels"):
+        begin_with(BuildFolder(tmp_path / "new"), [one.library, other.library])
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_that_fall_back_take_what_another_search_found(script: Any, work: Any, tmp_path: Path) -> None:
+    table, other = script.TABLES[0], BuildFolder(tmp_path / "other")
+    other.path.mkdir()
+    for place in (work, other):
+        run(script, place, "tune")
+        publish_seconds(place, {})
+    lost, won = (other.load().rows[i] for i in (0, 1))
+    own = replace(won.plain, low=0.1)
+    rows = (replace(lost, plain=None, weights=None), replace(won, plain=own), *work.load().rows[2:])
+    replace(work.load(), rows=rows).save(work.library)
+    files = [other.library]
+    fill_from(work, files, [table])
+    filled = work.load()
+    assert filled.rows[0].plain == lost.plain and lost.plain is not None
+    assert filled.rows[1].plain == own, "what a row has stays, be it the worse"
+    assert [each["rows"] for each in filled.provenance["tables"][str(table)]["filled"]] == [1]
+    fill_from(work, files, [table])
+    assert work.load() == filled, "once"
+    replace(other.load(), provenance={**other.load().provenance, "kernels": "others"}).save(other.library)
+    with pytest.raises(UsageError, match="the same kernels"):
+        fill_from(work, files, [table])
+    with pytest.raises(UsageError, match="is not tuned"):
+        fill_from(BuildFolder(tmp_path / "none"), [work.library], [table])
+
+
+def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:
+    tables = [Table.parse(text) for text in ALL.split(",")]
+    found = jobs(["record", "bench"], tables, ["offline", "offline_cold", "server"], tables[:1])
+    first = str(tables[0])
+    offline = [["bench", str(table), "offline"] for table in tables]
+    assert found == [["record", first], *offline, ["bench", first, "offline_cold"], ["bench", first, "server"]]
+
+
+def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(script, work, "tune")
+    monkeypatch.setattr(script.directory, "kernels_sha", lambda: "other")
+    with pytest.raises(UsageError, match="choose another --work"):
+        run(script, work, "tune")
+
+
+def test_each_job_has_a_process_and_the_seconds_are_published(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script.runs, "monotonic", iter(range(0, 2000, 60)).__next__)
+    monkeypatch.setattr(script.steps, "printer", lambda what: lambda *_: None)
+    commands: list[list[str]] = []
+
+    def here(words: list[str], check: bool) -> None:
+        commands.append(words)
+        run_job(work, job_of(words))
+
+    monkeypatch.setattr(script.runs.subprocess, "run", here)
+    tables = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32"
+    done = command("--work", str(work.path), "--tables", tables, "--modes", "offline")
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    twice = [step for step in ("tune", "borrow", "refine", "confirm", "bench") for _ in range(2)]
+    assert [job_of(words)[0] for words in commands] == ["record", *twice]
+    assert {tuple(words[1:6]) for words in commands} == {("-m", "outblas", "build-library", "--work", str(work.path))}
+    provenance = Library.load(work.library).provenance
+    assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 11
+    assert provenance["seconds_of_making"] == 540.0 and provenance["kernels"] == kernels_sha()
+    assert "the library took 9.0 GPU minutes, all 11.0" in done.stdout
+    assert f"library: {work.library}" in done.stdout
+    assert f"bench: {work.result(script.TABLES[0], 'offline')}" in done.stdout
+    assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]
+
+
+def test_the_time_of_a_job_that_failed_counts(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(words: list[str], check: bool) -> None:
+        raise subprocess.CalledProcessError(1, words)
+
+    monkeypatch.setattr(script.runs.subprocess, "run", fails)
+    monkeypatch.setattr(script.runs, "monotonic", iter(range(0, 2000, 60)).__next__)
+    for _ in range(2):
+        done = command("--work", str(work.path), "--steps", "record")
+        assert done.exit_code == 2
+        assert "record grid1000:TN:fp16:fp32 failed with status 1; expected" in done.stderr
+        assert "the same command goes on where it was" in done.stderr
+    assert json.loads((work.path / "seconds.json").read_text()) == {"record grid1000:TN:fp16:fp32": 120.0}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--tables", "grid1000:TN"], ["--tables", "grid1000:TN:bf16:fp16"], ["--steps", "guess"], ["--modes", "hot"]],
+)
+def test_bad_arguments_are_one_line(script: Any, work: Any, arguments: list[str]) -> None:
+    done = command("--work", str(work.path), *arguments)
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error:")
+
+
+def test_from_nothing_begins_without_the_packaged_library(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    gpu = H200
+    assert Problem(64, 64, 64) in script.search.packaged_kernels(work, gpu)
+    assert script.search.packaged_kernels(replace(work, from_nothing=True), gpu) == {}
+    commands: list[list[str]] = []
+    monkeypatch.setattr(script.runs.subprocess, "run", lambda words, check: commands.append(words))
+    for more in ([], ["--from-nothing"]):
+        done = command("--work", str(work.path), "--steps", "borrow", "--tables", str(script.TABLES[0]), *more)
+        assert done.exit_code == 0, done.stderr
+    assert ["--from-nothing" in words for words in commands] == [False, True]
+
+
+def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, work: Any) -> None:
+    run(script, work, "tune")
+    seconds = {"tune grid1000:TN:fp16:fp32": 90.0, "borrow grid1000:TN:fp16:fp32": 60.0, "bench x": 600.0}
+    publish_seconds(work, seconds)
+    assert notes_of_retune(work.path) == [], "nothing says that it began with nothing"
+    publish_seconds(replace(work, from_nothing=True), seconds)
+    (line,) = notes_of_retune(work.path)
+    assert line.startswith("- grid1000 TN fp16/fp32, tuned from nothing: 2.5 minutes of one ")
+    assert line.endswith(" (tune 1.5, borrow 1.0)")
+    kept = json.loads((work.path / "retune.json").read_text())
+    assert kept["by_own_timing"]["plain"]["problems"] == len(work.load().rows)
+    for damage in ({"format": "other"}, {"seconds": []}, {"tables": ["grid1000"]}):
+        (work.path / "retune.json").write_text(json.dumps({**kept, **damage}))
+        with pytest.raises(RecordError, match="retune"):
+            notes_of_retune(work.path)

@@ -1,0 +1,216 @@
+"""The searches of `outblas build-library` on a fake GPU: what they try, how much, and that the better kernel stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.core.config import config_name, launch_of
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.suites import Table
+from outblas.kernels.catalogue import candidates, worth_trying
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.records.library import Library
+from outblas.records.recording import Recording
+from outblas.search.agents.base import Agent
+from outblas.search.build_library.build_run import publish_seconds
+from outblas.search.build_library.build_work import BuildFolder, proved
+from outblas.search.refine import near_the_best
+from support import fake_gpu
+from support.build_library_fixture import (  # noqa: F401
+    ALL,
+    LLM_SHAPES,
+    MADE,
+    SHAPES,
+    problems_of,
+    run,
+    script_fixture,
+    work_fixture,
+)
+from support.fake_gpu import FakeGpu
+
+
+def test_the_other_tables_begin_with_what_the_recording_found_best(script: Any, work: Any) -> None:
+    run(script, work, "record", "tune", tables=ALL)
+    recording, fake = Recording.load(work.recording), script.fake
+    nn = Problem(*SHAPES[0], "NN")
+    (asked,) = [configs for _, problem, configs in fake.asked if problem == nn]
+    assert len(asked) == script.search.TRANSFER_BUDGET, "asked for at once"
+    best = recording.best(Problem(*SHAPES[0]), pdl=False)
+    assert best is not None and best[0] in asked
+
+
+def test_a_tune_that_was_stopped_goes_on_and_ends_the_same(
+    script: Any, work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 1)
+    tables = "grid1000:NN:fp16:fp32"
+    run(script, work, "tune", tables=tables)
+    other = BuildFolder(tmp_path / "other")
+    other.path.mkdir()
+    stopped: FakeGpu = script.fake
+    third = Problem(*SHAPES[2], "NN")
+    stopped.interrupt[third] = RuntimeError("stop")
+    with pytest.raises(RuntimeError):
+        run(script, other, "tune", tables=tables)
+    assert len(Library.load(other.library).rows) == 2
+    stopped.interrupt.clear()
+    stopped.asked.clear()
+    run(script, other, "tune", tables=tables)
+    assert [problem for _, problem, _ in stopped.asked] == [third, Problem(*SHAPES[3], "NN")]
+    assert Library.load(other.library).rows == Library.load(work.library).rows
+
+
+def test_the_next_problems_are_listed_while_the_gpu_works_and_seconds_are_told(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 3)
+    run(script, work, "tune", "borrow")
+    (last,) = script.TABLES[0].problems()[3:]
+    assert script.fake.listed_ahead == [(last,), ()] * 2
+    assert capsys.readouterr().out.count("gpu: prove 8 s, time 5 s; host: waiting 13 s") == 2, "no idle 0.2 s"
+
+
+def test_kernels_proved_in_full_are_not_proved_so_again(script: Any, work: Any) -> None:
+    run(script, work, "record", "tune", tables=ALL)
+    recorded, other = proved(work, script.TABLES[0]), proved(work, script.TABLES[1])
+    assert recorded and not other, "the fake's proof does not pass the last gate; the recording's does"
+    assert all(o.level == "full" for o in script.fake.options)
+    assert {o.proved for o in script.fake.options} == {recorded, frozenset()}
+
+
+def test_kernels_of_a_library_of_these_sources_are_proved_already(script: Any, work: Any) -> None:
+    run(script, work, "tune", tables="grid1000:NN:fp16:fp32")
+    table, other = script.TABLES[1], script.TABLES[0]
+    assert not proved(work, table), "it does not say yet of which kernels it is"
+    publish_seconds(work, {})
+    built = {"toolchain": script.directory.toolchain()}  # the fake's measurements name no compiler
+    library = replace(work.load(), provenance={**work.load().provenance, **built})
+    library.save(work.library)
+    assert proved(work, table) == {config_name(c) for cs in library.installed().values() for c in cs}
+    assert proved(work, table) and not proved(work, other)
+    replace(library, provenance={**library.provenance, "kernels": "of others"}).save(work.library)
+    publish_seconds(work, {})
+    assert not proved(work, table), "some of its rows may be of others still"
+    for changed in ({"kernels": "of others"}, {"toolchain": {**built["toolchain"], "nvrtc": "older"}}):
+        replace(library, provenance={**library.provenance, **changed}).save(work.library)
+        assert not proved(work, table)
+
+
+def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any) -> None:
+    run(script, work, "tune", tables="llm:TN:bf16:fp32")
+    agent, budget = script.search.searcher(work, Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu)
+    assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.search.LLM_BUDGET)
+
+
+def test_weak_rows_are_searched_again_among_what_was_not_tried(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, *MADE)
+    table = script.TABLES[0]
+    before = Library.load(work.library)
+    weak, *others = [row.problem for row in before.rows]
+    before.without([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
+    monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
+    run(script, work, "again")
+    after = Library.load(work.library)
+    assert [after.lookup(p) for p in others] == [before.lookup(p) for p in others]
+    with script.search.Store(work.store(table)) as store:
+        first = {e.config for e in store.evaluations("tune") if e.problem == weak}
+        second = [e for e in store.evaluations("again")]
+    assert second and {e.problem for e in second} == {weak}
+    assert not first & {e.config for e in second}, "nothing is tried twice"
+    found = after.lookup(weak)
+    assert found is not None and found.plain is not None
+    assert found.plain.config in {e.config for e in second}
+    assert "confirmed" not in after.provenance["tables"][str(table)], "it is to be confirmed anew"
+
+
+def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(script, work, *MADE)
+    table, gpu = script.TABLES[0], script.gpu
+    problem = table.problems()[0]
+    tried = script.search.searched(work, table, "borrow")
+    known = {e.config for e in tried[problem]}
+    unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
+    monkeypatch.setattr(script.search, "borrowed", lambda p, won, known, gpu: [unknown] if p == problem else [])
+    usual = fake_gpu.time_us
+    monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if (p, c) == (problem, unknown) else usual(p, c))
+    run(script, work, "borrow")
+    row = Library.load(work.library).lookup(problem)
+    assert row is not None and row.plain is not None and row.plain.config == unknown
+    provenance = Library.load(work.library).provenance["tables"][str(table)]
+    assert provenance["borrowed"] == len(tried) and "confirmed" not in provenance
+    with script.search.Store(work.store(table)) as store:
+        assert [(e.problem, e.config) for e in store.evaluations("borrow")] == [(problem, unknown)]
+    run(script, work, "borrow")
+    assert f"borrow {table}: done before" in capsys.readouterr().out
+
+
+def test_a_packaged_kernel_is_timed_beside_what_the_search_proposes(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, table, gpu = Problem(*SHAPES[0]), script.TABLES[0], script.gpu
+    offered = worth_trying(problem, gpu)
+    unknown = replace(next(c for c in offered if isinstance(c, Sm90WgmmaConfig)), group=16)
+    assert unknown not in offered
+    monkeypatch.setattr(script.search, "packaged_kernels", lambda work, gpu: {problem: [unknown]})
+    run(script, work, "tune")
+    asked = {p: configs for _, p, configs in script.fake.asked}
+    assert unknown in asked[problem] and len(asked[problem]) == script.search.UNRECORDED_BUDGET + 1
+    assert work.load().provenance["tables"][str(table)]["agent"] == "transfer"
+
+
+def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(script, work, "tune")
+    before = Library.load(work.library)
+    table, gpu = script.TABLES[0], script.gpu
+    tried = script.search.searched(work, table, "refine")
+    fast = {p: near_the_best(p, tried[p], gpu)[1] for p in table.problems()}
+    usual = fake_gpu.time_us
+    monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if fast[p] == c else usual(p, c))
+    run(script, work, "refine")
+    after = Library.load(work.library)
+    for row in after.rows:
+        assert row.choice(launch_of(fast[row.problem])).config == fast[row.problem]
+        assert row.choice("plain" if fast[row.problem].pdl else "pdl") is not None
+    assert len(after.rows) == len(before.rows)
+    assert after.provenance["tables"][str(table)]["refined"] == len(after.rows)
+    asked = len(script.fake.asked)
+    run(script, work, "refine")
+    assert len(script.fake.asked) == asked and "done before" in capsys.readouterr().out
+
+
+def test_a_family_that_fails_is_told(script: Any, work: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = script.TABLES[0].problems()[0]
+    for config in candidates(problem, early=True, even=True):
+        script.fake.statuses[problem, config] = Status.WRONG
+    run(script, work, "tune")
+    assert f"{script.search.UNRECORDED_BUDGET} wrong" in capsys.readouterr().out
+
+
+def test_a_table_that_differs_by_its_dtype_only_tries_less(script: Any, work: Any) -> None:
+    run(script, work, "tune", tables="grid1000:TN:fp16:fp32,grid1000:TN:bf16:fp32")
+    budgets = {p.dtype: len(configs) for _, p, configs in script.fake.asked}
+    assert budgets == {"fp16": script.search.UNRECORDED_BUDGET, "bf16": script.search.TWIN_BUDGET}
+
+
+def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any, work: Any) -> None:
+    """Other kernels than the packaged recording's: their own tuning tries more, and a recording of them less."""
+    table, gpu = script.TABLES[0], script.gpu
+    agent, budget = script.search.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("transfer", script.search.UNRECORDED_BUDGET)
+    run(script, work, "tune")
+    assert {len(configs) for _, _, configs in script.fake.asked} == {script.search.UNRECORDED_BUDGET}
+    assert [row.problem for row in work.load().rows] == table.problems()
+    run(script, work, "record")
+    agent, budget = script.search.searcher(work, table, work.load(), gpu)
+    assert (agent.name, budget) == ("recorded", script.search.RECORDED_BUDGET)

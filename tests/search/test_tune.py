@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.records.library import Library
+from outblas.records.replay import ReplayEvaluator
+from outblas.records.store import Store
+from outblas.search import tune as module
+from outblas.search.agents.base import Agent
+from outblas.search.agents.registry import make_agent
+from outblas.search.tune import Interrupted, SearchOptions, tune
+from support.helpers import synthetic_recording
+
+RECORDING = synthetic_recording()
+
+
+class Counting(ReplayEvaluator):
+    """Counts what it is asked, and can fail after so many answers, as a live evaluator would."""
+
+    def __init__(self, stop_after: int = 10**9, error: BaseException | None = None) -> None:
+        super().__init__(RECORDING)
+        self.asked: list[tuple[Problem, KernelConfig]] = []
+        self._left, self._error = stop_after, error or KeyboardInterrupt()
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+        for pair in reversed(list(pairs)):  # answers may come in any order
+            if self._left == 0:
+                raise self._error
+            self._left -= 1
+            self.asked.append(pair)
+            yield from super().evaluate([pair])
+
+
+def run(path: Path, evaluator: Counting, agent: str = "evolution", budget: int = 6) -> Library:
+    with Store(path) as store:
+        return tune(RECORDING.problems, make_agent(agent, 1), budget, evaluator, store, "r")
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROBLEMS_AT_ONCE", 5)
+
+
+def test_exhaustive_search_finds_the_recorded_best(tmp_path: Path) -> None:
+    library = run(tmp_path / "s.sqlite", Counting(), "exhaustive", 100)
+    assert [row.problem for row in library.rows] == list(RECORDING.problems)
+    for row in library.rows:
+        name, baseline_us = RECORDING.best_baseline(row.problem)
+        assert (row.baseline, row.source) == (name, "replay:h200")
+        assert row.baseline_detail.startswith("algo ")
+        for launch in LAUNCHES[:2]:
+            best, chosen = RECORDING.best(row.problem, launch != "plain"), row.choice(launch)
+            assert best is not None
+            if chosen is not None:  # all spreads are equal, so the best lower bound is the best median
+                assert chosen.config == best[0] and chosen.speedup == baseline_us / best[1]
+            else:
+                assert baseline_us / best[1] < 1.05
+    assert any(row.plain is None for row in library.rows) and any(row.plain for row in library.rows)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 19, 20, 21, 40, 71])
+def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path, stop: int) -> None:
+    whole_evaluator = Counting()
+    whole = run(tmp_path / "whole.sqlite", whole_evaluator)
+    path = tmp_path / "s.sqlite"
+    first = Counting(stop)
+    with pytest.raises(Interrupted) as caught:
+        run(path, first)
+    assert all(word in str(caught.value) for word in (f"with {stop} of 72", str(path), "run id r"))
+    with Store(path) as store:
+        assert len(store.done("r")) == len(first.asked) == stop
+    second = Counting()
+    assert run(path, second) == whole
+    asked = first.asked + second.asked
+    assert len(asked) == len(set(asked)) == 72 and set(asked) == set(whole_evaluator.asked)
+
+
+def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:
+    library = run(tmp_path / "s.sqlite", Counting())
+    again = Counting(0)
+    assert run(tmp_path / "s.sqlite", again) == library and not again.asked
+
+
+def test_a_larger_budget_goes_on_where_the_run_ended(tmp_path: Path) -> None:
+    run(tmp_path / "s.sqlite", Counting(), "exhaustive", 4)
+    more = Counting()
+    run(tmp_path / "s.sqlite", more, "exhaustive", 6)
+    assert len(more.asked) == 2 * len(RECORDING.problems)
+
+
+def test_an_error_of_the_evaluator_loses_nothing(tmp_path: Path) -> None:
+    error = RecordError("disk", "space", "free some")
+    with pytest.raises(RecordError):
+        run(tmp_path / "s.sqlite", Counting(7, error))
+    with Store(tmp_path / "s.sqlite") as store:
+        assert len(store.done("r")) == 7
+
+
+def test_the_whole_budget_may_be_asked_for_at_once(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Noting(Counting):
+        def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+            listed = list(pairs)
+            sizes.append(len(listed))
+            yield from super().evaluate(listed)
+
+    for per_round in (4, 6):
+        with Store(tmp_path / f"{per_round}.sqlite") as store:
+            tune(
+                RECORDING.problems[:5],
+                make_agent("exhaustive"),
+                6,
+                Noting(),
+                store,
+                "r",
+                options=SearchOptions(per_round=per_round),
+            )
+    assert [size for size in sizes if size] == [20, 10, 30]
+
+
+def test_a_row_names_the_autotuned_algorithm(tmp_path: Path) -> None:
+    """In this recording lt_auto is the fastest of all; where torch is, lt_auto is named too if it is as good."""
+    library = run(tmp_path / "a.sqlite", Counting())
+    assert all(row.baseline == "lt_auto" and row.lt_auto_detail == "" for row in library.rows)
+    assert [row.algorithm for row in library.rows] == [f"algo {i}" for i in range(len(library.rows))]
+
+    for auto_us, names in ((1.005e-3, [f"algo {i}" for i in range(len(library.rows))]), (1.02e-3, [""])):
+
+        class TorchFirst(Counting):
+            def baselines(self, problem: Problem, auto_us: float = auto_us) -> dict[str, float]:
+                return {**super().baselines(problem), "torch": 1e-3, "lt_auto": auto_us}
+
+        fallen = run(tmp_path / f"{auto_us}.sqlite", TorchFirst()).rows
+        assert all(row.plain is None and row.pdl is None and row.baseline == "torch" for row in fallen)
+        assert list(dict.fromkeys(row.algorithm for row in fallen)) == names
+
+
+def test_progress_counts_every_measurement(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, float]] = []
+    with Store(tmp_path / "s.sqlite") as store:
+        library = tune(
+            RECORDING.problems,
+            make_agent("random"),
+            3,
+            Counting(),
+            store,
+            "r",
+            lambda *arguments: calls.append(arguments),
+        )
+    assert [(done, total) for done, total, _ in calls] == [(i + 1, 36) for i in range(36)]
+    geomeans = [g for _, _, g in calls]
+    assert geomeans == sorted(geomeans) and geomeans[0] >= 1
+    assert math.isclose(geomeans[-1], library.geomean("pdl"))
+
+
+def test_a_run_is_not_mixed_with_another_agent_or_seed(tmp_path: Path) -> None:
+    run(tmp_path / "s.sqlite", Counting(), "random")
+    with pytest.raises(UsageError, match="other settings .agent"):
+        run(tmp_path / "s.sqlite", Counting(), "evolution")
+
+
+def test_a_problem_that_always_fails_uses_the_baseline(tmp_path: Path) -> None:
+    class Failing(Counting):
+        def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> Iterator[Evaluation]:  # type: ignore[override]
+            for problem, config in pairs:
+                yield Evaluation(problem, config, Status.COMPILE_ERROR)
+
+    library = run(tmp_path / "s.sqlite", Failing())
+    assert all(row.plain is None and row.pdl is None and row.baseline == "lt_auto" for row in library.rows)
+    assert library.geomean("pdl") == 1.0
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        agent, replay = make_agent("random"), Counting()
+        with pytest.raises(UsageError, match="budget is 0"):
+            tune(RECORDING.problems, agent, 0, replay, store, "r")
+        with pytest.raises(UsageError, match="given twice"):
+            tune(RECORDING.problems[:1] * 2, agent, 1, replay, store, "r")
+        with pytest.raises(UsageError, match="not in the recording"):
+            tune([Problem(8, 8, 8)], agent, 1, replay, store, "r")
+        assert tune([], agent, 1, replay, store, "r").rows == ()
+
+
+class Cheating(Agent):
+    def __init__(self, choice: str) -> None:
+        super().__init__(0, H200)
+        self.name, self.choice = "cheating", choice
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        masked = [c for c in RECORDING.catalogue if c not in candidates]
+        return {
+            "masked": masked[:1],
+            "repeat": list(candidates[:1]),
+            "twice": list(candidates[:1]) * 2,
+            "many": list(candidates),
+        }[self.choice]
+
+
+@pytest.mark.parametrize("choice", ["masked", "repeat", "twice", "many"])
+def test_an_agent_that_breaks_its_contract_is_named(tmp_path: Path, choice: str) -> None:
+    problem = next(p for p in RECORDING.problems if not RECORDING.recorded(p).all())
+    with Store(tmp_path / "s.sqlite") as store, pytest.raises(UsageError, match="agent 'cheating'"):
+        tune([problem], Cheating(choice), 8, Counting(), store, "r")
+
+
+def test_an_agent_may_stop_early(tmp_path: Path) -> None:
+    class Lazy(Cheating):
+        def propose(self, problem, candidates, history, n):  # type: ignore[no-untyped-def]
+            return [] if history else list(candidates[:1])
+
+    with Store(tmp_path / "s.sqlite") as store:
+        tune(RECORDING.problems, Lazy(""), 8, Counting(), store, "r")
+        assert len(store.done("r")) == len(RECORDING.problems)
+
+
+def test_a_stop_ends_the_search_with_what_was_reached_and_a_later_run_goes_on(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.sqlite", Counting(), "evolution", 6)
+    path, evaluator = tmp_path / "s.sqlite", Counting()
+
+    def search(limit: int, evaluator: Counting) -> Library:
+        with Store(path) as store:
+            agent = make_agent("evolution", 1)
+            stop = lambda: len(evaluator.asked) >= limit  # noqa: E731
+            return tune(
+                RECORDING.problems, agent, 6, evaluator, store, "r", options=SearchOptions(stop=stop, at_once=2)
+            )
+
+    part = search(5, evaluator)
+    assert len(evaluator.asked) == 5, "nothing is measured after the stop"
+    assert {row.problem for row in part.rows} == {problem for problem, _ in evaluator.asked}
+    with Store(path) as store:
+        assert len(store.done("r")) == 5
+    rest = Counting()
+    full = search(10**9, rest)
+    assert not set(rest.asked) & set(evaluator.asked) and len(full.rows) == len(whole.rows)
+
+
+def test_problems_may_have_budgets_of_their_own(tmp_path: Path) -> None:
+    first, second = RECORDING.problems[:2]
+    evaluator = Counting()
+    with Store(tmp_path / "s.sqlite") as store:
+        tune(
+            [first, second],
+            make_agent("random", 1),
+            3,
+            evaluator,
+            store,
+            "r",
+            options=SearchOptions(budgets={first: 5}),
+        )
+    asked = [problem for problem, _ in evaluator.asked]
+    assert (asked.count(first), asked.count(second)) == (5, 3)
+    with Store(tmp_path / "t.sqlite") as store, pytest.raises(UsageError, match="budget is 0"):
+        tune([first], make_agent("random", 1), 3, evaluator, store, "r", options=SearchOptions(budgets={first: 0}))

@@ -1,0 +1,61 @@
+"""`outblas build-library` on a fake GPU, two suites of a few problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outblas.bench import record_suite, run_bench
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.core.suites import Table
+from outblas.search.build_library import build_run, build_searches, build_steps, build_work
+from support.fake_gpu import install
+
+SHAPES = [(64 * m, 128, 512) for m in (1, 2, 4, 8)]
+#: Of suite llm: one shape is of the other suite too.
+LLM_SHAPES = [SHAPES[0], (16, 256, 512)]
+MADE = ("record", "tune", "confirm", "bench")
+ALL = "grid1000:TN:fp16:fp32,grid1000:NN:fp16:fp32,grid1000:TN:fp16:fp16,llm:TN:fp16:fp32"
+
+
+def problems_of(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
+    shapes = {"grid1000": SHAPES, "llm": LLM_SHAPES}[name]
+    return [Problem(*shape, layout, dtype, acc) for shape in shapes]  # type: ignore[arg-type]
+
+
+@pytest.fixture(name="script")
+def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of the build, and the fake that they ask."""
+    for target in (run_bench, record_suite):
+        install(monkeypatch, target)
+    fake = install(monkeypatch, build_searches)
+    for module in (build_steps, build_work):
+        monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.core.suites.suite", problems_of)
+    packaged = build_searches.packaged_kernels
+    monkeypatch.setattr(build_searches, "packaged_kernels", lambda work, gpu: {})
+    return SimpleNamespace(
+        fake=fake,
+        packaged_kernels=packaged,
+        runs=build_run,
+        steps=build_steps,
+        search=build_searches,
+        directory=build_work,
+        TABLES=build_work.TABLES,
+        gpu=H200,
+    )
+
+
+@pytest.fixture(name="work")
+def work_fixture(script: Any, tmp_path: Path) -> build_work.BuildFolder:
+    return build_work.BuildFolder(tmp_path)
+
+
+def run(script: Any, work: Any, *steps: str, tables: str = "grid1000:TN:fp16:fp32", modes: str = "offline") -> None:
+    parsed = [Table.parse(text) for text in tables.split(",")]
+    for job in build_run.jobs(steps, parsed, modes.split(","), [build_work.TABLES[0]]):
+        build_run.run_job(work, job)

@@ -1,0 +1,37 @@
+"""The command line in this process, and what a refusal looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.main import app
+from outblas.runtime import device
+from support.helpers import synthetic_recording
+
+
+def outblas(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def assert_refused(result: Any, *words: str) -> None:
+    """One line on stderr with every word, nothing on stdout, exit 2, no traceback."""
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert all(word in lines[0] for word in words), lines[0]
+    assert result.stdout == ""
+
+
+@pytest.fixture(name="two_gpus")
+def two_gpus_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 2)
+
+
+@pytest.fixture(name="recording")
+def recording_fixture(tmp_path: Path) -> str:
+    return str(synthetic_recording().write(tmp_path / "recording"))

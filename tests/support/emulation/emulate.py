@@ -1,0 +1,110 @@
+"""Device kernels run on the CPU (emulation.hpp): for their indices and their protocol where there is no GPU."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from outblas.core.problem import Problem
+from outblas.kernels.custom.free_kernel import FreeKernel
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("g++")
+_SHARED = re.compile(r"^(\s*)__shared__\s+(?:__align__\((\d+)\)\s+)?((?:unsigned )?\w+)\s+([^;]+);", re.M)
+_KERNEL = """
+namespace emu {
+const bool nn = OUTBLAS_NN;
+const int described[][4] = {@MAPS@{0, 0, 0, 0}}, described_count = @COUNT@;
+void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps) {
+  using Type = @TYPE@;
+  @ENTRY@(static_cast<const Type*>(A), static_cast<const Type*>(B), static_cast<Type*>(C), M, N, K, workspace@MORE@);
+}
+}  // namespace emu
+"""
+_FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{HERE}")
+
+
+def build(kernel: FreeKernel, layout: str, dtype: str, folder: Path) -> Path:
+    """An executable of a kernel of form ``device`` that uses no CUTLASS, once per folder.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refuses it.
+    """
+    source, program = folder / f"{kernel.name}.cpp", folder / f"{kernel.name}_{layout}_{dtype}"
+    if program.exists():
+        return program
+    launch = kernel.launch
+    maps = "".join(f"{{{'ABC'.index(m.operand)}, {m.box[0]}, {m.box[1]}, {m.swizzle}}}, " for m in launch.tensor_maps)
+    text = _KERNEL.replace("@MAPS@", maps).replace("@COUNT@", str(len(launch.tensor_maps)))
+    text = text.replace("@ENTRY@", launch.entry).replace("@TYPE@", "Half" if "using Half" in kernel.text else "u16")
+    text = text.replace("@MORE@", "".join(f", maps[{i}]" for i in range(len(launch.tensor_maps))))
+    source.write_text('#include "emulation.hpp"\n' + _for_cpu(kernel.text) + text)
+    macros = [f"-DOUTBLAS_BF16={int(dtype == 'bf16')}", f"-DOUTBLAS_NN={int(layout == 'NN')}"]
+    _compile(*macros, str(source), str(_machine()), "-o", str(program))
+    return program
+
+
+def run(program: Path, kernel: FreeKernel, problem: Problem, a: np.ndarray, b: np.ndarray, late: bool) -> np.ndarray:
+    """C as uint16[M, N], of two calls that share a workspace, of operands' bits (uint16).
+
+    Args:
+        late: what is asynchronous happens as late as it may, and CTAs run in the opposite order.
+    """
+    launch = kernel.launch
+    sizes = [*launch.grid_of(problem), *launch.block, *launch.cluster]
+    words = [problem.m, problem.n, problem.k, *sizes, launch.workspace_of(problem), 2]
+    done = subprocess.run(
+        [str(program), *map(str, words)],
+        input=a.tobytes() + b.tobytes(),
+        capture_output=True,
+        timeout=120,
+        env={"EMULATE_LATE": "1"} if late else {},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return np.frombuffer(done.stdout, np.uint16).reshape(problem.m, problem.n)
+
+
+@functools.cache
+def _machine() -> Path:
+    """The machine's object file, compiled once per process."""
+    folder = Path(tempfile.mkdtemp(prefix="outblas-emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _compile("-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o"))
+    return folder / "machine.o"
+
+
+def _compile(*arguments: str) -> None:
+    assert COMPILER is not None
+    subprocess.run([COMPILER, *_FLAGS, *arguments], check=True, capture_output=True, text=True)
+
+
+def _for_cpu(text: str) -> str:
+    """The kernel without PTX of its own, and with shared memory that is a CTA's."""
+    text = re.sub(
+        r"(void wgmma_m64n(\d+)k16\([^{]*\{).*?\n\}\n",
+        lambda found: f"{found[1]}\n  emu::wgmma(d, {found[2]}, a, b, accumulate);\n}}\n",
+        text,
+        flags=re.S,
+    )
+    text = re.sub(r'asm volatile\("barrier\.cluster\.arrive[^;]*;"[^;]*\);', "cluster_arrive();", text)
+    text = re.sub(r"extern __shared__ [^;]*shared\[\];", "unsigned char* const shared = emu::shared_window();", text)
+    taken = [0]
+
+    def static(found: re.Match[str]) -> str:
+        lines = []
+        for one in re.split(r",\s*(?=\w+\s*(?:\[|$))", found[4]):
+            name, dims = re.fullmatch(r"(\w+)\s*(.*)", one.strip()).groups()  # type: ignore[union-attr]
+            kind = f"{found[3]} (&{name}){dims}" if dims else f"{found[3]}& {name}"
+            cast = f"{found[3]} (*){dims}" if dims else f"{found[3]}*"
+            lines.append(f"{found[1]}{kind} = *reinterpret_cast<{cast}>(emu::shared_window() + {taken[0]});")
+            taken[0] += 64 * 1024  # a quarter of the window each; no kernel has dynamic shared memory beside it
+        return "\n".join(lines)
+
+    return _SHARED.sub(static, text)

@@ -1,0 +1,172 @@
+// CUDA kernels on the CPU, for their indices and their protocol, not their speed: a CTA's threads are fibers, one cluster
+// runs at a time. What is asynchronous on a GPU (cp.async, TMA, wgmma) happens either as early or as late as it may
+// (EMULATE_LATE), so that a stage that is read too soon, or given back too soon, gives wrong numbers. What a kernel's text
+// needs is here; the machine is in machine.cpp, compiled once.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+constexpr int ELEM = 2;
+struct alignas(64) TensorMap {
+  char opaque[128];
+};
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
+
+struct dim3 {
+  u32 x = 1, y = 1, z = 1;
+};
+struct uint4 {
+  u32 x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline int min(int a, int b) { return a < b ? a : b; }
+
+namespace emu {
+const dim3& thread_index();
+const dim3& block_index();
+const dim3& grid_size();
+const dim3& block_size();
+unsigned char* shared_window();  // of this CTA; its addresses fit into 32 bits
+float widened(u16 bits, bool bf16);
+u16 rounded(float value, bool bf16);
+void barrier(int id, int threads);  // 0 threads: all of the CTA that are left
+void warp_barrier();
+u32 shuffle(u32 value, int from_lane);
+// Four 8x8 matrices between shared memory and the registers of a warp.
+void matrices(u32 addr, u32 (&r)[4], bool transposed, bool store);
+void mma(float* d, const u32* a, u32 b0, u32 b1, bool bf16);
+void copy(u32 dst, const void* src, int bytes, bool valid);
+void copy_commit();
+void copy_wait(int groups);
+u32 count(u32* counter, u32 last);
+void mbarrier_init(u32 bar, u32 count);
+void mbarrier_expect(u32 bar, u32 bytes);
+void mbarrier_arrive(u32 bar, int to_rank);  // -1: of this CTA
+void mbarrier_wait(u32 bar, u32 parity);
+void box_load(u32 dst, const TensorMap* map, u32 bar, int x, int y, u32 mask);  // 0: to this CTA
+void box_store(const TensorMap* map, u32 src, int x, int y);
+void store_commit();
+void store_wait(int groups);
+void wgmma_of(float* d, int n, u64 a, u64 b, bool accumulate, bool bf16);
+void wgmma_close();
+void wgmma_drain(int groups);
+u32 rank();
+void arrive_at_cluster();
+void wait_for_cluster();
+inline void wgmma(float* d, int n, u64 a, u64 b, bool accumulate) { wgmma_of(d, n, a, b, accumulate, OUTBLAS_BF16); }
+
+// What every program has beside the machine: the kernel, and its tensor maps as (operand, box rows, columns, swizzle).
+void run_kernel(const void* A, const void* B, void* C, int M, int N, int K, void* workspace, const TensorMap* maps);
+extern const int described[][4], described_count;
+extern const bool nn;
+}  // namespace emu
+
+#define threadIdx (emu::thread_index())
+#define blockIdx (emu::block_index())
+#define gridDim (emu::grid_size())
+#define blockDim (emu::block_size())
+
+inline void __syncthreads() { emu::barrier(0, 0); }
+inline void __syncwarp() { emu::warp_barrier(); }
+template <class T>
+inline T __shfl_sync(u32, T value, int from) {
+  static_assert(sizeof(T) == 4, "one register");
+  u32 bits;
+  std::memcpy(&bits, &value, 4);
+  bits = emu::shuffle(bits, from);
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+template <class T>
+inline T __shfl_xor_sync(u32 mask, T value, int apart) {
+  return __shfl_sync(mask, value, static_cast<int>(threadIdx.x % 32) ^ apart);
+}
+
+// The wrappers of src/outblas/kernels/cuda/ptx.
+inline u32 smem_u32(const void* p) { return static_cast<u32>(reinterpret_cast<u64>(p)); }
+template <bool BF16>
+inline u32 pack2(float low, float high) {
+  return emu::rounded(low, BF16) | static_cast<u32>(emu::rounded(high, BF16)) << 16;
+}
+inline void ldmatrix_x4(u32 addr, u32& a, u32& b, u32& c, u32& d) {
+  u32 r[4];
+  emu::matrices(addr, r, false, false);
+  a = r[0], b = r[1], c = r[2], d = r[3];
+}
+inline void ldmatrix_x4_trans(u32 addr, u32& a, u32& b, u32& c, u32& d) {
+  u32 r[4];
+  emu::matrices(addr, r, true, false);
+  a = r[0], b = r[1], c = r[2], d = r[3];
+}
+inline void stmatrix_x4(u32 addr, u32 a, u32 b, u32 c, u32 d) {
+  u32 r[4] = {a, b, c, d};
+  emu::matrices(addr, r, false, true);
+}
+template <bool BF16>
+inline void mma_f32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  emu::mma(d, a, b0, b1, BF16);
+}
+template <int BYTES>
+inline void cp_async(u32 dst, const void* src, bool valid) {
+  emu::copy(dst, src, BYTES, valid);
+}
+inline void cp_async_commit() { emu::copy_commit(); }
+template <int N>
+inline void cp_async_wait() {
+  emu::copy_wait(N);
+}
+inline void store_f32x4(float* to, const float (&v)[4]) { std::memcpy(to, v, 16); }
+inline void load_f32x4_of_other_sms(float (&v)[4], const float* from) { std::memcpy(v, from, 16); }
+inline u32 count_in_turn(u32* counter, u32 last) { return emu::count(counter, last); }
+inline void mbar_init(u32 bar, u32 count) { emu::mbarrier_init(bar, count); }
+inline void fence_mbar_init() {}
+inline void fence_proxy_async() {}
+inline void mbar_arrive_expect_tx(u32 bar, u32 bytes) { emu::mbarrier_expect(bar, bytes); }
+inline void mbar_arrive(u32 bar) { emu::mbarrier_arrive(bar, -1); }
+inline void mbar_arrive_remote(u32 bar, u32 to) { emu::mbarrier_arrive(bar, static_cast<int>(to)); }
+inline void mbar_wait(u32 bar, u32 parity) { emu::mbarrier_wait(bar, parity); }
+inline void tma_load(u32 dst, const TensorMap* map, u32 bar, int x, int y) { emu::box_load(dst, map, bar, x, y, 0); }
+inline void tma_load_multicast(u32 dst, const TensorMap* map, u32 bar, int x, int y, u16 mask) {
+  emu::box_load(dst, map, bar, x, y, mask);
+}
+inline void tma_store(const TensorMap* map, u32 src, int x, int y) { emu::box_store(map, src, x, y); }
+inline void tma_store_commit() { emu::store_commit(); }
+template <int N>
+inline void tma_store_wait_read() {
+  emu::store_wait(N);
+}
+inline u32 descriptor_low(u32 addr, u32 leading_bytes) { return (addr & 0x3FFFF) >> 4 | leading_bytes >> 4 << 16; }
+inline u64 descriptor(u32 low, u32 stride_bytes, u32 swizzle) {
+  return static_cast<u64>(stride_bytes >> 4 | swizzle << 30) << 32 | low;
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emu::wgmma_close(); }
+template <int N>
+inline void wgmma_wait() {
+  emu::wgmma_drain(N);
+}
+inline void named_sync(int id, int threads) { emu::barrier(id + 16, threads); }
+template <int N>
+inline void setmaxnreg_dec() {}
+template <int N>
+inline void setmaxnreg_inc() {}
+inline u32 cluster_rank() { return emu::rank(); }
+inline void cluster_arrive() { emu::arrive_at_cluster(); }
+inline void cluster_wait() { emu::wait_for_cluster(); }

@@ -1,0 +1,84 @@
+"""Kernels of every family, store and split of K that takes an epilogue, for tests on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+
+import torch
+
+from outblas.core.config import KernelConfig
+from outblas.kernels.epilogue import Epilogue
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.runtime.device import gpu_of_device
+
+CONFIGS: dict[str, KernelConfig] = {
+    "wgmma_tma": Sm90WgmmaConfig(128, 128, stages=4, consumers=2),
+    "wgmma_tma_pdl": Sm90WgmmaConfig(64, 64, stages=6, pdl=True),
+    "wgmma_narrow_direct": Sm90WgmmaConfig(64, 16, 128, store="direct"),
+    "wgmma_direct_pdl": Sm90WgmmaConfig(128, 96, stages=3, consumers=2, store="direct", pdl=True),
+    "wgmma_width_8": Sm90WgmmaConfig(64, 8, 128, stages=4),
+    "wgmma_odd_blocks": Sm90WgmmaConfig(64, 176, stages=4),
+    "wgmma_wide": Sm90WgmmaConfig(128, 256, stages=3, consumers=2),
+    "wgmma_two_blocks_of_rows": Sm90WgmmaConfig(256, 128, stages=3, consumers=2, l2="stream_c"),
+    "wgmma_three_consumers": Sm90WgmmaConfig(192, 128, stages=4, consumers=3),
+    "wgmma_two_ctas": Sm90WgmmaConfig(64, 64, stages=4, min_blocks=2),
+    "wgmma_split2": Sm90WgmmaConfig(128, 128, stages=3, consumers=2, split_k=2, store="direct"),
+    "wgmma_split3": Sm90WgmmaConfig(64, 64, stages=4, split_k=3, store="direct"),
+    "wgmma_split16_pdl": Sm90WgmmaConfig(64, 32, stages=3, split_k=16, store="direct", pdl=True),
+    "wgmma_split_cluster": Sm90WgmmaConfig(64, 64, stages=3, cluster_m=2, split_k=2, store="direct"),
+    "wgmma_workspace": Sm90WgmmaConfig(64, 64, stages=6, split_k=4, store="direct", split_kind="workspace"),
+    "wgmma_workspace_2x1_pdl": Sm90WgmmaConfig(
+        128, 128, stages=5, consumers=2, cluster_m=2, split_k=3, store="direct", pdl=True, split_kind="workspace"
+    ),
+    "wgmma_cluster_2x2": Sm90WgmmaConfig(128, 64, stages=4, consumers=2, cluster_m=2, cluster_n=2, group=3),
+    "wgmma_persistent": Sm90WgmmaConfig(128, 256, stages=3, consumers=2, persistent=True, raster="n"),
+    "wgmma_pingpong": Sm90WgmmaConfig(64, 256, stages=4, consumers=2, schedule="pingpong", persistent=True),
+    "wgmma_stagger": Sm90WgmmaConfig(256, 128, stages=4, consumers=2, schedule="stagger", persistent=True),
+    "wgmma_shift": Sm90WgmmaConfig(128, 96, stages=4, consumers=2, shift=True),
+    "wgmma_shift_split": Sm90WgmmaConfig(64, 64, stages=4, cluster_n=2, split_k=2, store="direct", shift=True),
+    "wgmma_shift_workspace": Sm90WgmmaConfig(
+        64, 80, stages=4, split_k=3, store="direct", split_kind="workspace", shift=True
+    ),
+    "wgmma_few_rows": Sm90WgmmaConfig(64, 32, 128, stages=9, a_rows=16),
+    "wgmma_few_rows_split": Sm90WgmmaConfig(64, 48, stages=6, split_k=3, store="direct", a_rows=40),
+    "mma_tile": Sm80MmaConfig(64, 64),
+    "mma_warps_over_k": Sm80MmaConfig(16, 16, 128, 4, 1, 1, 8, pdl=True),
+    "mma_split": Sm80MmaConfig(16, 32, 64, 4, 1, 1, 4, split_k=4),
+    "mma_scalar": Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1),
+    "direct_one_warp": Sm80DirectConfig(16, 8),
+    "direct_wide": Sm80DirectConfig(64, 64, 2, 2, 1, 2),
+    "direct_warps_over_k": Sm80DirectConfig(16, 16, 1, 1, 8, 4),
+    "direct_uneven_pdl": Sm80DirectConfig(32, 32, 1, 2, 3, 3, pdl=True),
+    "direct_early": Sm80DirectConfig(16, 16, 1, 1, 8, 4, pdl=True, early=True),
+    "gemv_registers": Sm80GemvConfig(8, 64, 1, 8, 2),
+    "gemv_shared": Sm80GemvConfig(16, 128, 2, 4, 2, "shared"),
+    "gemv_split": Sm80GemvConfig(16, 64, 1, 4, 2, split_k=4),
+    "gemv_walk": Sm80GemvConfig(16, 64, 1, 4, 2, persistent=True),
+    "gemv_walk_kept_pdl": Sm80GemvConfig(8, 64, 1, 4, 2, persistent=True, l2="stream_b", kept_k=4096, pdl=True),
+    "gemv_walk_shared": Sm80GemvConfig(8, 64, 1, 8, 2, "shared", persistent=True),
+}
+
+
+@pytest.fixture(name="capable", autouse=True)
+def capable_fixture() -> None:
+    if gpu_of_device(0).arch != 90:
+        pytest.skip("these kernels are Hopper's")
+    torch.cuda.init()
+
+
+SWIGLU, GEGLU = Epilogue(False, "silu", gated=True), Epilogue(True, "gelu", gated=True)
+
+
+def layer(dtype: Any = torch.float16) -> tuple[Any, Any, Any, Any]:
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    shapes = ((256, 1024), (512, 1024), (512,), (256, 512))
+    x, w, bias, residual = (torch.randn(s, generator=generator, device="cuda") for s in shapes)
+    return x.to(dtype), (w / 32).to(dtype), bias.to(dtype), residual.to(dtype)

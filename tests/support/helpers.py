@@ -1,0 +1,106 @@
+"""Stand-ins that the tests share: a small synthetic recording with a known best cell per problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.problem import Problem
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
+from outblas.learn.features import CANDIDATE, PROBLEM
+from outblas.learn.policy import BELIEF, SEARCH, Policy
+from outblas.learn.posterior import Regressor
+from outblas.records.recording import CODE, Recording
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def synthetic_problems(count: int = 12) -> tuple[Problem, ...]:
+    return tuple(Problem(64 * (1 + i % 4), 128 * (1 + i // 4), 256) for i in range(count))
+
+
+def synthetic_catalogue(count: int = 10) -> tuple[KernelConfig, ...]:
+    """Half sm90 and half sm80; of both every second one with PDL."""
+    configs: list[KernelConfig] = []
+    for i in range(count):
+        step = i // 4
+        if i % 4 < 2:
+            configs.append(Sm90WgmmaConfig(64 + 64 * (step % 2), 8 * (1 + step), stages=3, pdl=i % 2 == 1))
+        else:
+            configs.append(Sm80MmaConfig(16 * (1 + step), 64, pdl=i % 2 == 1))
+    assert len(set(configs)) == count
+    return tuple(configs)
+
+
+def synthetic_recording(problems: int = 12, candidates: int = 10, seed: int = 7) -> Recording:
+    """Times of 1..3 us against baselines near 2 us; about one cell in seven failed or is not offered.
+
+    Candidate 0 passes on every problem, so that each has a best cell.
+    """
+    rng = np.random.default_rng(seed)
+    shape = (problems, candidates)
+    status = np.full(shape, CODE[Status.PASSED], np.int8)
+    draw = rng.random(shape)
+    for low, bad in ((0.0, Status.WRONG), (0.04, Status.ILLEGAL), (0.08, Status.LEFT_OUT), (0.12, Status.FAULT)):
+        status[(draw >= low) & (draw < low + 0.04)] = CODE[bad]
+    status[:, 0] = CODE[Status.PASSED]
+    passed = status == CODE[Status.PASSED]
+    blas = rng.uniform(1.8, 2.2, problems).astype(np.float32)
+    spread = np.full(problems, 0.01, np.float32)
+    return Recording(
+        "synthetic",
+        synthetic_problems(problems),
+        synthetic_catalogue(candidates),
+        status,
+        np.where(passed, rng.uniform(1, 3, shape), np.nan).astype(np.float32),
+        np.where(passed, 0.01, np.nan).astype(np.float32),
+        np.where(passed, 7, 0).astype(np.int16),
+        {"lt_auto": blas, "torch": (blas * 1.1).astype(np.float32)},
+        {"lt_auto": spread, "torch": spread},
+        {"lt_auto": tuple(f"algo {i}" for i in range(problems)), "torch": ("",) * problems},
+        {"gpu": "NVIDIA H200", "driver": "0", "toolchain": "0", "date": "2000-01-01", "commit": "0", "command": "test"},
+    )
+
+
+def passed_evaluation(problem: Problem, config: KernelConfig, low: float = 1.1, ratio: float = 1.2) -> Evaluation:
+    return Evaluation(
+        problem,
+        config,
+        Status.PASSED,
+        verdict=Verdict(Status.PASSED, ("compiles", "exact"), max_err_ratio=0.5),
+        timing=Timing("offline", (1.0, 2.0, 3.0), 2.0, 0.1, 32, 4),
+        baselines_us={"lt_auto": 2.0 * ratio},
+        speedup=Speedup("lt_auto", ratio, low, ratio * ratio / low),
+        counters={"l2_hit_rate": 0.5},
+    )
+
+
+def failed_evaluation(problem: Problem, config: KernelConfig, status: Status = Status.WRONG) -> Evaluation:
+    return Evaluation(problem, config, status, "gate 3: 1 of 4096", Verdict(status, ("compiles",), "gate 3"))
+
+
+def random_policy(seed: int = 0, width: int = 8) -> Policy:
+    """A policy that was never trained."""
+    rng = np.random.default_rng(seed)
+    inputs, wide = len(PROBLEM) + len(CANDIDATE), len(CANDIDATE) + len(BELIEF) + len(PROBLEM) + len(SEARCH)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.2, shape).astype(np.float32)
+
+    regressor = Regressor(
+        draw(inputs), np.ones(inputs, np.float32), (draw(2, inputs, 8), draw(2, 8, 1)), (draw(2, 1, 8), draw(2, 1, 1))
+    )
+    scorer = {"w0": draw(wide, width), "b0": draw(width), "w1": draw(width, width), "b1": draw(width)}
+    return Policy(regressor, {**scorer, "w2": draw(width, 1), "b2": draw(1), "greed": np.float32(1.0)}, "about")
+
+
+def running(pid: int) -> bool:
+    """Whether a process is not gone and not a zombie (whose reaping is init's affair once the driver is dead)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

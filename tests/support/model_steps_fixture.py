@@ -1,0 +1,66 @@
+"""A tiny model of examples/llama.py on a CPU, the benchmark of its steps, and a device that serves CPU tensors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the example is of torch")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
+
+
+from outblas.core.problem import Problem
+from outblas.dispatch import enable, fused
+from outblas.dispatch.enable import Switch
+from outblas.records.library import Choice, Row
+from support.fused_fixture import host_fixture  # noqa: F401
+from support.helpers import ROOT
+from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
+
+LAYERS = 2
+#: Linear layers of the tiny model: QKV, O, gate and up, down; the head.
+PRODUCTS = 4 * LAYERS + 1
+#: N_K of a layer's products -> how many of a step have it.
+LAYERS_OF_EACH = dict.fromkeys(("128_64", "64_64", "192_64", "64_96"), LAYERS)
+#: Those that two sums and a gate of a layer follow.
+FOLLOWED = 3 * LAYERS
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture(name="code")
+def code_fixture(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules of the benchmark, and the example that they run."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "transformer"))
+    names = ("model_explained", "model_greedy", "model_runs", "model_steps", "model_tune")
+    modules = {name: importlib.import_module(name) for name in names}
+    return SimpleNamespace(**modules, llama=importlib.import_module("llama_example").llama)
+
+
+@pytest.fixture(name="model")
+def model_fixture(code: SimpleNamespace) -> Any:
+    return code.llama.random_model(code.llama.llama3_8b(LAYERS, **TINY), "cpu")
+
+
+@pytest.fixture(name="ours")
+def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """``outblas.use()`` is of the CPU, every launch option has a kernel, and every one can be fused."""
+
+    def lookup(_library: Any, problem: Problem) -> Row:
+        return Row(problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3), pdl=Choice(ANY, 1.2, 1.1, 1.3))
+
+    monkeypatch.setattr(Everything, "lookup", lookup)
+    made = Switch("CPU", lambda: "")
+    monkeypatch.setattr(enable, "_switch", made)
+    yield served
+    assert not made.on, "what was switched on is off again"

@@ -1,0 +1,182 @@
+"""Evaluators for the workers of a pool's tests: module-level, so that a spawned worker can make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import DeviceError
+from outblas.core.evaluation import Evaluation, Status, Timing
+from outblas.core.evaluator import Evaluator
+from outblas.core.phase_times import Account, Ledger
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200, Gpu
+from outblas.judge.bench_cell import Options
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.source import kernel_kind
+from outblas.records.replay import ReplayEvaluator
+from support.helpers import synthetic_recording
+
+Pair = tuple[Problem, KernelConfig]
+
+
+class Logged(ReplayEvaluator):
+    """A replay that writes a line per measurement to ``folder/measured``, before it answers."""
+
+    def __init__(self, folder: str, spread: float | None = None) -> None:
+        recording = synthetic_recording()
+        if spread is not None:
+            recording = dataclasses.replace(recording, spread=np.where(recording.spread > 0, spread, recording.spread))
+        super().__init__(recording)
+        self.folder = Path(folder)
+
+    def evaluate(self, pairs: Iterable[Pair]) -> Iterator[Evaluation]:  # type: ignore[override]
+        for pair in pairs:
+            self.before(pair)
+            with (self.folder / "measured").open("a") as log:
+                log.write(f"{pair[0].key} {config_name(pair[1])}\n")
+            yield from super().evaluate([pair])
+
+    def before(self, pair: Pair) -> None:
+        """Misbehave here."""
+
+    def once(self) -> bool:
+        """True for the first who asks, of all workers."""
+        try:
+            (self.folder / "once").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def measured(folder: Path) -> list[str]:
+    return sorted((folder / "measured").read_text().splitlines())
+
+
+class KilledOnce(Logged):
+    """Dies of SIGKILL before the ``n``-th measurement of all."""
+
+    def __init__(self, folder: str, n: int) -> None:
+        super().__init__(folder)
+        self._n = n
+
+    def before(self, pair: Pair) -> None:
+        log = self.folder / "measured"
+        if log.exists() and len(log.read_text().splitlines()) >= self._n and self.once():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledBy(Logged):
+    """Dies of every candidate of one problem (``""``: of any)."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        super().__init__(folder)
+        self._key = key
+
+    def before(self, pair: Pair) -> None:
+        if self._key in ("", pair[0].key):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StuckOnce(Logged):
+    def before(self, pair: Pair) -> None:
+        if self.once():
+            time.sleep(3600)
+
+
+class KilledListing(Logged):
+    """Dies of SIGKILL the first time that candidates are asked for."""
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        if self.once():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().candidates(problem)
+
+
+class Slow(Logged):
+    """Tells who it is, and takes its time."""
+
+    def before(self, pair: Pair) -> None:
+        (self.folder / f"pid-{os.getpid()}").touch()
+        time.sleep(0.2)
+
+
+class WithoutGpu(Logged):
+    """Its GPU falls off the bus at the first measurement."""
+
+    def before(self, pair: Pair) -> None:
+        raise DeviceError("the GPU is lost", "a GPU", "see to it")
+
+
+class Bug(Logged):
+    def before(self, pair: Pair) -> None:
+        raise RuntimeError("a bug")
+
+
+class OtherGpu(Logged):
+    @property
+    def gpu(self) -> Gpu:
+        return dataclasses.replace(super().gpu, name="h100")
+
+
+class Accounting(Evaluator):
+    """Passes every candidate of the real space, and counts what a GPU's worker would do for it
+    (outblas.workers.handler)."""
+
+    gpu, source = H200, "cuda:0"
+
+    def __init__(self) -> None:
+        self.ledger = Ledger("waiting")
+        self._trusted: set[tuple[Any, ...]] = set()
+        self._had: set[Any] = set()
+
+    def candidates(self, problem: Problem) -> list[KernelConfig]:
+        return candidates(problem, self.gpu)
+
+    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+        self._trusted.update(kinds)
+
+    def evaluate(self, pairs: Iterable[Pair]) -> Iterator[Evaluation]:
+        listed = list(pairs)
+        self.ledger.count("desks")
+        self._once("algorithms chosen", listed[0][0])
+        for pair in listed:
+            kind = kernel_kind(*pair)
+            if self._once("kernels loaded", kind) and kind not in self._trusted:
+                self.ledger.count("kernels proved")
+            timing = Timing("offline", (2.0,) * 3, 2.0, 0.0)
+            yield Evaluation(*pair, Status.PASSED, timing=timing, baselines_us={"lt_auto": 2.0})
+            self.ledger.count("candidates")
+
+    def baselines(self, problem: Problem) -> dict[str, float]:
+        return {"lt_auto": 2.0}
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        return "first"
+
+    def accounts(self) -> dict[str, Account]:
+        return {"gpu": self.ledger.read()}
+
+    def _once(self, what: str, key: Any) -> bool:
+        new = key not in self._had
+        self._had.add(key)
+        self.ledger.count(what, int(new))
+        return new
+
+
+def unable(folder: str) -> Logged:
+    raise RuntimeError("no evaluator here")
+
+
+def live_without_gpu() -> LiveEvaluator:
+    """The live evaluator with its sandbox, whose worker answers without a GPU."""
+    return LiveEvaluator(0, Options(baselines=()), 1.5, "support.sandbox_handlers:evaluations", compile_ahead=False)
