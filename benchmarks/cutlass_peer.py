@@ -35,7 +35,7 @@ from outblas.core.rivals import RIVALS, fastest
 from outblas.core.roofline import H200, regime
 from outblas.core.suites import sample, suite
 from outblas.jail import build as free_build
-from outblas.jail.carried_builds import Carried
+from outblas.jail.carried_builds import CarriedBuilds
 from outblas.judge.baselines import make_baselines
 from outblas.judge.rounds import speedup
 from outblas.kernels.custom.templates.fill import CutlassSm90
@@ -75,7 +75,7 @@ RAGGED = Problem(200, 264, 328)
 COUNT, SEED, ROUNDS = 60, 0, 11
 
 
-def compile_all(carried: Carried) -> int:
+def compile_all(carried: CarriedBuilds) -> int:
     """Every instance to the folder; how many the compiler refused."""
     begun, failed = time.perf_counter(), 0
     for done, instance in enumerate(INSTANCES, 1):
@@ -91,7 +91,7 @@ def compile_all(carried: Carried) -> int:
 class Peer:
     """Everything that is loaded once: instances, our kernels, baselines."""
 
-    def __init__(self, carried: Carried, scratch: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, carried: CarriedBuilds, scratch: str, problems: Sequence[Problem]) -> None:
         from outblas.jail.free_launch import load
         from outblas.runtime.device import gpu_of_device
 
@@ -127,10 +127,10 @@ class Peer:
     def measure(self, problem: Problem) -> dict[str, Any]:
         """One row: the best instance, ours and the baselines in the same rounds."""
         from outblas.judge.gates import CellProver
-        from outblas.judge.gpu_clock import Bench, prepare
+        from outblas.judge.gpu_clock import GpuClock, prepare
 
         choice = self.ours[problem]
-        with Bench(problem, 0, seed=SEED + 1, gpu=self.gpu) as bench:
+        with GpuClock(problem, 0, seed=SEED + 1, gpu=self.gpu) as bench:
             prover = CellProver(bench.data, bench.torch_stream)
             refused, passed = dict(self.left_out), {}
             for name, kernel in self.cutlass.items():
@@ -222,7 +222,7 @@ def measure(arguments: argparse.Namespace) -> None:
         todo = [p for p in problems if p.key not in known]
         if todo:
             with tempfile.TemporaryDirectory() as scratch:
-                peer, begun = Peer(Carried(arguments.carried, H200), scratch, todo), time.perf_counter()
+                peer, begun = Peer(CarriedBuilds(arguments.carried, H200), scratch, todo), time.perf_counter()
                 for done, problem in enumerate(todo, 1):
                     journal.append(peer.measure(problem))
                     left = (time.perf_counter() - begun) / done * (len(todo) - done)
@@ -274,7 +274,7 @@ def main() -> None:
         free_build.WITH_CUTLASS = replace(free_build.WITH_CUTLASS, seconds=arguments.patience)
     try:
         if arguments.step == "compile":
-            sys.exit(1 if compile_all(Carried(arguments.carried, H200)) else 0)
+            sys.exit(1 if compile_all(CarriedBuilds(arguments.carried, H200)) else 0)
         measure(arguments)
     except OutblasError as error:
         sys.exit(str(error))

@@ -34,7 +34,7 @@ from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.core.roofline import H200
 from outblas.core.stats import bootstrap_median
 from outblas.jail import build as free_build
-from outblas.jail.carried_builds import Carried, CarriedLive
+from outblas.jail.carried_builds import CarriedBuilds, CarriedLive
 from outblas.jail.evaluation_file import Recorder, load
 from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.judge.baselines import make_baselines
@@ -53,7 +53,7 @@ HOPELESS = 50.0
 _FORMAT = 1
 
 
-def compile_all(kernels: Mapping[str, FreeKernel], carried: Carried, problem: Problem) -> int:
+def compile_all(kernels: Mapping[str, FreeKernel], carried: CarriedBuilds, problem: Problem) -> int:
     """Every kernel to the folder; how many the compiler refused."""
     begun, failed = time.perf_counter(), 0
     for done, (name, kernel) in enumerate(kernels.items(), 1):
@@ -82,7 +82,7 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
         for problem, wanted in todo.items():
             options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), hopeless=HOPELESS)
             live = CarriedLive(options, STEP_S, FreeOptions(batch=BATCH))
-            live.carried = Carried(arguments.carried, gpu)
+            live.carried = CarriedBuilds(arguments.carried, gpu)
             for evaluation, _ in live.evaluate(problem, wanted):
                 recorder.append(evaluation)
                 done += 1
@@ -149,7 +149,7 @@ def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -
     from outblas.runtime.device import gpu_of_device
 
     gpu = gpu_of_device(0)
-    carried = Carried(folder, gpu)
+    carried = CarriedBuilds(folder, gpu)
     with tempfile.TemporaryDirectory() as scratch:
         entries: dict[str, Any] = {
             name: load_kernel(carried.build(kernel, problem), scratch, None, gpu) for name, kernel in kernels.items()
@@ -221,7 +221,7 @@ def main() -> None:
         free_build.WITH_CUTLASS = replace(free_build.WITH_CUTLASS, seconds=arguments.patience)
     try:
         if arguments.compile_only:
-            sys.exit(1 if compile_all(kernels, Carried(arguments.carried, H200), problems[0]) else 0)
+            sys.exit(1 if compile_all(kernels, CarriedBuilds(arguments.carried, H200), problems[0]) else 0)
         record(kernels, problems, arguments)
         sys.exit(0 if rank(kernels, problems, arguments) else 1)
     except OutblasError as error:

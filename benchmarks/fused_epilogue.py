@@ -36,7 +36,7 @@ from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.judge.baselines import TorchMm
 from outblas.judge.fused_gates import prove_fused
-from outblas.judge.gpu_clock import Bench
+from outblas.judge.gpu_clock import GpuClock
 from outblas.judge.reference import right
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.kernels.geometry import workspace_bytes
@@ -146,7 +146,7 @@ def measure(problem: Problem, config: KernelConfig, epilogue: Epilogue, rounds: 
         "torch": Followed("torch", None, extra, epilogue),
         "plain": plain,
     }
-    with Bench(problem) as bench:
+    with GpuClock(problem) as bench:
         graphs = {name: bench.capture(entry) for name, entry in entries.items()}
         try:
             times = bench.measure(graphs, rounds)

@@ -38,7 +38,7 @@ from outblas.dispatch import native
 from outblas.dispatch.matmul import matmul, status, use_library
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.provenance import collect
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
@@ -52,16 +52,17 @@ ENABLED = " enabled"
 KERNELS = {"wgmma": Sm90WgmmaConfig(64, 64, store="direct"), "mma": Sm80MmaConfig(16, 16, wm=1, wn=1)}
 
 
-def rows(problem: Problem) -> dict[str, Row]:
+def rows(problem: Problem) -> dict[str, LibraryRow]:
     """Name -> a row of a kernel, and one that falls back to the first algorithm that cuBLASLt proposes."""
     found = {
-        name: Row(problem, "torch", "", "host_cost", Choice(config, 2.0, 2.0, 2.0)) for name, config in KERNELS.items()
+        name: LibraryRow(problem, "torch", "", "host_cost", LibraryChoice(config, 2.0, 2.0, 2.0))
+        for name, config in KERNELS.items()
     }
     lt = CublasLt()
     plan = lt.plan(problem)
     algorithm = describe(plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)[0].algo)
     plan.close(), lt.close()
-    return {**found, "cublaslt": Row(problem, "lt_heuristic", algorithm, "host_cost")}
+    return {**found, "cublaslt": LibraryRow(problem, "lt_heuristic", algorithm, "host_cost")}
 
 
 def entries(problem: Problem) -> dict[str, Callable[[], Any]]:

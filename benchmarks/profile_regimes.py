@@ -80,10 +80,10 @@ def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, s
     from outblas.core.evaluation import Status
     from outblas.dispatch.device_state import load_kernel
     from outblas.judge.gates import CellProver
-    from outblas.judge.gpu_clock import Bench
+    from outblas.judge.gpu_clock import GpuClock
 
     theirs = LtAuto()
-    with Bench(problem, gpu=gpu) as bench:
+    with GpuClock(problem, gpu=gpu) as bench:
         ours, _ = load_kernel(problem, config)
         verdict = CellProver(bench.data, bench.torch_stream).call(ours.bind(problem, *bench.operands(0)))
         if verdict.status is not Status.PASSED:
@@ -104,7 +104,7 @@ def works_of(items: list[dict[str, Any]]) -> list[Work]:
     ]
 
 
-def rows_of(items: list[dict[str, Any]], found: list[list[list[ncu.Launch]]]) -> list[dict[str, Any]]:
+def rows_of(items: list[dict[str, Any]], found: list[list[list[ncu.ProfiledLaunch]]]) -> list[dict[str, Any]]:
     """Two rows per item, ours and theirs, with all the kernels that each launched (``found``: per item and side)."""
     rows = []
     for item, sides in zip(items, found, strict=True):

@@ -19,13 +19,13 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 from outblas.core.config import KernelConfig
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.proof_shapes import representatives
+from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
@@ -134,7 +134,7 @@ CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelCo
 for _family in FAMILIES.values():
     if all(case[-1].family != _family.name for case in CASES):  # one of its kernels, on small problems
         _config: KernelConfig = next(iter(_family.pool()))
-        _small = [p for p in representatives(Problem(64, 64, 64), _config) if p.flops < 2**28]
+        _small = [p for p in proof_shapes(Problem(64, 64, 64), _config) if p.flops < 2**28]
         CASES.append((_family.name, tuple((p.m, p.n, p.k) for p in _small), "TN", "fp16", "fp32", _config))
 
 
@@ -150,7 +150,7 @@ def run(problem: Problem, config: KernelConfig) -> float:
     torch.cuda.synchronize()
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
-    return float(Oracle(problem, a.cpu(), b.cpu()).worst(c.cpu()))
+    return float(Reference(problem, a.cpu(), b.cpu()).worst(c.cpu()))
 
 
 def main(wanted: str = "") -> int:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outblas.core.errors import UsageError
-from outblas.judge.reference import UNIT
+from outblas.judge.reference import UNIT_ROUNDOFF
 
 RMS_FACTOR, MAX_FACTOR, GAIN = 1.25, 1.5, 2.0
 #: Roundings to half precision along one layer: two norms, QKV, rotation (2; its tables are the same numbers in the
@@ -91,7 +91,7 @@ class Difference:
 
 def prior_rms(reference_rms: float, layers: int, dtype: str) -> float:
     """Condition 2's bound for a model of so many layers in ``fp16`` or ``bf16``."""
-    return GAIN * UNIT[dtype] * math.sqrt(ROUNDINGS_PER_LAYER * layers + ROUNDINGS_BEHIND) * reference_rms
+    return GAIN * UNIT_ROUNDOFF[dtype] * math.sqrt(ROUNDINGS_PER_LAYER * layers + ROUNDINGS_BEHIND) * reference_rms
 
 
 def logit_errors(reference: Sequence[Any], theirs: Any, ours: Any, layers: int, dtype: str) -> LogitErrors:

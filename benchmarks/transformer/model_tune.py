@@ -20,8 +20,8 @@ from model_runs import Step, Work
 import outblas
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError
-from outblas.records.captured_products import Captured
-from outblas.records.library import Library, Row
+from outblas.records.captured_products import CapturedProducts
+from outblas.records.library import Library, LibraryRow
 from outblas.records.user_library import VARIABLE
 from outblas.search.tune_run import RunFiles, provenance_of
 
@@ -67,7 +67,7 @@ def tuned(
     library = Library.load(files.library)
     return {
         "seconds": seconds,
-        "captured": {problem.key: count for problem, count in Captured.load(captured).problems().items()},
+        "captured": {problem.key: count for problem, count in CapturedProducts.load(captured).problems().items()},
         "rows": [row_told(row) for row in library.rows],
         "provenance": provenance_of(files.path),
     }
@@ -100,7 +100,7 @@ def step_seconds(model: Any, step: Step, context: int) -> float:
     return seconds
 
 
-def row_told(row: Row) -> Mapping[str, Any]:
+def row_told(row: LibraryRow) -> Mapping[str, Any]:
     """A row of a library, without PDL, for JSON: the kernel with its speed-up over the baseline and the interval, or
     what the library falls back to."""
     found = {"problem": row.problem.key, "baseline": row.baseline}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from outblas.bench.pool.compile_queue import Compiling
-from outblas.bench.pool.units import Unit
+from outblas.bench.pool.compile_queue import CompileQueue
+from outblas.bench.pool.units import WorkUnit
 from outblas.core.problem import Problem
 
 
 def test_the_end_may_come_while_units_are_gathered() -> None:
     """With nothing to compile, as for kernels that were compiled before: nothing is said meanwhile."""
-    compiling = Compiling(lambda pairs: iter(()))
+    compiling = CompileQueue(lambda pairs: iter(()))
     todo: Any = compiling._todo
 
     class ClosedMeanwhile:
@@ -23,7 +23,7 @@ def test_the_end_may_come_while_units_are_gathered() -> None:
             return bool(todo.empty())
 
     compiling._todo = ClosedMeanwhile()  # type: ignore[assignment]
-    compiling.put(Unit(Problem(64, 64, 64), []))
+    compiling.put(WorkUnit(Problem(64, 64, 64), []))
     compiling._thread.join(20.0)
     assert not compiling._thread.is_alive()
     compiling.close()

@@ -17,15 +17,15 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.publish.html.run_data import Run
+from outblas.publish.html.run_data import ReportedRun
 from outblas.publish.html.tune_page import render
 from outblas.publish.tables.publish_results import markdown_table, picture_text
 from outblas.records.averages import launch_columns, launch_of_row, launch_words
-from outblas.records.library import Choice, Library, Row, choose
+from outblas.records.library import Library, LibraryChoice, LibraryRow, choose
 from outblas.records.library_tables import behind, better_of, is_of
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise
-from outblas.search.agents.recorded import Recorded
+from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
 from support.bench_fixture import META, make_rows
 from support.fake_gpu import FakeGpu, install, time_us
@@ -38,13 +38,13 @@ EARLY = replace(PDL, early=True)
 KERNELS: dict[Launch, KernelConfig] = {"plain": PLAIN, "pdl": PDL, "weights": EARLY}
 
 
-def choice(config: KernelConfig, low: float = 1.1) -> Choice:
-    return Choice(config, low + 0.1, low, low + 0.2)
+def choice(config: KernelConfig, low: float = 1.1) -> LibraryChoice:
+    return LibraryChoice(config, low + 0.1, low, low + 0.2)
 
 
-ROW = Row(PROBLEM, "lt_auto", "", "test", choice(PLAIN), choice(PDL), weights=choice(EARLY))
+ROW = LibraryRow(PROBLEM, "lt_auto", "", "test", choice(PLAIN), choice(PDL), weights=choice(EARLY))
 #: Without a kernel of its own for constant weights.
-OLDER = Row(OTHER, "lt_auto", "", "test", choice(PLAIN), choice(PDL))
+OLDER = LibraryRow(OTHER, "lt_auto", "", "test", choice(PLAIN), choice(PDL))
 LIBRARY = Library("h200", (ROW, OLDER))
 
 
@@ -178,7 +178,7 @@ def test_the_table_has_a_line_for_constant_weights_and_the_picture_none(tmp_path
 
 
 def test_a_report_shows_constant_weights_in_a_part_of_their_own() -> None:
-    run = Run(Result(Path("r.parquet"), META, read_rows(with_early(make_rows((64, 128))))))
+    run = ReportedRun(Result(Path("r.parquet"), META, read_rows(with_early(make_rows((64, 128))))))
     assert [(g.early, g.pdls) for g in run.groups] == [(False, [False, True]), (True, [True])]
     assert [g.title.endswith("constant weights") for g in run.groups] == [False, True]
     assert render(run).count("· constant weights</h2>") == 1
@@ -204,7 +204,7 @@ def test_agents_take_the_launch_options_in_turns(name: str) -> None:
     problem = recording.problems[0]
     plain = list(recording.catalogue)
     candidates = plain + [replace(c, early=True) for c in plain if c.pdl]
-    agent = Recorded(0, H200, recording) if name == "recorded" else Transfer(0, H200, [recording])
+    agent = RecordedAgent(0, H200, recording) if name == "recorded" else Transfer(0, H200, [recording])
     order = proposals(agent, problem, candidates)
     assert set(order) == set(candidates)
     assert len(order) == len(candidates) and [launch_of(c) for c in order[:6]] == [*LAUNCHES] * 2

@@ -19,7 +19,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 
 PROBLEM = Problem(64, 128, 256)
@@ -28,9 +28,9 @@ LEGAL = candidates(PROBLEM, H200)
 
 
 @pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+def library(monkeypatch: pytest.MonkeyPatch) -> list[LibraryRow]:
     """Rows of the packaged library, empty until a test adds some."""
-    rows: list[Row] = []
+    rows: list[LibraryRow] = []
     found = classmethod(lambda cls, gpu, missing_ok=False: Library(gpu, tuple(rows)))
     monkeypatch.setattr(Library, "packaged", found)
     return rows
@@ -59,18 +59,20 @@ def test_the_shortlist_is_the_models_first_choices_of_either_kind() -> None:
     assert found == [c for c in ranked if not c.pdl][:4] + [c for c in ranked if c.pdl][:4]
 
 
-def test_the_shortlist_starts_with_the_librarys_kernels_and_has_none_twice(library: list[Row]) -> None:
+def test_the_shortlist_starts_with_the_librarys_kernels_and_has_none_twice(library: list[LibraryRow]) -> None:
     last = LEGAL[int(rank(PROBLEM, LEGAL, H200)[-1])]
     first = eval_problem.shortlist(PROBLEM, H200)[0]
-    library.append(Row(PROBLEM, "lt_auto", "", "", Choice(last, 1.2, 1.1, 1.3), Choice(first, 1.2, 1.1, 1.3)))
+    library.append(
+        LibraryRow(PROBLEM, "lt_auto", "", "", LibraryChoice(last, 1.2, 1.1, 1.3), LibraryChoice(first, 1.2, 1.1, 1.3))
+    )
     found = eval_problem.shortlist(PROBLEM, H200)
-    assert found[:2] == [last, first] and len(found) == len(set(found)) == eval_problem.TRIED + 1
+    assert found[:2] == [last, first] and len(found) == len(set(found)) == eval_problem.CANDIDATES_TRIED + 1
 
 
-def test_a_library_kernel_that_is_not_legal_is_left_out(library: list[Row]) -> None:
+def test_a_library_kernel_that_is_not_legal_is_left_out(library: list[LibraryRow]) -> None:
     illegal = Sm80MmaConfig(16, 64, wm=2)
     assert why_illegal(PROBLEM, illegal, H200) is not None
-    library.append(Row(PROBLEM, "lt_auto", "", "", Choice(illegal, 1.2, 1.1, 1.3)))
+    library.append(LibraryRow(PROBLEM, "lt_auto", "", "", LibraryChoice(illegal, 1.2, 1.1, 1.3)))
     assert illegal not in eval_problem.shortlist(PROBLEM, H200)
 
 
@@ -101,7 +103,7 @@ def test_the_result_is_written_and_returned(gpu: FakeGpu, tmp_path: Path) -> Non
     path = Path(result.pop("written"))
     assert path == tmp_path / "new" / f"eval_{PROBLEM.key}_offline.json"
     assert json.loads(path.read_text()) == json.loads(json.dumps(result))
-    assert result["candidates_tried"] == eval_problem.TRIED and result["proof"] == "passed: static, memory"
+    assert result["candidates_tried"] == eval_problem.CANDIDATES_TRIED and result["proof"] == "passed: static, memory"
     assert "fake" in result["provenance"]["gpu"] and result["provenance"]["sm_clock_mhz"] == 1700
 
 

@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """(cache, what was to be launched) of every start of ncu, which answers with the sample's half."""
     starts: list[tuple[str, dict[str, Any]]] = []
 
-    def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.Launch]:
+    def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.ProfiledLaunch]:
         assert target[:3] == [sys.executable, "-m", "outblas.bench.ncu_target"] and metrics == ncu.METRICS
         starts.append((cache, json.loads(Path(target[-1]).read_text())))
         return LAUNCHES[:5] if cache == "flushed" else LAUNCHES[5:]

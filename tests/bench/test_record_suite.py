@@ -93,7 +93,7 @@ def test_what_the_model_drops_is_marked_and_never_tried(
     asked: list[tuple[Problem, tuple[KernelConfig, ...]]] = []
 
     def model(problem: Problem, configs: list[KernelConfig], gpu: object, factor: float) -> np.ndarray:
-        assert factor == record_suite.WITHIN > 1
+        assert factor == record_suite.LEAVE_OUT_BEYOND > 1
         asked.append((problem, tuple(configs)))
         return np.array([problem == ALIGNED[1] and config == CATALOGUE[2] for config in configs])
 
@@ -119,8 +119,8 @@ def test_long_problems_are_recorded_of_fewer_cells(
     monkeypatch.setattr(record_suite, "left_out", model)
     long = Problem(8192, 8192, 8192)
     run(tmp_path, (ALIGNED[0], long))
-    assert asked == {ALIGNED[0]: record_suite.WITHIN, long: record_suite.LONG_WITHIN}
-    assert 1 < record_suite.LONG_WITHIN < record_suite.WITHIN
+    assert asked == {ALIGNED[0]: record_suite.LEAVE_OUT_BEYOND, long: record_suite.LONG_LEAVE_OUT_BEYOND}
+    assert 1 < record_suite.LONG_LEAVE_OUT_BEYOND < record_suite.LEAVE_OUT_BEYOND
 
 
 def test_a_failure_is_a_cell_without_a_time(gpu: FakeGpu, tmp_path: Path) -> None:

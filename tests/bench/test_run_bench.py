@@ -18,7 +18,7 @@ from outblas.core.rivals import RIVALS
 from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import Result, read_result
 from outblas.records.summary import summarise
 from support.fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us
@@ -28,16 +28,16 @@ BOTH, ONE, NONE, UNKNOWN = Problem(64, 128, 256), Problem(128, 128, 256), Proble
 PROBLEMS = (BOTH, ONE, NONE, UNKNOWN)
 
 
-def choice(config: Any) -> Choice:
-    return Choice(config, 1.2, 1.1, 1.3)
+def choice(config: Any) -> LibraryChoice:
+    return LibraryChoice(config, 1.2, 1.1, 1.3)
 
 
 LIBRARY = Library(
     "h200",
     (
-        Row(BOTH, "lt_auto", "", "cuda:0", choice(PLAIN), choice(DEPENDENT)),
-        Row(ONE, "lt_auto", "", "cuda:0", choice(SMALL), choice(SMALL)),
-        Row(NONE, "lt_auto", "", "cuda:0"),
+        LibraryRow(BOTH, "lt_auto", "", "cuda:0", choice(PLAIN), choice(DEPENDENT)),
+        LibraryRow(ONE, "lt_auto", "", "cuda:0", choice(SMALL), choice(SMALL)),
+        LibraryRow(NONE, "lt_auto", "", "cuda:0"),
     ),
     {"date": "2000-01-01"},
 )

@@ -14,14 +14,17 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.judge.baselines import make_baselines
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
 from support.fake_gpu import PROVENANCE, timing
 
 TUNED, OTHER = Problem(64, 128, 256), Problem(128, 128, 256)
 CONFIG = Sm90WgmmaConfig(64, 64)
-LIBRARY = Library("h200", (Row(TUNED, "lt_auto", "", "cuda:0", Choice(CONFIG, 1.2, 1.1, 1.3)), Row(OTHER, "lt_auto")))
+LIBRARY = Library(
+    "h200",
+    (LibraryRow(TUNED, "lt_auto", "", "cuda:0", LibraryChoice(CONFIG, 1.2, 1.1, 1.3)), LibraryRow(OTHER, "lt_auto")),
+)
 US = {"ours": 8.0, "torch": 12.0, "cublas": 10.0, "lt_heuristic": 11.0, "lt_auto": 10.5}
 
 

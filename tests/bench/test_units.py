@@ -10,7 +10,7 @@ import pytest
 
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.transport import Evaluate, Task
-from outblas.bench.pool.units import Units
+from outblas.bench.pool.units import WorkUnits
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
@@ -160,7 +160,7 @@ def test_kernels_that_another_worker_has_are_begun_last() -> None:
     pairs = [(p, other if p == problems[3] else first) for p in problems]
 
     def handed_out(elsewhere: set[Any]) -> list[Problem]:
-        units = Units(iter(pairs))
+        units = WorkUnits(iter(pairs))
         while units.draw():
             pass
         taken = []
@@ -175,15 +175,15 @@ def test_kernels_that_another_worker_has_are_begun_last() -> None:
 def test_the_pool_knows_which_kernels_its_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(RECORDING), raising=False)
     asked: list[tuple[int, set[Any]]] = []
-    take = Units.take
+    take = WorkUnits.take
 
-    def noting(self: Units, worker: int, others: Any, elsewhere: Any = frozenset()) -> Any:
+    def noting(self: WorkUnits, worker: int, others: Any, elsewhere: Any = frozenset()) -> Any:
         unit = take(self, worker, others, elsewhere)
         if unit is not None:
             asked.append((worker, set(elsewhere)))
         return unit
 
-    monkeypatch.setattr(Units, "take", noting)
+    monkeypatch.setattr(WorkUnits, "take", noting)
     problem, (one, other) = RECORDING.problems[0], RECORDING.catalogue[:2]
     pairs = [(problem, one), *((p, other) for p in RECORDING.problems[1:4])]
     with PoolEvaluator(VirtualTransport(2, lambda task: 1.0)) as evaluator:

@@ -18,8 +18,8 @@ import torch
 import outblas
 from outblas.core.errors import DeviceError
 from outblas.dispatch import enable, linear
-from outblas.records.captured_products import Captured
-from outblas.records.library import Choice, Library, Row
+from outblas.records.captured_products import CapturedProducts
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.user_library import VARIABLE
 from outblas.search.tune_run import RunFiles
 from support.fused_fixture import host_fixture  # noqa: F401
@@ -183,11 +183,11 @@ def test_what_a_model_multiplies_is_tuned_before(
 
     def tune(command: list[str], env: dict[str, str], check: bool) -> SimpleNamespace:
         commands.append(command)
-        captured = Captured.load(command[command.index("--captured") + 1])
+        captured = CapturedProducts.load(command[command.index("--captured") + 1])
         run = RunFiles(Path(command[command.index("--run") + 1]))
         run.path.mkdir()
-        rows = [Row(problem, "lt_auto", "id=1") for problem in list(captured.problems())[1:]]
-        rows[0] = Row(rows[0].problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3))
+        rows = [LibraryRow(problem, "lt_auto", "id=1") for problem in list(captured.problems())[1:]]
+        rows[0] = LibraryRow(rows[0].problem, "lt_auto", plain=LibraryChoice(ANY, 1.2, 1.1, 1.3))
         Library("h200", tuple(rows)).save(run.library)
         run.run.write_text('{"format": 1, "provenance": {"gpu": "a GPU"}}')
         assert env[VARIABLE] == str(tmp_path / "libraries") and "--install" in command

@@ -20,7 +20,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.publish.tables.counter_table import counters_table, counters_text, read_counters, short_name
 from outblas.publish.tables.publish_results import NCU_BEGIN, NCU_END, check_published, publish
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import ncu
 from support.fake_gpu import PROVENANCE
 from support.helpers import ROOT
@@ -86,9 +86,9 @@ def test_the_problems_are_of_their_regimes(script: Any) -> None:
 
 def test_ours_is_the_librarys_kernel_without_pdl_or_else_the_models_first(script: Any) -> None:
     problem, plain, pdl = Problem(64, 4096, 64), Sm80DirectConfig(32, 64), Sm80DirectConfig(16, 64, pdl=True)
-    won = Row(problem, plain=Choice(plain, 1.1, 1.1, 1.1), pdl=Choice(pdl, 1.2, 1.2, 1.2))
+    won = LibraryRow(problem, plain=LibraryChoice(plain, 1.1, 1.1, 1.1), pdl=LibraryChoice(pdl, 1.2, 1.2, 1.2))
     assert script.choose(problem, Library("h200", (won,)), H200) == (plain, "library")
-    fell = Row(problem, "torch", pdl=Choice(pdl, 1.2, 1.2, 1.2))
+    fell = LibraryRow(problem, "torch", pdl=LibraryChoice(pdl, 1.2, 1.2, 1.2))
     for library in (Library("h200", (fell,)), Library("h200", ())):
         config, chosen_by = script.choose(problem, library, H200)
         assert chosen_by == "model" and not config.pdl and why_illegal(problem, config, H200) is None
@@ -114,7 +114,7 @@ def test_the_file_has_the_rows_in_order_and_says_what_was_not_asked(
     # The first problem warm, the second flushed, which is profiled first.
     monkeypatch.setattr(script, "plan", lambda gpu: [{**ITEMS[0], "l2": "warm"}, ITEMS[1]])
 
-    def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.Launch]:
+    def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.ProfiledLaunch]:
         asked.append((cache, json.loads(Path(target[-1]).read_text())["works"][0]["problem"]))
         assert target[:3] == [sys.executable, "-m", "outblas.bench.ncu_target"]
         assert metrics == ncu.METRICS[:-1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outblas.core.phase_times import Account
+from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
@@ -62,7 +62,7 @@ def test_both_runs_account_for_their_seconds(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     def timed(arguments: Any, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
-        ledger = {"driver": Account({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
+        ledger = {"driver": PhaseTotals({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
         figures = {"start_seconds": 1.0, "tune_seconds": 8.0 / len(gpus), "passed": 4, "measurements": 4}
         return {"gpus": list(gpus), **figures, "ledger": ledger}
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from outblas.cli import evolve_view
 from outblas.cli.main import app
-from outblas.llm.budget import Account, Budget, Cost
+from outblas.llm.budget import Budget, Cost, SpendingAccount
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
 from support.llm_server import Say, serving
 
@@ -84,7 +84,7 @@ def test_it_says_what_comes_and_where_it_went(tmp_path: Path) -> None:
 
 
 def test_what_is_left_is_told_by_the_rate_of_this_session() -> None:
-    account = Account(Budget(requests=100), Cost(80))
+    account = SpendingAccount(Budget(requests=100), Cost(80))
     client: Any = SimpleNamespace(seconds=10.0)
     assert "left" not in evolve_view.spent_words(account.budget, account, client)
     account.settle(Cost(), Cost(10))

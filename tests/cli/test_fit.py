@@ -96,7 +96,7 @@ def test_random_shapes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     cells = tmp_path / "cells.parquet"
     done = fit("any-shape", "record", "--count", "3", "--seed", "5", "--work", str(tmp_path), "--cells", str(cells))
     assert done.exit_code == 0, done.stderr
-    assert asked == [(any_shape_run.shapes(3, 5), any_shape.LIKELY, tmp_path / "store.sqlite", cells)]
+    assert asked == [(any_shape_run.shapes(3, 5), any_shape.MAX_KERNELS_RANKED, tmp_path / "store.sqlite", cells)]
     assert done.stdout == f"7 cells of 3 problems: {cells}\n"
 
 

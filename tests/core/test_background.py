@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from outblas.core.background import Behind
+from outblas.core.background import BackgroundQueue
 
 #: A program that ends amid the first of three pieces of work, and asks for one more afterwards.
 PROGRAM = """
@@ -25,7 +25,7 @@ assert begun.wait(60)
 
 
 def test_it_is_done_in_order_on_one_thread_that_ends() -> None:
-    behind, may_go_on = Behind("test"), threading.Event()
+    behind, may_go_on = BackgroundQueue("test"), threading.Event()
     behind.submit(may_go_on.wait, 60)
     futures = [behind.submit(lambda i=i: (i, threading.get_ident())) for i in range(5)]
     before = [t for t in threading.enumerate() if t.name == "test"]
@@ -39,7 +39,7 @@ def test_it_is_done_in_order_on_one_thread_that_ends() -> None:
 
 
 def test_what_it_raises_is_the_callers() -> None:
-    found = Behind("test").submit(lambda: 1 // 0)
+    found = BackgroundQueue("test").submit(lambda: 1 // 0)
     assert found is not None
     with pytest.raises(ZeroDivisionError):
         found.result(60)
@@ -49,7 +49,7 @@ def test_no_thread_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    behind = Behind("test")
+    behind = BackgroundQueue("test")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         assert behind.submit(print, "never") is None

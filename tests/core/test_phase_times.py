@@ -14,7 +14,7 @@ from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import Evaluate, Spec, Task
 from outblas.core.evaluation import Status
-from outblas.core.phase_times import Account, Ledger, total
+from outblas.core.phase_times import PhaseTimer, PhaseTotals, total
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.core.suites import sample, suite
@@ -39,7 +39,7 @@ class Clock:
 
 def test_every_second_is_in_the_innermost_phase() -> None:
     clock = Clock()
-    ledger = Ledger("idle", clock)
+    ledger = PhaseTimer("idle", clock)
     clock.now = 1.0
     with ledger.phase("outer"):
         clock.now = 3.0
@@ -53,16 +53,16 @@ def test_every_second_is_in_the_innermost_phase() -> None:
 
 
 def test_accounts_add_up_and_are_json() -> None:
-    one, other = Account({"a": 1.0, "b": 2.00049}, {"x": 1}), Account({"b": 3.0}, {"x": 2, "y": 4})
+    one, other = PhaseTotals({"a": 1.0, "b": 2.00049}, {"x": 1}), PhaseTotals({"b": 3.0}, {"x": 2, "y": 4})
     both = total([one, other])
-    assert both == Account({"a": 1.0, "b": 5.00049}, {"x": 3, "y": 4}) and total([]) == Account()
+    assert both == PhaseTotals({"a": 1.0, "b": 5.00049}, {"x": 3, "y": 4}) and total([]) == PhaseTotals()
     assert json.dumps(both.to_json()) == '{"seconds": {"b": 5.0, "a": 1.0}, "counts": {"x": 3, "y": 4}}'
 
 
 def test_a_sandbox_remembers_what_its_lost_workers_did(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
     with Sandbox("support.sandbox_handlers:accounting", (), 20.0, 60.0) as box:
-        assert box.account == Account()
+        assert box.account == PhaseTotals()
         box.start()
         assert box.account.counts == {"started": 1}
         assert [value for _, value in box.run([1, 2])] == [1, 2] and [v for _, v in box.run([3])] == [3]
@@ -75,7 +75,7 @@ def test_a_sandbox_remembers_what_its_lost_workers_did(monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Account]]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, PhaseTotals]]:
     """What one worker, two and four do in all for 64 problems x 8 of the heuristic's own proposals."""
     problems = sample(suite("grid1000"), 64, 0)
     offered = {problem: pool_workers.candidates(problem, H200) for problem in problems}
@@ -95,7 +95,7 @@ def seconds(task: Task) -> float:
     return 0.05 * len(task.pairs) if isinstance(task, Evaluate) else 0.0
 
 
-def test_several_workers_do_hardly_more_than_one(counted: dict[int, Account]) -> None:
+def test_several_workers_do_hardly_more_than_one(counted: dict[int, PhaseTotals]) -> None:
     one = counted[1].counts
     assert one["candidates"] == 64 * 8 and one["kernels loaded"] == one["kernels proved"] > 100
     for size, more in ((2, 1.2), (4, 1.4)):
@@ -120,7 +120,7 @@ def test_a_live_evaluator_accounts_for_both_processes(monkeypatch: pytest.Monkey
         accounts = evaluator.accounts()
     assert compiled == [(problem, mine), (problem, theirs)]
     assert accounts["host"].seconds.keys() == {"waiting", "expect", "compile", "ahead"}
-    assert accounts["gpu"] == Account({}, {"workers lost": 0}), "this handler keeps no ledger"
+    assert accounts["gpu"] == PhaseTotals({}, {"workers lost": 0}), "this handler keeps no ledger"
 
 
 def test_accounts_of_workers_come_with_their_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_where_something_is_missing_python_does_it_all(
     elif reason == "a driver":
         monkeypatch.setattr(native, "LIBCUDA", "libcuda-none.so.1")
     else:
-        monkeypatch.setattr(aten_native, "ASKED", "NoSuchKey")
+        monkeypatch.setattr(aten_native, "ASK_PYTHON_KEY", "NoSuchKey")
     override = Override("CPU")
     override.install()
     try:

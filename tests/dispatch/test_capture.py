@@ -14,7 +14,7 @@ import pytest
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.capture import threads as capture_threads
-from outblas.records.captured_products import Captured
+from outblas.records.captured_products import CapturedProducts
 
 pytestmark = pytest.mark.long
 # -- the recorder ----------------------------------------------------------------------------------------------------
@@ -156,13 +156,13 @@ def test_the_file_is_written_also_when_the_block_raises_and_append_adds(tmp_path
     with pytest.raises(ZeroDivisionError), outblas.capture(file):
         torch.mm(half(16, 64), half(64, 32))
         raise ZeroDivisionError
-    assert sum(Captured.load(file).counts.values()) == 1
+    assert sum(CapturedProducts.load(file).counts.values()) == 1
     with outblas.capture(file, append=True):
         torch.mm(half(16, 64), half(64, 32))
-    assert sum(Captured.load(file).counts.values()) == 2 and len(Captured.load(file).provenance) == 2
+    assert sum(CapturedProducts.load(file).counts.values()) == 2 and len(CapturedProducts.load(file).provenance) == 2
     with outblas.capture(file):
         pass
-    assert Captured.load(file).counts == {}
+    assert CapturedProducts.load(file).counts == {}
 
 
 def test_a_long_record_is_written_in_between(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_long_record_is_written_in_between(tmp_path: Path) -> None:
         assert not (tmp_path / "p.json").exists()
         now[0] = 11.0
         torch.mm(half(16, 64), half(64, 32))
-        assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+        assert sum(CapturedProducts.load(tmp_path / "p.json").counts.values()) == 2
 
 
 def test_a_damaged_file_is_not_added_to(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_a_capture_asks_cuda_nothing_before_the_program_uses_it(
     with outblas.capture(tmp_path / "p.json") as c:
         torch.mm(half(16, 64), half(64, 32))
         c.write()
-        assert asked == [] and Captured.load(tmp_path / "p.json").provenance[0]["gpu"] is None
+        assert asked == [] and CapturedProducts.load(tmp_path / "p.json").provenance[0]["gpu"] is None
         on[0] = True
-    assert asked == [3] and Captured.load(tmp_path / "p.json").provenance[0]["gpu"] == "a GPU"
+    assert asked == [3] and CapturedProducts.load(tmp_path / "p.json").provenance[0]["gpu"] == "a GPU"
 
 
 def test_a_write_that_fails_in_between_warns_once_and_the_product_is_made(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_captures_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None
             torch.mm(half(8, 64), half(64, 32))  # seen by both
             first.write()
         torch.mm(half(16, 64), half(64, 32))
-    found = Captured.load(file)
+    found = CapturedProducts.load(file)
     assert {p.m: n for p, n in found.counts.items()} == {16: 2, 8: 2} and len(found.provenance) == 2
     assert sorted(p["products"] for p in found.provenance) == [1, 3]
 
@@ -246,19 +246,19 @@ def test_a_write_broken_off_before_or_after_the_rename_counts_once(
         torch.mm(half(16, 64), half(64, 32))
         c.write()
         torch.mm(half(16, 64), half(64, 32))
-        save = Captured.save
+        save = CapturedProducts.save
 
-        def broken(self: Captured, path: Any) -> None:
+        def broken(self: CapturedProducts, path: Any) -> None:
             if published:
                 save(self, path)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Captured, "save", broken)
+            patch.setattr(CapturedProducts, "save", broken)
             with pytest.raises(KeyboardInterrupt):
                 c.write()
         torch.mm(half(16, 64), half(64, 32))
-    assert list(Captured.load(file).counts.values()) == [3]
+    assert list(CapturedProducts.load(file).counts.values()) == [3]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -299,13 +299,13 @@ def test_the_record_is_not_held_while_the_file_is_written(tmp_path: Path, monkey
         if counted[-1]:
             c._lock.release()
 
-    def save(self: Captured, path: Any) -> None:
+    def save(self: CapturedProducts, path: Any) -> None:
         thread = threading.Thread(target=take)
         thread.start()
         thread.join()
 
     with outblas.capture(tmp_path / "p.json") as c:
-        monkeypatch.setattr(Captured, "save", save)
+        monkeypatch.setattr(CapturedProducts, "save", save)
         c.write()
     assert counted[0]
 

@@ -19,23 +19,23 @@ from outblas.dispatch import cubin_build, native_build
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.source import Source, make_source
 from outblas.learn.any_shape import AnyShape
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import CubinPack
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.packaged_cubins import PACK, ShippedCubins
+from outblas.runtime.packaged_cubins import PACK, PackagedCubins
 from support.helpers import ROOT
 from support.packed_fixture import FACTS, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
 
-def row(problem: Problem, *configs: KernelConfig) -> Row:
-    return Row(problem, "lt_auto", "", "test", *(Choice(c, 1.2, 1.1, 1.3) for c in configs))
+def row(problem: Problem, *configs: KernelConfig) -> LibraryRow:
+    return LibraryRow(problem, "lt_auto", "", "test", *(LibraryChoice(c, 1.2, 1.1, 1.3) for c in configs))
 
 
 EVEN = Sm80MmaConfig(64, 64, pdl=True, even=True)
 LIBRARIES = [
     Library("h200", (row(PROBLEM, PACKED, replace(EVEN, even=False)), row(Problem(128, 128, 256), PACKED, EVEN))),
-    Library("other", (row(Problem(8, 8, 8, "NN", "bf16"), OTHER), row(PROBLEM, PACKED), Row(Problem(8, 8, 8)))),
+    Library("other", (row(Problem(8, 8, 8, "NN", "bf16"), OTHER), row(PROBLEM, PACKED), LibraryRow(Problem(8, 8, 8)))),
 ]
 
 
@@ -72,7 +72,7 @@ def test_every_distinct_kernel_of_every_library_is_built(compiler: FakeCompiler,
     built = cubin_build.build(path, libraries=LIBRARIES, tell=told.append)
     assert compiler.asked == [3] and (built.kernels, built.left_out) == (3, ())
     assert told[-1] == "3 of 3 kernels" and built.bytes == path.stat().st_size
-    found = ShippedCubins(path)
+    found = PackagedCubins(path)
     for library in LIBRARIES:
         for problem, configs in library.installed().items():
             assert all(found.get(make_source(problem, c), "sm_90a") for c in configs)
@@ -140,7 +140,7 @@ def test_kernels_for_any_shape_are_packed_in_every_layout_and_dtype(
     monkeypatch.setattr(cubin_build, "packaged_libraries", lambda: {})
     path = tmp_path / "kernels.pack"
     assert cubin_build.build(path).kernels == len(sources) and cubin_build.current(path)
-    found = ShippedCubins(path)
+    found = PackagedCubins(path)
     assert all(found.get(source, "sm_90a") is not None for source in sources[::50])
     monkeypatch.setattr(cubin_build, "any_shape_files", lambda: {"h200": files["h200"] + b"another"})
     assert not cubin_build.current(path), "of another choice of kernels"
@@ -231,7 +231,7 @@ def test_a_real_pack_holds_what_the_compiler_makes(tmp_path: Path, monkeypatch: 
     built = cubin_build.build(tmp_path / "kernels.pack", 1, LIBRARIES[:1])
     assert (built.kernels, built.images, built.left_out) == (2, 2, ())
     source = make_source(PROBLEM, PACKED)
-    found = ShippedCubins(built.path).get(source, "sm_90a")
+    found = PackagedCubins(built.path).get(source, "sm_90a")
     expected = compile_source(source, "sm_90a")
     assert found == replace(expected, compile_seconds=0.0, log="") and expected.from_cache
 
@@ -240,6 +240,6 @@ def test_a_real_pack_holds_what_the_compiler_makes(tmp_path: Path, monkeypatch: 
 def test_the_pack_of_this_tree_has_every_installed_kernel() -> None:
     if not cubin_build.current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")
-    found = ShippedCubins(PACK)
+    found = PackagedCubins(PACK)
     sources = cubin_build.sources_of([Library.packaged(gpu) for gpu in cubin_build.packaged_libraries()])
     assert sources and all(found.get(source, "sm_90a") is not None for source in sources)

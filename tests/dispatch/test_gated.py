@@ -26,7 +26,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, FusedKernel
 from support.fused_fixture import KERNELS, OnTheHost, host_fixture
@@ -107,7 +107,7 @@ def test_a_product_that_cublaslt_has_takes_the_kernel_of_another_launch_option(
 ) -> None:
     """What the launch option does not allow is left out of it."""
     problem = replace(WIDE, m=8) if row.get("weights") is WARMING else WIDE
-    made = Row(problem, "lt_auto", "id=1", **{k: Choice(c, 1.02, 1.01, 1.03) for k, c in row.items()})  # type: ignore[arg-type]
+    made = LibraryRow(problem, "lt_auto", "id=1", **{k: LibraryChoice(c, 1.02, 1.01, 1.03) for k, c in row.items()})  # type: ignore[arg-type]
     fallback = Decision(None, problem, "cuBLASLt is faster", "id=1")
     found = without_promises(fallback, made, launch, H200)
     assert found.config == expected
@@ -119,8 +119,8 @@ def test_a_product_that_cublaslt_has_takes_the_kernel_of_another_launch_option(
 
 def test_without_a_row_a_gpu_or_a_legal_kernel_it_stays_where_it_was() -> None:
     fallback = Decision(None, WIDE, "cuBLASLt is faster", "id=1")
-    row = Row(WIDE, "lt_auto", weights=Choice(EARLY, 1.02, 1.01, 1.03))
-    narrow = Row(WIDE, "lt_auto", weights=Choice(WARMING, 1.02, 1.01, 1.03))  # at most 8 rows
+    row = LibraryRow(WIDE, "lt_auto", weights=LibraryChoice(EARLY, 1.02, 1.01, 1.03))
+    narrow = LibraryRow(WIDE, "lt_auto", weights=LibraryChoice(WARMING, 1.02, 1.01, 1.03))  # at most 8 rows
     for gone in (
         without_promises(fallback, None, "plain", H200),
         without_promises(fallback, row, "plain", None),
@@ -323,14 +323,14 @@ def test_a_product_of_cublaslts_is_gated_by_the_kernel_of_another_option(
     x, w, _ = layer(5)
 
     def library(**choices: Any) -> None:
-        row = Row(Problem(5, 24, 16), "lt_auto", "index=0/8 id=1", **choices)
+        row = LibraryRow(Problem(5, 24, 16), "lt_auto", "index=0/8 id=1", **choices)
         state = device_registry.devices[None]
         monkeypatch.setattr(state, "library", Library("h200", (row,)))
         state._decisions.clear()
 
     library()
     assert not outblas.warm(x, w, gated=True) and "no kernel was proven" in linear.why_not(x, w, gated=True)
-    library(pdl=Choice(replace(ANY, pdl=True), 1.1, 1.05, 1.2))
+    library(pdl=LibraryChoice(replace(ANY, pdl=True), 1.1, 1.05, 1.2))
     assert outblas.warm(x, w, gated=True)
     assert "no kernel was proven" in linear.why_not(x, w, activation="silu"), "no gate, no second look"
     assert {key[0] for key in host._kernels} == {ANY}

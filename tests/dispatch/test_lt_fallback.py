@@ -17,7 +17,7 @@ from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
 from outblas.runtime.cublaslt import LtCalls
@@ -26,7 +26,7 @@ from outblas.runtime.workspace import StreamWorkspaces
 
 PROBLEM = Problem(64, 128, 256)
 FIRST, SECOND = "id=66 tile=20 splitk=1", "id=66 tile=15 splitk=4"
-WON = Choice(Sm90WgmmaConfig(64, 64), 1.2, 1.1, 1.3)
+WON = LibraryChoice(Sm90WgmmaConfig(64, 64), 1.2, 1.1, 1.3)
 
 
 # -- what a row names --------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ WON = Choice(Sm90WgmmaConfig(64, 64), 1.2, 1.1, 1.3)
     ],
 )
 def test_a_row_names_what_runs_in_place_of_a_kernel(baseline: str, detail: str, auto: str, expected: str) -> None:
-    assert Row(PROBLEM, baseline, detail, "cuda:0", lt_auto_detail=auto).fallback == expected
+    assert LibraryRow(PROBLEM, baseline, detail, "cuda:0", lt_auto_detail=auto).fallback == expected
 
 
 def rows(m: int, n: int, offset: int = 0) -> Operand:
@@ -56,19 +56,21 @@ def transposed(o: Operand) -> Operand:
     return o._replace(shape=o.shape[::-1], strides=o.strides[::-1])
 
 
-def choose(row: Row, *operands: Operand | None, launch: Launch = "plain", more: tuple[Row, ...] = ()) -> Decision:
+def choose(
+    row: LibraryRow, *operands: Operand | None, launch: Launch = "plain", more: tuple[LibraryRow, ...] = ()
+) -> Decision:
     a, b, out = operands or (rows(64, 256), transposed(rows(128, 256)), None)
     assert a is not None and b is not None
     return decide(a, b, out, gpu=H200, library=Library("h200", (row, *more)), launch=launch)
 
 
 def test_the_named_algorithm_is_decided_for_where_no_kernel_may_be_used() -> None:
-    row = Row(PROBLEM, "lt_auto", f"index=3/8 {FIRST}", pdl=WON)
+    row = LibraryRow(PROBLEM, "lt_auto", f"index=3/8 {FIRST}", pdl=WON)
     found = choose(row)
     assert (found.config, found.problem, found.algorithm) == (None, PROBLEM, FIRST)
     assert "no kernel was proven faster than lt_auto" in found.reason
     assert choose(row, launch="pdl").config == WON.config and choose(row, launch="pdl").algorithm == ""
-    by_torch = choose(Row(PROBLEM, "torch", "torch 2"))
+    by_torch = choose(LibraryRow(PROBLEM, "torch", "torch 2"))
     assert (by_torch.problem, by_torch.algorithm) == (None, "")
 
 
@@ -76,18 +78,18 @@ def test_the_named_algorithm_is_decided_for_where_no_kernel_may_be_used() -> Non
 def test_operands_that_are_not_aligned_to_16_bytes_are_torchs(which: int) -> None:
     operands = [rows(64, 256), transposed(rows(128, 256)), rows(64, 128)]
     operands[which] = operands[which]._replace(offset=8)
-    found = choose(Row(PROBLEM, "lt_auto", f"index=3/8 {FIRST}"), *operands)
+    found = choose(LibraryRow(PROBLEM, "lt_auto", f"index=3/8 {FIRST}"), *operands)
     assert (found.problem, found.algorithm) == (None, "") and "not aligned to 16 bytes" in found.reason
 
 
 def test_a_column_that_is_both_layouts_takes_a_kernel_of_either_before_an_algorithm() -> None:
     column = rows(64, 256), Operand((256, 1), (1, 1), "fp16", "cuda:0"), None
     tn, nn = Problem(64, 1, 256), Problem(64, 1, 256, "NN")
-    falls = Row(tn, "lt_auto", f"index=0/2 {FIRST}")
-    assert choose(falls, *column, more=(Row(nn, "lt_auto", f"index=0/2 {SECOND}"),)).algorithm == FIRST
-    assert choose(falls, *column, more=(Row(nn, "torch"),)).problem == tn
-    scalar = Choice(Sm80MmaConfig(64, 64, vec=1), 1.2, 1.1, 1.3)
-    taken = choose(falls, *column, more=(Row(nn, "lt_auto", plain=scalar),))
+    falls = LibraryRow(tn, "lt_auto", f"index=0/2 {FIRST}")
+    assert choose(falls, *column, more=(LibraryRow(nn, "lt_auto", f"index=0/2 {SECOND}"),)).algorithm == FIRST
+    assert choose(falls, *column, more=(LibraryRow(nn, "torch"),)).problem == tn
+    scalar = LibraryChoice(Sm80MmaConfig(64, 64, vec=1), 1.2, 1.1, 1.3)
+    taken = choose(falls, *column, more=(LibraryRow(nn, "lt_auto", plain=scalar),))
     assert (taken.config, taken.problem, taken.algorithm) == (scalar.config, nn, "")
 
 

@@ -17,7 +17,7 @@ from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.matmul import explain, matmul
 from outblas.dispatch.promises import launch_of_option, option_of
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.overlap import overlap
 from support.dispatch_fixture import (
     DEPENDENT,
@@ -225,7 +225,7 @@ def test_another_library_can_be_used(monkeypatch, tmp_path):
     monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr(device_registry, "devices", {})
     problem, config = Problem(64, 64, 64), Sm80MmaConfig(16, 16, wm=1, wn=1)
-    mine = Library("h200", (Row(problem, plain=Choice(config, 1.1, 1.05, 1.2)),))
+    mine = Library("h200", (LibraryRow(problem, plain=LibraryChoice(config, 1.1, 1.05, 1.2)),))
     mine.save(tmp_path / "mine.json")
     dispatch.use_library(tmp_path / "mine.json")
     assert device_registry.device_state(0).library.lookup(problem).choice("plain").config == config

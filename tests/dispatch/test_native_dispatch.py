@@ -18,7 +18,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.source import kernel_kind
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import launch
 from outblas.runtime.launch import Prepared
 from support.native_fixture import (  # noqa: F401
@@ -112,7 +112,7 @@ def test_an_older_torch_counts_versions_one_by_one(monkeypatch: pytest.MonkeyPat
 
 TUNED = Problem(64, 128, 256)
 CONFIG = Sm90WgmmaConfig(64, 64, split_k=2, store="direct", pdl=True)
-LIBRARY = Library("h200", (Row(TUNED, "lt_auto", plain=Choice(CONFIG, 1.2, 1.1, 1.3)),))
+LIBRARY = Library("h200", (LibraryRow(TUNED, "lt_auto", plain=LibraryChoice(CONFIG, 1.2, 1.1, 1.3)),))
 
 
 class Kernel:

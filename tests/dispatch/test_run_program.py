@@ -17,12 +17,12 @@ from outblas.cli.capture import python_command
 from outblas.cli.main import app
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.records.captured_products import Captured, Product
+from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from support.helpers import ROOT
 
 pytest.importorskip("torch")
 
-SEEN = Product(64, 128, 256, "TN", "fp16", "cpu", "mm")
+SEEN = CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "mm")
 SCRIPT = """
 import sys, torch, helper
 assert sys.modules["__main__"].helper is helper
@@ -54,7 +54,7 @@ def test_a_program_runs_as_alone_and_is_recorded(tmp_path: Path) -> None:
     done = subprocess.run(run, cwd=tmp_path, env=environment(), input="word", capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
     assert done.stdout == "argv ['exit', '--out', '-x'] word beside the script\n" and done.stderr == ""
-    found = Captured.load(tmp_path / "p.json")
+    found = CapturedProducts.load(tmp_path / "p.json")
     assert found.problems() == {Problem(16, 32, 64, "NN"): 1}
     assert "serve.py exit" in found.provenance[0]["command"]
 
@@ -63,17 +63,17 @@ def test_an_exception_leaves_its_traceback_and_the_record(tmp_path: Path) -> Non
     run = command(tmp_path, sys.executable, "-u", "program/serve.py", "raise")
     done = subprocess.run(run, cwd=tmp_path, env=environment(), input="", capture_output=True, text=True)
     assert done.returncode == 1 and "RuntimeError: on purpose" in done.stderr
-    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
+    assert sum(CapturedProducts.load(tmp_path / "p.json").counts.values()) == 1
 
 
 def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(tmp_path: Path) -> None:
-    Captured({SEEN: 3}).save(tmp_path / "p.json")
+    CapturedProducts({SEEN: 3}).save(tmp_path / "p.json")
     for program in (("-c", "pass"), ("-m", "no_such_module"), ("no_such_script.py",)):
         run = command(tmp_path, sys.executable, *program)
         done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
         words = "no file 'no_such_script.py'" if program[0][0] != "-" else "no half-precision product was seen"
         assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
-        assert Captured.load(tmp_path / "p.json").counts == {SEEN: 3}
+        assert CapturedProducts.load(tmp_path / "p.json").counts == {SEEN: 3}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -89,7 +89,7 @@ def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, numb
         process.send_signal(number)
         process.wait(60)
         assert process.returncode == -number
-    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 1
+    assert sum(CapturedProducts.load(tmp_path / "p.json").counts.values()) == 1
 
 
 def test_code_and_modules_run_too(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_code_and_modules_run_too(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         if program[0] == "-c":
             assert done.stdout == "__main__ ['-c', 'x']\n"
-    assert sum(Captured.load(tmp_path / "p.json").counts.values()) == 2
+    assert sum(CapturedProducts.load(tmp_path / "p.json").counts.values()) == 2
 
 
 OUTLIVING = """
@@ -179,10 +179,10 @@ def assert_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", ["a record", "an empty file"])
 def test_a_record_or_an_empty_file_is_replaced(tmp_path: Path, there: str) -> None:
-    Captured({SEEN: 3}).save(tmp_path / "p.json")
+    CapturedProducts({SEEN: 3}).save(tmp_path / "p.json")
     if there == "an empty file":
         (tmp_path / "p.json").write_bytes(b"")
     run = command(tmp_path, sys.executable, "program/serve.py", "exit")
     done = subprocess.run(run, cwd=tmp_path, env=environment(), input="word", capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
-    assert Captured.load(tmp_path / "p.json").problems() == {Problem(16, 32, 64, "NN"): 1}
+    assert CapturedProducts.load(tmp_path / "p.json").problems() == {Problem(16, 32, 64, "NN"): 1}

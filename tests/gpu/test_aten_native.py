@@ -19,7 +19,7 @@ from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, enable, native, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 from support.everything_fixture import numbers, sums_in_fp32
 
@@ -52,7 +52,9 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[State]]:
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_DISABLE"):
         monkeypatch.delenv(name, raising=False)
     torch.cuda.init()
-    rows = tuple(Row(p, "torch", "", "test", Choice(config, 1.2, 1.1, 1.3)) for p, config in TUNED.items())
+    rows = tuple(
+        LibraryRow(p, "torch", "", "test", LibraryChoice(config, 1.2, 1.1, 1.3)) for p, config in TUNED.items()
+    )
     made = [State(gpu, Library(gpu.name, rows), load_kernel) for _ in range(torch.cuda.device_count())]
     monkeypatch.setattr(device_registry, "devices", dict(enumerate(made)))
     for name, value in (("table", None), ("why_none", ""), ("known", None)):

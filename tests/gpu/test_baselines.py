@@ -10,7 +10,7 @@ from outblas.core import rivals  # noqa: E402
 from outblas.core.errors import OutblasError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import baselines  # noqa: E402
-from outblas.judge.gpu_clock import Bench  # noqa: E402
+from outblas.judge.gpu_clock import GpuClock  # noqa: E402
 from outblas.judge.operands import torch_dtype  # noqa: E402
 from outblas.judge.reference import product  # noqa: E402
 
@@ -51,7 +51,7 @@ def test_the_product_is_right(made, name, layout, dtype, acc, mnk):
 @pytest.mark.parametrize("name", rivals.NAMES)
 def test_it_can_be_captured_and_replayed(made, name):
     problem = Problem(256, 256, 512)
-    with Bench(problem) as bench:
+    with GpuClock(problem) as bench:
         try:
             graph = bench.capture(made[name])
         except OutblasError as error:
@@ -69,7 +69,7 @@ def test_it_can_be_captured_and_replayed(made, name):
 
 def test_auto_is_chosen_once_among_what_the_heuristic_returns(made):
     problem = Problem(512, 512, 512)
-    with Bench(problem) as bench:
+    with GpuClock(problem) as bench:
         made["lt_auto"].prepare(bench)
         detail = made["lt_auto"].detail(problem)
         made["lt_auto"].prepare(bench)

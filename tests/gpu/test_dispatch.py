@@ -20,10 +20,10 @@ from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.matmul import explain
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
@@ -40,9 +40,9 @@ TUNED = [
 ]
 
 
-def row(problem: Problem, plain: Any, pdl: Any) -> Row:
-    choices = [None if c is None else Choice(c, 1.2, 1.1, 1.3) for c in (plain, pdl)]
-    return Row(problem, "lt_auto", "", "test", *choices)
+def row(problem: Problem, plain: Any, pdl: Any) -> LibraryRow:
+    choices = [None if c is None else LibraryChoice(c, 1.2, 1.1, 1.3) for c in (plain, pdl)]
+    return LibraryRow(problem, "lt_auto", "", "test", *choices)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
 
 def assert_right(problem: Problem, a: Any, stored: Any, c: Any) -> None:
     assert c.shape == (problem.m, problem.n) and c.dtype == a.dtype
-    assert float(Oracle(problem, a, stored).worst(c)) <= 1.0
+    assert float(Reference(problem, a, stored).worst(c)) <= 1.0
 
 
 def assert_torchs(a: Any, b: Any, c: Any) -> None:

@@ -27,7 +27,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
 from outblas.runtime.launch import load
@@ -206,8 +206,8 @@ PLAIN = Sm90WgmmaConfig(64, 64, stages=4)
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     """The dispatch with a row that has a kernel for each launch option."""
     gpu = gpu_of_device(0)
-    choices = [Choice(c, 1.2, 1.1, 1.3) for c in (PLAIN, replace(PLAIN, pdl=True), early(PLAIN))]
-    row = Row(SQUARE, "lt_auto", "", "test", choices[0], choices[1], weights=choices[2])
+    choices = [LibraryChoice(c, 1.2, 1.1, 1.3) for c in (PLAIN, replace(PLAIN, pdl=True), early(PLAIN))]
+    row = LibraryRow(SQUARE, "lt_auto", "", "test", choices[0], choices[1], weights=choices[2])
     state = DeviceState(gpu, Library(gpu.name, (row,)), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     for name, value in (("table", None), ("why_none", ""), ("known", None)):

@@ -17,7 +17,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.target import Target, find_target
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.gpu
 #: The library's largest variety, in small: (problem, launch option) of every family, split and layout there is.
 PACKAGED = Library.packaged("h200")
 _HALF = Problem(256, 384, 512, "TN", "fp16", "fp16")
-_HALF_ROW = Row(_HALF, plain=Choice(Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2), 1.2, 1.1, 1.3))
+_HALF_ROW = LibraryRow(
+    _HALF, plain=LibraryChoice(Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2), 1.2, 1.1, 1.3)
+)
 
 
 def targets() -> list[Target]:

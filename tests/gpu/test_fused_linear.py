@@ -21,7 +21,7 @@ from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.judge.fused_gates import worst
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.fused_launch import Extra
 from support.fused_gpu_fixture import (  # noqa: F401
@@ -44,7 +44,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     gpu = gpu_of_device(0)
     config = SPLIT if request.param == "workspace" else CONFIGS[request.param]
     rows = tuple(
-        Row(replace(TUNED, dtype=dtype), "lt_auto", "", "test", Choice(config, 1.2, 1.1, 1.3), None)  # type: ignore[arg-type]
+        LibraryRow(replace(TUNED, dtype=dtype), "lt_auto", "", "test", LibraryChoice(config, 1.2, 1.1, 1.3), None)  # type: ignore[arg-type]
         for dtype in ("fp16", "bf16")
     )
     state = DeviceState(gpu, Library(gpu.name, rows), load_kernel)

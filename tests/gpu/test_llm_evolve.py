@@ -16,9 +16,9 @@ from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.custom.free_kernel import FreeKernel  # noqa: E402
 from outblas.llm.budget import Budget  # noqa: E402
-from outblas.llm.evaluators import parse_place  # noqa: E402
-from outblas.llm.evolve import Settings  # noqa: E402
-from outblas.llm.evolve_journal import Ledger  # noqa: E402
+from outblas.llm.evaluators import parse_evaluator  # noqa: E402
+from outblas.llm.evolve import EvolveSettings  # noqa: E402
+from outblas.llm.evolve_journal import EvolveJournal  # noqa: E402
 from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve  # noqa: E402
 from outblas.llm.models import Model  # noqa: E402
 from outblas.publish.html.tune_page import write_report  # noqa: E402
@@ -37,7 +37,7 @@ def text(name: str) -> str:
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
-    with Ledger(folder / "store.sqlite") as ledger:
+    with EvolveJournal(folder / "store.sqlite") as ledger:
         return [(o.kind, o.answer) for o in ledger.outcomes().values()]
 
 
@@ -58,7 +58,11 @@ def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, m
 
     def evolve(device: str, folder: Path) -> None:
         with serving(script) as server:
-            settings, budget, place = Settings(turns=2, parallel=1), Budget(requests=len(says)), parse_place(device)
+            settings, budget, place = (
+                EvolveSettings(turns=2, parallel=1),
+                Budget(requests=len(says)),
+                parse_evaluator(device),
+            )
             unwatched = lambda *watched: lambda outcome: None  # noqa: E731
             request = EvolveRequest(
                 [PROBLEM], [Model("m")], Server(server.url), place, budget, settings, folder, "test"

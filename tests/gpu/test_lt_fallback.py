@@ -20,11 +20,11 @@ from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.dispatch import device_registry, native, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
 
@@ -55,31 +55,31 @@ def proposed(problem: Problem, workspace: bool) -> str:
     return next((name for name, need in needs.items() if (need > 0) == workspace), "")
 
 
-def choice(config: KernelConfig) -> Choice:
-    return Choice(config, 1.2, 1.1, 1.3)
+def choice(config: KernelConfig) -> LibraryChoice:
+    return LibraryChoice(config, 1.2, 1.1, 1.3)
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[Problem, Row]:
+def rows() -> dict[Problem, LibraryRow]:
     if gpu_of_device(0).arch != 90:
         pytest.skip("the library's rows are for Hopper")
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     torch.mm(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # torch has loaded its cuBLAS
     assert workspace_bytes(KERNEL_ROW, KERNEL) and why_illegal(KERNEL_ROW, KERNEL) is None
-    found = {p: Row(p, "lt_auto", f"index=3/8 {proposed(p, False)}", "test") for p in PLAIN}
-    found[DEEP] = Row(DEEP, "lt_auto", f"index=0/8 {proposed(DEEP, True)}", "test")
-    found[UNKNOWN] = Row(UNKNOWN, "lt_auto", "index=0/8 id=9999 tile=9999", "test")
-    found[BY_TORCH] = Row(BY_TORCH, "torch", "torch", "test")
-    found[NEARLY] = Row(NEARLY, "torch", "torch", "test", lt_auto_detail=f"index=0/8 {proposed(NEARLY, False)}")
-    found[KERNEL_ROW] = Row(KERNEL_ROW, "lt_auto", "", "test", choice(KERNEL), choice(KERNEL))
+    found = {p: LibraryRow(p, "lt_auto", f"index=3/8 {proposed(p, False)}", "test") for p in PLAIN}
+    found[DEEP] = LibraryRow(DEEP, "lt_auto", f"index=0/8 {proposed(DEEP, True)}", "test")
+    found[UNKNOWN] = LibraryRow(UNKNOWN, "lt_auto", "index=0/8 id=9999 tile=9999", "test")
+    found[BY_TORCH] = LibraryRow(BY_TORCH, "torch", "torch", "test")
+    found[NEARLY] = LibraryRow(NEARLY, "torch", "torch", "test", lt_auto_detail=f"index=0/8 {proposed(NEARLY, False)}")
+    found[KERNEL_ROW] = LibraryRow(KERNEL_ROW, "lt_auto", "", "test", choice(KERNEL), choice(KERNEL))
     dependent = choice(Sm90WgmmaConfig(128, 128, stages=4, consumers=2, pdl=True))
-    found[PDL_ONLY] = Row(PDL_ONLY, "lt_heuristic", proposed(PDL_ONLY, False), "test", pdl=dependent)
+    found[PDL_ONLY] = LibraryRow(PDL_ONLY, "lt_heuristic", proposed(PDL_ONLY, False), "test", pdl=dependent)
     return found
 
 
 @pytest.fixture(autouse=True)
-def device(rows: dict[Problem, Row], monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
+def device(rows: dict[Problem, LibraryRow], monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     """The rows above, and a table of this test's own (where it is built)."""
     gpu = gpu_of_device(0)
     state = DeviceState(gpu, Library(gpu.name, tuple(rows.values())), load_kernel)
@@ -114,10 +114,10 @@ def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def error(problem: Problem, a: Any, stored: Any, c: Any) -> float:
-    return float(Oracle(problem, a, stored).worst(c))
+    return float(Reference(problem, a, stored).worst(c))
 
 
-def needs_workspaces(rows: dict[Problem, Row]) -> None:
+def needs_workspaces(rows: dict[Problem, LibraryRow]) -> None:
     if not rows[DEEP].fallback:
         pytest.skip("this cuBLASLt proposes nothing with a workspace")
 
@@ -190,7 +190,7 @@ def test_misaligned_operands_are_torchs(device: DeviceState) -> None:
     assert device.status()["algorithms_found"] == 0
 
 
-def both(rows: dict[Problem, Row]) -> list[Problem]:
+def both(rows: dict[Problem, LibraryRow]) -> list[Problem]:
     """An algorithm without a workspace, a kernel with one and, where there is any, an algorithm with one."""
     return [PLAIN[0], KERNEL_ROW, *([DEEP] if rows[DEEP].fallback else [])]
 

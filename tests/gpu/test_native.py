@@ -20,10 +20,10 @@ from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.tensors import operand
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 
 pytestmark = pytest.mark.gpu
@@ -54,8 +54,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.cuda.init()
     rows = []
     for problem, *configs in TUNED:
-        choices = [None if c is None else Choice(c, 1.2, 1.1, 1.3) for c in configs]
-        rows.append(Row(problem, "lt_auto", "", "test", *choices))
+        choices = [None if c is None else LibraryChoice(c, 1.2, 1.1, 1.3) for c in configs]
+        rows.append(LibraryRow(problem, "lt_auto", "", "test", *choices))
     monkeypatch.setattr(device_registry, "devices", {0: DeviceState(gpu, Library(gpu.name, tuple(rows)), load_kernel)})
     for name, value in (("table", None), ("why_none", ""), ("known", None)):
         monkeypatch.setattr(native_table, name, value)
@@ -106,7 +106,7 @@ def test_the_result_is_that_of_the_python_path(problem: Problem, pdl: bool, with
         assert launches(table) == before + served
         assert (c is out) == with_out and torch.equal(c, expected)
         if served:
-            assert float(Oracle(problem, x, w).worst(c)) <= 1.0
+            assert float(Reference(problem, x, w).worst(c)) <= 1.0
 
 
 def test_products_that_are_torchs_stay_so(table: Any) -> None:
@@ -189,7 +189,7 @@ def test_threads_with_streams_of_their_own(table: Any) -> None:
 
 def test_an_output_on_an_input_is_refused(table: Any) -> None:
     square = Problem(256, 256, 256)
-    row = Row(square, "lt_auto", "", "test", Choice(TILED, 1.2, 1.1, 1.3))
+    row = LibraryRow(square, "lt_auto", "", "test", LibraryChoice(TILED, 1.2, 1.1, 1.3))
     outblas.use_library(Library(gpu_of_device(0).name, (row,)))
     a, b, _ = operands(square)
     out = torch.empty_like(a)
@@ -225,7 +225,7 @@ def test_autocast_is_torchs_and_what_gradients_and_compilers_see_is_ours(table: 
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert outblas.matmul(a, b).dtype == torch.bfloat16
     compiled = torch.compile(lambda x, y: outblas.matmul(x, y), backend="eager", fullgraph=True)
-    assert float(Oracle(problem, a, stored).worst(compiled(a, b))) <= 1.0
+    assert float(Reference(problem, a, stored).worst(compiled(a, b))) <= 1.0
     assert launches(table) == 3
 
 

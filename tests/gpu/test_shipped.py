@@ -20,18 +20,18 @@ from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.cubin_build import build, current, packaged_libraries, sources_of
 from outblas.dispatch.device_state import ARCHITECTURE, DeviceState, load_kernel
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import make_source
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin_pack import pack_key, packed
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.packaged_cubins import PACK, ShippedCubins
+from outblas.runtime.packaged_cubins import PACK, PackagedCubins
 from support.helpers import ROOT
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +63,7 @@ print(bool((c == 1024).all()), status["kernels_loaded"], status["kernels_shipped
 
 
 def library() -> Library:
-    rows = (Row(p, "lt_auto", "", "test", Choice(c, 1.2, 1.1, 1.3)) for p, c in TUNED)
+    rows = (LibraryRow(p, "lt_auto", "", "test", LibraryChoice(c, 1.2, 1.1, 1.3)) for p, c in TUNED)
     return Library(gpu_of_device(0).name, tuple(rows))
 
 
@@ -89,7 +89,7 @@ def pack_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def device(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceState:
     """What a process has that finds its pack at ``path``."""
-    monkeypatch.setattr(packaged_cubins, "SHIPPED", ShippedCubins(path))
+    monkeypatch.setattr(packaged_cubins, "PACKAGED", PackagedCubins(path))
     state = DeviceState(gpu_of_device(0), library(), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     return state
@@ -114,7 +114,7 @@ def test_a_shipped_kernel_and_a_compiled_one_give_the_same_bits(
     for (problem, _), c in zip(TUNED, ours, strict=True):
         a, b, stored = operands(problem)
         assert torch.equal(outblas.matmul(a, b), c), problem.key
-        assert float(Oracle(problem, a, stored).worst(c)) <= 1.0
+        assert float(Reference(problem, a, stored).worst(c)) <= 1.0
     assert without.status()["kernels_shipped"] == 0 and without.status()["kernels_loaded"] == len(TUNED)
 
 
@@ -140,7 +140,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
     a, b, stored = operands(problem)
     with pytest.warns(RuntimeWarning, match="the driver refuses a shipped cubin .*cuModuleLoadData") as told:
         c = outblas.matmul(a, b)
-    assert len(told) == 1 and float(Oracle(problem, a, stored).worst(c)) <= 1.0
+    assert len(told) == 1 and float(Reference(problem, a, stored).worst(c)) <= 1.0
     assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"]) == (1, 0)
 
 
@@ -148,7 +148,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
 def test_the_driver_loads_the_packs_cubins() -> None:
     if not current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")
-    found, seen = ShippedCubins(PACK), 0
+    found, seen = PackagedCubins(PACK), 0
     torch.zeros(1, device="cuda")
     for gpu in packaged_libraries():
         installed = Library.packaged(gpu).installed()

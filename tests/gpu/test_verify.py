@@ -11,7 +11,7 @@ from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.baselines import CublasGemm  # noqa: E402
 from outblas.judge.gates import CellProver, prove  # noqa: E402
-from outblas.judge.gpu_clock import Bench  # noqa: E402
+from outblas.judge.gpu_clock import GpuClock  # noqa: E402
 from outblas.judge.reference import ERROR_C, needed_c  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
@@ -50,7 +50,7 @@ def test_our_families_pass_every_gate(config, layout, dtype, acc):
 def test_cublas_itself_needs_less_than_the_bound_allows(dtype, k):
     """Large M and N, where cuBLAS does not split K (its half-precision partial sums are another matter)."""
     problem = Problem(2048, 2048, k, "TN", dtype)
-    with Bench(problem) as bench:
+    with GpuClock(problem) as bench:
         a, b, c = bench.operands(0)
         CublasGemm().bind(problem, a, b, c)(bench.stream)
         bench.synchronize()
@@ -61,7 +61,7 @@ def test_a_cell_is_proved_on_the_timed_operands():
     problem = Problem(512, 512, 512)
     config = CONFIGS[0]
     kernel = load(compile_source(make_source(problem, config)), config)
-    with Bench(problem) as bench:
+    with GpuClock(problem) as bench:
         prover = CellProver(bench.data, bench.torch_stream)
         assert prover.call(kernel.bind(problem, *bench.operands(0))).status is Status.PASSED
         assert prover.call(lambda stream: None).status is Status.WRONG
@@ -72,7 +72,7 @@ def test_a_cell_is_proved_on_the_timed_operands():
 
 def test_the_largest_of_the_grid_is_checked():
     problem = Problem(16384, 16384, 16384)
-    with Bench(problem) as bench:
+    with GpuClock(problem) as bench:
         prover = CellProver(bench.data, bench.torch_stream)
         verdict = prover.call(CublasGemm().bind(problem, *bench.operands(0)))
         assert verdict.status is Status.PASSED and verdict.max_err_ratio < 1

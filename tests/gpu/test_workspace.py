@@ -17,7 +17,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, TensorError
 from outblas.core.problem import Problem
 from outblas.judge.operands import Operands
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.kernels.legality import why_illegal
@@ -60,7 +60,7 @@ def test_fifty_runs_are_right_bitwise_equal_and_leave_the_counters_at_zero(name:
     a, b, c = data[0]
     workspace = allocate(workspace_bytes(problem, config), "cuda:0")
     call = kernel(problem, config).bind(problem, a, b, c, workspace=workspace)
-    oracle, stream, first = Oracle(problem, a, b), torch.cuda.Stream(), None
+    oracle, stream, first = Reference(problem, a, b), torch.cuda.Stream(), None
     for _ in range(50):
         data.poison(0)
         torch.cuda.synchronize()
@@ -174,7 +174,7 @@ def test_a_workspace_of_another_kernel_and_problem_may_follow_on_the_stream() ->
             call(stream)
     torch.cuda.synchronize()
     for problem, a, b, c, _ in made:
-        assert float(Oracle(problem, a, b).worst(c)) <= 1.0
+        assert float(Reference(problem, a, b).worst(c)) <= 1.0
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:

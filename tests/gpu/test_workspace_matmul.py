@@ -18,9 +18,9 @@ import outblas
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.kernels.geometry import workspace_bytes
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import graph_workspace
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
@@ -45,8 +45,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     elif native.why_not():
         pytest.skip(native.why_not())
     gpu = gpu_of_device(0)
-    pdl, plain = Choice(CONFIGS["64x64_4_2x1_pdl"], 1.2, 1.1, 1.3), Choice(BASE, 1.2, 1.1, 1.3)
-    rows = (Row(WHOLE, "lt_auto", "", "test", pdl, pdl), Row(DEEP, "lt_auto", "", "test", plain, plain))
+    pdl, plain = LibraryChoice(CONFIGS["64x64_4_2x1_pdl"], 1.2, 1.1, 1.3), LibraryChoice(BASE, 1.2, 1.1, 1.3)
+    rows = (LibraryRow(WHOLE, "lt_auto", "", "test", pdl, pdl), LibraryRow(DEEP, "lt_auto", "", "test", plain, plain))
     state = DeviceState(gpu, Library(gpu.name, rows), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     for name, value in (("table", None), ("why_none", ""), ("known", None)):
@@ -73,7 +73,7 @@ def inputs(problem: Problem, w: Any, count: int = 3) -> list[tuple[Any, Any]]:
         a = operands(problem, seed)[0]
         c = outblas.matmul(a, w)
         torch.cuda.synchronize()
-        assert float(Oracle(problem, a, w.t()).worst(c)) <= 1.0
+        assert float(Reference(problem, a, w.t()).worst(c)) <= 1.0
         found.append((a, bits(c)))
     return found
 
@@ -95,7 +95,7 @@ def workspaces(state: DeviceState) -> set[int]:
 def test_matmul_has_a_workspace_per_stream_and_another_in_a_graph(library: DeviceState) -> None:
     a = torch.randn(WHOLE.m, WHOLE.k, device="cuda").half()
     stored = torch.randn(WHOLE.b_shape, device="cuda").half()
-    oracle, streams = Oracle(WHOLE, a, stored), [torch.cuda.Stream() for _ in range(2)]
+    oracle, streams = Reference(WHOLE, a, stored), [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     results = []
     for _ in range(5):
@@ -349,7 +349,7 @@ def test_inductors_graphs_have_our_products_and_find_nothing_alive_in_their_pool
 def test_inductors_graphs_find_no_workspace_in_their_pool() -> None:
     """A warm-up of its CUDA graphs allocates into a pool that must hold nothing but what the graph tells of."""
     problem = DEEP
-    row = Row(problem, "torch", plain=Choice(BASE, 1.2, 1.1, 1.3))
+    row = LibraryRow(problem, "torch", plain=LibraryChoice(BASE, 1.2, 1.1, 1.3))
     outblas.use_library(Library(gpu_of_device(0).name, (row,)))
     try:
         a, w = (torch.randn(rows, problem.k, device="cuda", dtype=torch.half) for rows in (problem.m, problem.n))

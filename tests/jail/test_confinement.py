@@ -229,7 +229,7 @@ def test_an_error_of_a_worker_that_is_not_trusted_costs_one_item_and_not_the_run
 def test_a_worker_that_is_not_trusted_gets_no_time_to_say_goodbye(importable, tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(
-        "outblas.core.child_process.Child.end", lambda self, kill: ended.append(kill) or self._process.kill()
+        "outblas.core.child_process.ChildProcess.end", lambda self, kill: ended.append(kill) or self._process.kill()
     )
     answers(jailed(tmp_path), [1])
     assert ended == [True]

@@ -18,7 +18,7 @@ from outblas.core.evaluation import Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.jail import conduct, free_launch, timing_checks
-from outblas.jail.build import Built
+from outblas.jail.build import BuiltKernel
 from outblas.jail.free_launch import GuardedWorkspace
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime import driver as driver_module
@@ -90,7 +90,7 @@ def recorder(monkeypatch):
 
 def built(text, image=b"cubin"):
     kernel = FreeKernel.parse(text)
-    return Built(kernel, Cubin(image, kernel.launch.entry, "sm_90a", 32, 0, 0, 0, NO_FACTS, 0.1, False, ""), 0)
+    return BuiltKernel(kernel, Cubin(image, kernel.launch.entry, "sm_90a", 32, 0, 0, 0, NO_FACTS, 0.1, False, ""), 0)
 
 
 def operands():

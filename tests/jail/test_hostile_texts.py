@@ -16,7 +16,7 @@ from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.problem import Problem
 from outblas.jail import build as building
 from outblas.jail.elf import cubins, dynamic_symbols, sections
-from outblas.jail.jailed_evaluator import FreeLive
+from outblas.jail.jailed_evaluator import JailedEvaluator
 from outblas.jail.static_gate import examine
 from outblas.jail.text_rules import refusal
 from outblas.judge.bench_cell import Baselines, Options
@@ -90,7 +90,7 @@ def test_names_and_tables_without_an_end_are_refused():
 
 
 def test_what_host_code_says_of_baselines_does_not_replace_what_is_known(monkeypatch):
-    monkeypatch.setattr(FreeLive.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
+    monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
     monkeypatch.syspath_prepend(HERE)
     known = Timing("offline", (9.0,), 9.0, 0.0)
     host, device = (FreeKernel.parse("// order: pass\n" + text) for text in (host_text(""), device_text(BODY)))
@@ -130,7 +130,7 @@ def test_who_leaves_in_the_middle_leaves_no_worker_and_no_folder(monkeypatch, tm
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kernels = [FreeKernel.parse(f"// order: pid\n{device_text(BODY + f'int x{i};')}") for i in range(2)]
-    live = FreeLive(Options(baselines=()), 20.0, factory="support.free_workers:make_handler")
+    live = JailedEvaluator(Options(baselines=()), 20.0, factory="support.free_workers:make_handler")
     coming = live.evaluate(P, kernels)
     pid = next(coming)[0].detail.split()[0]
     assert list(tmp_path.glob("outblas-free-*")) and Path(f"/proc/{pid}").exists()

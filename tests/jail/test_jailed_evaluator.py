@@ -9,7 +9,7 @@ import pytest
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.jail.jailed_evaluator import FreeLive, FreeOptions
+from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -26,13 +26,13 @@ def live(monkeypatch):
     options = Options(baselines=("cublas", "nvmmh"))
 
     def make(step=20.0, **keys):
-        return FreeLive(options, step, FreeOptions(**keys), factory="support.free_workers:make_handler")
+        return JailedEvaluator(options, step, FreeOptions(**keys), factory="support.free_workers:make_handler")
 
     return make
 
 
 def test_no_file_of_the_search_lies_open_where_strangers_run():
-    assert FreeLive(Options(algorithms="algorithms.jsonl"), 20.0)._options.algorithms is None
+    assert JailedEvaluator(Options(algorithms="algorithms.jsonl"), 20.0)._options.algorithms is None
 
 
 def ordered(order, number=0):
@@ -78,7 +78,7 @@ def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
 @compiles
 def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
     monkeypatch.setattr("outblas.jail.jailed_evaluator.FACTORY", "support.free_workers:make_handler")
-    monkeypatch.setattr(FreeLive.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
+    monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
     monkeypatch.syspath_prepend(HERE)
     options = Options(baselines=("cublas",))
     with LiveEvaluator(0, options, factory="support.free_workers:templates", compile_ahead=False) as evaluator:

@@ -50,7 +50,7 @@ class Bench:
         return {n: Timing("offline", (self.us if n != "cublas" else 8.0,) * rounds, self.us, 0.0) for n in graphs}
 
 
-class Desk(plain.Desk):
+class Desk(plain.BenchCell):
     renewed = 0
 
     def __init__(self, problem, options, baselines, *more):
@@ -80,7 +80,7 @@ class Voice:
 def world(monkeypatch, tmp_path):
     """A handler whose proofs and checks say what ``world`` says."""
     made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
-    monkeypatch.setattr(plain, "Desk", Desk)
+    monkeypatch.setattr(plain, "BenchCell", Desk)
     monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
 
     def load(built, folder, cudart, gpu):
@@ -98,7 +98,7 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(free.fresh, "check_fresh", lambda *a: made.fresh)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
     monkeypatch.setattr(free.conduct, "offence", lambda before: made.offence)
-    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.Cell(str(tmp_path), None, False))
+    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
 
     def ask(kernel, problem=P):
         voice = Voice()
@@ -167,7 +167,7 @@ def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
 
 def test_template_candidates_are_not_run_there(world):
     voice = Voice()
-    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.Cell(".", None, False))
+    handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(".", None, False))
     handler([(0, Item(P, Sm90WgmmaConfig(64, 64)))], voice)
     assert voice.answers[0][0].status is Status.ILLEGAL
 

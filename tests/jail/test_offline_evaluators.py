@@ -18,7 +18,7 @@ from outblas.jail import landlock, toolchain
 from outblas.jail.build import build
 from outblas.jail.confined_compiler import Limits, run
 from outblas.jail.evaluation_file import FORMAT, Recorder, load
-from outblas.jail.free_proof_shapes import MAX_FLOPS, representatives
+from outblas.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
 from outblas.jail.offline_evaluators import NOT_RUN, CompileOnly, RecordedFree, recorder
 from outblas.jail.static_gate import examine
 from outblas.jail.symbols import allowed, why_refused
@@ -197,16 +197,16 @@ def test_libraries_ask_for_launches_and_little_else():
 
 def test_a_proof_is_of_the_problem_or_a_sister_and_of_neighbours():
     launch = GOOD.launch
-    found = representatives(Problem(64, 72, 80), launch)
+    found = free_proof_shapes(Problem(64, 72, 80), launch)
     assert found[0] == Problem(64, 72, 80) and len(found) == len(set(found)) >= 10
     assert any(p.k % 8 for p in found) and any(p.m == 1 for p in found) and any(p.n == p.k for p in found)
-    big = representatives(Problem(8192, 8192, 8192, "NN", "bf16"), launch)
+    big = free_proof_shapes(Problem(8192, 8192, 8192, "NN", "bf16"), launch)
     assert all(p.flops <= MAX_FLOPS and (p.layout, p.dtype) == ("NN", "bf16") for p in big)
     strict = FreeKernel.parse(device_text(requires=["M % 128 == 0", "N % 128 == 0", "K % 64 == 0"])).launch
-    few = representatives(Problem(4096, 4096, 4096), strict)
+    few = free_proof_shapes(Problem(4096, 4096, 4096), strict)
     assert len(few) >= 4 and all(strict.why_not(p) is None for p in few)
     only = FreeKernel.parse(device_text(requires=["M == 8192 and N == 8192"])).launch
-    assert representatives(Problem(8192, 8192, 64), only) == []
+    assert free_proof_shapes(Problem(8192, 8192, 64), only) == []
 
 
 def recorded(tmp_path, *evaluations):

@@ -14,7 +14,7 @@ from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.judge import baselines, matmul_heuristics
-from outblas.judge.algorithm_cache import ALGORITHM_BYTES, ChosenAlgorithms
+from outblas.judge.algorithm_cache import ALGORITHM_BYTES, AlgorithmCache
 from outblas.kernels.families.family import TileChoice
 from outblas.runtime import cublas
 
@@ -30,7 +30,7 @@ def test_cublas_is_told_the_row_major_product(layout, mnk):
     problem = Problem(*mnk, layout)
     rng = np.random.default_rng(0)
     a, b = rng.integers(-9, 9, (problem.m, problem.k)), rng.integers(-9, 9, problem.b_shape)
-    s = cublas.Shape.of(problem)
+    s = cublas.BlasShape.of(problem)
     transposed = s.op_first == 1
     rows, cols = (s.k, s.m) if transposed else (s.m, s.k)
     first = column_major(b.ravel(), rows, cols, s.ld_first)
@@ -44,7 +44,7 @@ def test_cublas_is_told_the_row_major_product(layout, mnk):
 
 
 def test_scale_type_is_the_compute_type():
-    single, half = cublas.Shape.of(Problem(8, 8, 8)), cublas.Shape.of(Problem(8, 8, 8, acc="fp16"))
+    single, half = cublas.BlasShape.of(Problem(8, 8, 8)), cublas.BlasShape.of(Problem(8, 8, 8, acc="fp16"))
     assert (single.compute, single.scale) == (68, 0) and (half.compute, half.scale) == (64, 2)
     assert [s.value for s in single.scalars()] == [1.0, 0.0]
     one, zero = half.scalars()
@@ -52,7 +52,7 @@ def test_scale_type_is_the_compute_type():
         1.0,
         0.0,
     ]
-    assert cublas.Shape.of(Problem(8, 8, 8, dtype="bf16")).dtype == 14
+    assert cublas.BlasShape.of(Problem(8, 8, 8, dtype="bf16")).dtype == 14
 
 
 def test_c_structures_have_the_headers_sizes():
@@ -141,28 +141,28 @@ ABOUT = {"cublaslt": "13.1.0", "gpu": "NVIDIA H200", "driver": "580"}
 def test_choices_are_kept_for_the_processes_after(tmp_path):
     path, problem = tmp_path / "algorithms.jsonl", Problem(64, 128, 256, acc="fp16")
     words = (7, 2**64 - 1, 0, 3, 4, 5, 6, 1)
-    kept = ChosenAlgorithms(path, ABOUT)
+    kept = AlgorithmCache(path, ABOUT)
     kept.add(problem, bytes(cublas.Algo(words)), "index=1/2 id=66")
     later = baselines.LtAuto()
-    later.keep(ChosenAlgorithms(path, ABOUT))
+    later.keep(AlgorithmCache(path, ABOUT))
     assert tuple(later._chosen[problem][0].data) == words and later.detail(problem) == "index=1/2 id=66"
 
 
 @pytest.mark.parametrize("changed", ABOUT)
 def test_choices_of_another_cublaslt_gpu_or_driver_are_forgotten(tmp_path, changed):
     path = tmp_path / "algorithms.jsonl"
-    ChosenAlgorithms(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
-    assert list(ChosenAlgorithms(path, {**ABOUT, changed: "other"})) == []
-    assert list(ChosenAlgorithms(path, ABOUT)) == [], "begun anew"
+    AlgorithmCache(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
+    assert list(AlgorithmCache(path, {**ABOUT, changed: "other"})) == []
+    assert list(AlgorithmCache(path, ABOUT)) == [], "begun anew"
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     path = tmp_path / "algorithms.jsonl"
-    kept = ChosenAlgorithms(path, ABOUT)
+    kept = AlgorithmCache(path, ABOUT)
     for m in (64, 128):
         kept.add(Problem(m, 128, 256), bytes(64), "index=0/1")
     path.write_bytes(path.read_bytes()[:-9])
-    assert [problem.m for problem, _, _ in ChosenAlgorithms(path, ABOUT)] == [64]
+    assert [problem.m for problem, _, _ in AlgorithmCache(path, ABOUT)] == [64]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
 )
 def test_a_damaged_file_of_choices_is_begun_anew(tmp_path, line):
     path = tmp_path / "algorithms.jsonl"
-    ChosenAlgorithms(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
+    AlgorithmCache(path, ABOUT).add(Problem(64, 128, 256), bytes(64), "index=0/1")
     path.write_bytes(path.read_bytes() + line + b"\n")
-    kept = ChosenAlgorithms(path, ABOUT)
+    kept = AlgorithmCache(path, ABOUT)
     assert list(kept) == []
     kept.add(Problem(128, 128, 256), bytes(64), "index=0/1")
-    assert [problem.m for problem, _, _ in ChosenAlgorithms(path, ABOUT)] == [128]
+    assert [problem.m for problem, _, _ in AlgorithmCache(path, ABOUT)] == [128]
 
 
 def test_algorithms_have_the_size_that_is_kept():
@@ -212,7 +212,7 @@ def one_algorithm(monkeypatch):
 def test_what_is_chosen_is_chosen_once_for_all_processes(tmp_path, one_algorithm):
     for _ in range(2):
         auto = one_algorithm.make()
-        auto.keep(ChosenAlgorithms(tmp_path / "a.jsonl", ABOUT))
+        auto.keep(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
         auto.prepare(one_algorithm.bench)
         assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"
     assert len(one_algorithm.asked) == 1
@@ -223,7 +223,7 @@ def test_a_choice_stands_where_the_disk_does_not_keep_it(tmp_path, monkeypatch, 
         raise OSError(28, "No space left on device")
 
     auto = one_algorithm.make()
-    auto.keep(ChosenAlgorithms(tmp_path / "a.jsonl", ABOUT))
+    auto.keep(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
     monkeypatch.setattr(Journal, "_write", full)
     auto.prepare(one_algorithm.bench)
     assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"

@@ -16,7 +16,7 @@ from outblas.judge import integrity  # noqa: E402
 from outblas.judge.gates import CellProver, check_cell, prove  # noqa: E402
 from outblas.judge.operands import CANARY, Operands  # noqa: E402
 from outblas.judge.proof_inputs import integer_inputs, normal, special_inputs  # noqa: E402
-from outblas.judge.reference import ERROR_C, Oracle, error_bound, magnitudes, needed_c, product, right  # noqa: E402
+from outblas.judge.reference import ERROR_C, Reference, error_bound, magnitudes, needed_c, product, right  # noqa: E402
 
 
 class Honest:
@@ -38,7 +38,7 @@ def half_accumulated(problem, a, b):
 
 
 def ratio_of(problem, a, b, c):
-    return float(Oracle(problem, a, b).worst(c))
+    return float(Reference(problem, a, b).worst(c))
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -96,7 +96,7 @@ def test_reference_in_blocks_agrees_with_fp64(monkeypatch):
     problem = Problem(70, 33, 1500)
     a, b = normal(problem, 4)
     monkeypatch.setattr("outblas.judge.reference.FP64_FLOPS", 1)
-    blocks = Oracle(problem, a, b).reference
+    blocks = Reference(problem, a, b).reference
     exact = product(problem, a, b)
     magnitude, _ = magnitudes(problem, a, b)
     assert ((blocks - exact).abs() <= 0.1 * error_bound(problem, exact, magnitude)).all()
@@ -108,7 +108,7 @@ def test_oracle_works_in_chunks_and_sees_a_nan_in_the_last(monkeypatch):
     problem = Problem(37, 16, 32)
     a, b = normal(problem, 5)
     c = product(problem, a, b).half()
-    oracle = Oracle(problem, a, b)
+    oracle = Reference(problem, a, b)
     assert float(oracle.worst(c)) <= 1
     c[36, 15] = math.nan
     assert math.isnan(float(oracle.worst(c)))
@@ -237,7 +237,7 @@ def cell(run):
     data = Operands(problem, 1)
     data.fill_normal()
     a, b, c = data[0]
-    oracle, before = Oracle(problem, a, b), data.input_sum(0).clone()
+    oracle, before = Reference(problem, a, b), data.input_sum(0).clone()
     return check_cell(data, oracle, before, lambda: run(problem, a, b, c, data))
 
 
@@ -310,11 +310,12 @@ def test_what_was_overwritten_in_any_set_is_seen_after_timing(monkeypatch, where
 
 
 def test_integrity_names_what_was_replaced(monkeypatch):
+    from outblas.judge import gpu_clock
 
     before = integrity.snapshot()
     assert integrity.tampered(before) == ""
-    monkeypatch.setattr(gpu_clock.Bench, "round", lambda *a: [0.0])
-    assert integrity.tampered(before) == "outblas.judge.gpu_clock.Bench.round"
+    monkeypatch.setattr(gpu_clock.GpuClock, "round", lambda *a: [0.0])
+    assert integrity.tampered(before) == "outblas.judge.gpu_clock.GpuClock.round"
 
 
 def test_all_that_judges_is_watched():
@@ -335,13 +336,18 @@ def test_all_that_judges_is_watched():
         ("torch.cuda", "synchronize", lambda *a: None, "torch.cuda.synchronize"),
         ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
         ("outblas.judge.reference", "ERROR_C", 1e9, "outblas.judge.reference.ERROR_C"),
-        ("outblas.judge.reference", "Oracle.worst", lambda *a: 0.0, "outblas.judge.reference.Oracle.worst"),
-        ("outblas.judge.reference", "Oracle.nbytes", property(lambda self: 0), "outblas.judge.reference.Oracle.nbytes"),
+        ("outblas.judge.reference", "Oracle.worst", lambda *a: 0.0, "outblas.judge.reference.Reference.worst"),
+        (
+            "outblas.judge.reference",
+            "Oracle.nbytes",
+            property(lambda self: 0),
+            "outblas.judge.reference.Reference.nbytes",
+        ),
         (
             "outblas.judge.reference",
             "Oracle.reference",
             property(lambda self: 0),
-            "outblas.judge.reference.Oracle.reference",
+            "outblas.judge.reference.Reference.reference",
         ),
         ("outblas.judge.gates", "float", lambda ratio: 0.0, "outblas.judge.gates.float"),
         ("builtins", "float", type("float", (float,), {}), "builtins.float"),

@@ -49,7 +49,7 @@ def test_a_capture_calls_each_call_in_order_on_the_stream(monkeypatch):
 
 def false_bench(monkeypatch, cu):
     monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
-    bench = gpu_clock.Bench.__new__(gpu_clock.Bench)
+    bench = gpu_clock.GpuClock.__new__(gpu_clock.GpuClock)
     bench._events, bench._plug_us, bench.stream, bench.sets, bench.repeats = [("s", "e")] * 8, 100.0, 5, 2, 4
     monkeypatch.setattr(bench, "synchronize", lambda: None, raising=False)
     return bench

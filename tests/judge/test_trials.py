@@ -12,8 +12,8 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import gates, proof_inputs  # noqa: E402
 from outblas.judge.gates import prove, prove_each  # noqa: E402
 from outblas.judge.proof_inputs import normal  # noqa: E402
-from outblas.judge.reference import Oracle, right  # noqa: E402
-from outblas.judge.trials import KeptTrials, Shelf, Trials  # noqa: E402
+from outblas.judge.reference import Reference, right  # noqa: E402
+from outblas.judge.trials import CachedTrials, ProofTrials, TrialCache  # noqa: E402
 
 PROBLEM = Problem(24, 40, 96)
 
@@ -44,7 +44,7 @@ class Kernel:
 
 
 def test_kept_trials_are_made_once_and_counted():
-    trials, made = KeptTrials(), []
+    trials, made = CachedTrials(), []
 
     def make():
         made.append(1)
@@ -53,12 +53,12 @@ def test_kept_trials_are_made_once_and_counted():
     assert trials.get("x", make) is trials.get("x", make) and made == [1]
     assert trials.bytes == 40 + 10 + 4
     a, b = normal(PROBLEM, 1)
-    oracle = trials.get("oracle", lambda: Oracle(PROBLEM, a, b))
+    oracle = trials.get("oracle", lambda: Reference(PROBLEM, a, b))
     assert trials.bytes == 54 + oracle.nbytes == 54 + 2 * 4 * 24 * 40
 
 
 def test_memory_under_two_names_counts_once():
-    trials = KeptTrials()
+    trials = CachedTrials()
     a, b = trials.get("normal", lambda: normal(PROBLEM, 1))
     held = a.nbytes + b.nbytes
     trials.get("the same", lambda: (a, b))
@@ -66,20 +66,20 @@ def test_memory_under_two_names_counts_once():
     assert trials.bytes == held
     scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled(PROBLEM, a, b))
     assert trials.bytes == held + scaled.nbytes
-    oracle = trials.get("oracle", lambda: Oracle(PROBLEM, a, b))
+    oracle = trials.get("oracle", lambda: Reference(PROBLEM, a, b))
     trials.get("the same oracle", lambda: (oracle, b))
     assert trials.bytes == held + scaled.nbytes + oracle.nbytes
 
 
 def test_without_keeping_everything_is_made_anew():
-    trials, made = Trials(), []
+    trials, made = ProofTrials(), []
     for _ in range(2):
         trials.get("x", lambda: made.append(1))
     assert made == [1, 1] and not vars(trials)
 
 
 def test_a_shelf_forgets_what_was_not_asked_for_longest():
-    shelf, problems = Shelf(limit_bytes=100), [Problem(8, 8, k) for k in (8, 16, 24)]
+    shelf, problems = TrialCache(limit_bytes=100), [Problem(8, 8, k) for k in (8, 16, 24)]
     for p in problems[:2]:
         shelf.at(p).get("x", lambda: torch.zeros(12))
     first = shelf.at(problems[0])
@@ -91,7 +91,7 @@ def test_a_shelf_forgets_what_was_not_asked_for_longest():
 
 
 def test_a_problem_that_is_larger_than_the_shelf_is_kept_while_it_is_in_hand():
-    shelf = Shelf(limit_bytes=10)
+    shelf = TrialCache(limit_bytes=10)
     large = shelf.at(PROBLEM)
     large.get("x", lambda: torch.zeros(1000))
     assert shelf.at(PROBLEM) is large
@@ -102,7 +102,7 @@ def test_a_problem_that_is_larger_than_the_shelf_is_kept_while_it_is_in_hand():
 @pytest.mark.parametrize(("free", "limit"), [(140 * 2**30, 4 * 2**30), (2**30, 2**27)])
 def test_a_shelf_takes_a_part_of_what_is_free(monkeypatch, free, limit):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free, 144 * 2**30))
-    shelf, share = Shelf.of_gpu(0), 3 * limit // 4
+    shelf, share = TrialCache.of_gpu(0), 3 * limit // 4
     shelf.at(Problem(8, 8, 8)).get("x", lambda: Held(share))
     shelf.at(Problem(8, 8, 16)).get("x", lambda: Held(limit // 4))
     assert shelf.at(Problem(8, 8, 8)).bytes == share and shelf.bytes == limit
@@ -115,7 +115,7 @@ def test_a_shelf_takes_a_part_of_what_is_free(monkeypatch, free, limit):
     ("layout", "dtype", "acc"), [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
 )
 def test_kept_trials_give_the_verdict_of_fresh_ones(layout, dtype, acc):
-    problem, kept = Problem(24, 40, 96, layout, dtype, acc), KeptTrials()
+    problem, kept = Problem(24, 40, 96, layout, dtype, acc), CachedTrials()
     fresh = prove(Kernel(), problem, device="cpu")
     assert fresh.status is Status.PASSED
     for _ in range(2):
@@ -123,11 +123,11 @@ def test_kept_trials_give_the_verdict_of_fresh_ones(layout, dtype, acc):
 
 
 def test_nothing_is_drawn_again_for_the_next_kernel(monkeypatch):
-    kept = KeptTrials()
+    kept = CachedTrials()
     prove(Kernel(), PROBLEM, device="cpu", trials=kept)
     held = kept.bytes
     monkeypatch.setattr(proof_inputs, "_draw", None)
-    for name in ("Oracle", "product", "_their_product"):
+    for name in ("Reference", "product", "_their_product"):
         monkeypatch.setattr(gates, name, None)
     kernel = Kernel()
     assert prove(kernel, PROBLEM, device="cpu", trials=kept).status is Status.PASSED
@@ -149,7 +149,7 @@ def test_a_wrong_kernel_is_caught_with_kept_trials_and_spoils_none(what):
     """It has operands of its own: whatever it does to them, the next kernel is judged as the first was."""
     fresh = prove(Kernel(WRONG[what]), PROBLEM, device="cpu")
     assert fresh.status is not Status.PASSED
-    kept = KeptTrials()
+    kept = CachedTrials()
     before = prove(Kernel(), PROBLEM, device="cpu", trials=kept)
     assert prove(Kernel(WRONG[what]), PROBLEM, device="cpu", trials=kept) == fresh
     assert prove(Kernel(), PROBLEM, device="cpu", trials=kept) == before
@@ -159,12 +159,12 @@ def test_a_reference_is_made_when_the_kernel_has_run(monkeypatch):
     """A stranger's kernel finds no answer in memory: its trials keep nothing."""
     said = []
 
-    class Told(Oracle):
+    class Told(Reference):
         def __init__(self, *a):
             said.append("reference")
             super().__init__(*a)
 
-    monkeypatch.setattr(gates, "Oracle", Told)
+    monkeypatch.setattr(gates, "Reference", Told)
     monkeypatch.setattr(
         gates, "product", lambda *a: said.append("reference") or right(a[0], a[2]).double().new_zeros(1)
     )
@@ -176,7 +176,7 @@ PROBLEMS = [PROBLEM, Problem(8, 16, 32), Problem(24, 40, 96, "NN")]
 
 
 def test_a_kernel_is_proved_on_each_problem_with_the_largest_error_of_all():
-    shelf = Shelf()
+    shelf = TrialCache()
     alone = [prove(Kernel(), p, device="cpu") for p in PROBLEMS]
     for _ in range(2):
         found = prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu")
@@ -189,7 +189,7 @@ def test_the_first_failure_ends_it_and_names_its_problem():
             c[0, 0].add_(1)
 
     asked = []
-    failed = prove_each(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, Shelf(), "cpu")
+    failed = prove_each(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, TrialCache(), "cpu")
     assert failed.status is Status.WRONG and failed.detail.startswith("on 8_16_32: ") and asked == PROBLEMS[:2]
 
 
@@ -198,13 +198,13 @@ def test_a_judge_that_was_replaced_on_any_of_the_problems_is_seen(monkeypatch):
         if c.shape == (8, 16):
             monkeypatch.setattr("outblas.judge.rules.check_rules", lambda lab: None)
 
-    failed = prove_each(Kernel(replaces), PROBLEMS, 0, Shelf(), "cpu")
+    failed = prove_each(Kernel(replaces), PROBLEMS, 0, TrialCache(), "cpu")
     assert failed.status is Status.RULE_BROKEN and "outblas.judge.rules.check_rules" in failed.detail
     assert "rules" not in failed.gates
 
 
 def test_what_a_wrong_kernel_may_have_overwritten_is_made_anew():
-    shelf = Shelf()
+    shelf = TrialCache()
     assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
 
     def writes_far_away(a, b, c, n):
@@ -219,4 +219,4 @@ def test_what_a_wrong_kernel_may_have_overwritten_is_made_anew():
 
 def test_no_problem_is_no_proof():
     with pytest.raises(UsageError, match="no problem"):
-        prove_each(Kernel(), [], 0, Shelf(), "cpu")
+        prove_each(Kernel(), [], 0, TrialCache(), "cpu")

@@ -15,7 +15,7 @@ import torch
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail.carried_builds import Carried
+from outblas.jail.carried_builds import CarriedBuilds
 from outblas.jail.static_gate import examine
 from outblas.kernels.custom.examples.example_kernels import all_examples, example, names
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -139,7 +139,7 @@ def test_what_does_not_compile_is_a_status() -> None:
 
 
 def test_a_carried_kernel_is_of_the_headers_that_it_includes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    problem, folder = Problem(48, 64, 64), Carried(tmp_path)
+    problem, folder = Problem(48, 64, 64), CarriedBuilds(tmp_path)
     try:
         for name in ("naive", "mma_direct"):
             folder.build(example(name), problem)

@@ -27,7 +27,7 @@ from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
-from outblas.kernels.proof_shapes import representatives
+from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import kernel_headers, make_source
 from support.family_tools import device_constants
 from support.helpers import ROOT
@@ -166,7 +166,7 @@ def test_what_is_near_is_legal_and_another_config(family: Family[KernelConfig]) 
 @every_family
 def test_it_is_proved_on_problems_that_it_can_run(family: Family[KernelConfig]) -> None:
     for problem, config in legal_pairs(family.name)[::3]:
-        found = representatives(problem, config)
+        found = proof_shapes(problem, config)
         assert len(found) >= 2 and all(why_illegal(p, config) is None for p in found)
         assert {(p.layout, p.dtype, p.acc) for p in found} == {(problem.layout, problem.dtype, problem.acc)}
 

@@ -16,7 +16,7 @@ from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
-from outblas.kernels.proof_shapes import representatives
+from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
@@ -72,7 +72,7 @@ def test_near_a_kernel_of_whole_tiles_is_one_of_few_rows_with_more_stages() -> N
 
 
 def test_the_proof_has_ragged_problems_of_no_more_rows() -> None:
-    found = representatives(PROBLEM, FEW)
+    found = proof_shapes(PROBLEM, FEW)
     assert all(p.m <= 16 and why_illegal(p, FEW) is None for p in found)
     assert {1, 15, 16} <= {p.m for p in found} and max(p.k for p in found) > 4096 and any(p.k % 64 for p in found)
 

@@ -15,7 +15,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.learn.train.fit_cost_model import Row, fit_residual
+from outblas.learn.train.fit_cost_model import MeasuredRow, fit_residual
 
 ZERO = np.zeros(len(residual.NAMES))
 P = Problem(2048, 2048, 512)
@@ -91,7 +91,7 @@ def test_a_fit_finds_what_was_put_in() -> None:
         problem = Problem(m, n, k)
         configs = tuple(c for c in candidates(problem) if not c.pdl)
         times = cost_model.predict_by(by, truth, problem, configs, H200)
-        rows.append(Row("synthetic", problem, configs, times))
+        rows.append(MeasuredRow("synthetic", problem, configs, times))
     found = fit_residual(rows, by, H200)
     for row in rows:
         wrong = np.log(row.times / cost_model.predict_by(by, found, row.problem, row.configs, H200))

@@ -12,7 +12,7 @@ import pytest
 from outblas.core.errors import ConfigError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.jail import build
-from outblas.jail.carried_builds import Carried
+from outblas.jail.carried_builds import CarriedBuilds
 from outblas.jail.confined_compiler import Limits
 from outblas.jail.static_gate import check_built
 from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90, template_text
@@ -125,7 +125,7 @@ def test_cutlass_compiles_to_wgmma_in_fp32_and_travels(monkeypatch: pytest.Monke
     facts = built.cubin.facts
     assert facts.hgmma > 0 and facts.accumulators == ("fp32",) and facts.utmaldg > 0
     assert built.counters()["spill_bytes"] == 0 and facts.ldl == facts.stl == 0
-    carried = Carried(tmp_path)
+    carried = CarriedBuilds(tmp_path)
     assert carried.get(kernel, SMALL) is None
     carried.put(built, SMALL)
     found = carried.get(kernel, SMALL)

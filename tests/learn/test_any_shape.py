@@ -23,7 +23,7 @@ from outblas.learn import any_shape
 from outblas.learn.any_shape import AnyShape, inputs, is_regular, is_vector, shape_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 FAST, SCALAR = Sm90WgmmaConfig(128, 128, stages=4, consumers=2), Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
 KERNELS: tuple[KernelConfig, ...] = (SCALAR, FAST)
@@ -112,11 +112,11 @@ def operands(problem: Problem, offset: int = 0) -> tuple[Operand, Operand]:
 def test_a_decision_asks_for_problems_that_the_library_does_not_have(layout: Any) -> None:
     problem, asked = replace(ALIGNED, layout=layout), []
 
-    def choose(problem: Problem, gpu: Gpu) -> Choice:
+    def choose(problem: Problem, gpu: Gpu) -> LibraryChoice:
         asked.append(problem)
-        return Choice(FAST, 1.3, 1.2, 1.4)
+        return LibraryChoice(FAST, 1.3, 1.2, 1.4)
 
-    library = Library("h200", (Row(Problem(64, 64, 64), "torch"),))
+    library = Library("h200", (LibraryRow(Problem(64, 64, 64), "torch"),))
     a, b = operands(problem)
     found = decide(a, b, None, gpu=H200, library=library, any_shape=choose)
     assert (found.config, found.problem, asked) == (FAST, problem, [problem])
@@ -209,11 +209,11 @@ def test_threads_do_not_wait_for_the_choice_of_another() -> None:
 
     begun, may_end = threading.Event(), threading.Event()
 
-    def choose(problem: Problem, gpu: Gpu) -> Choice | None:
+    def choose(problem: Problem, gpu: Gpu) -> LibraryChoice | None:
         if problem == ALIGNED:
             begun.set()
             assert may_end.wait(60)
-        return Choice(SCALAR, 1.3, 1.2, 1.4)
+        return LibraryChoice(SCALAR, 1.3, 1.2, 1.4)
 
     state, found = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=choose), []
     slow = threading.Thread(target=lambda: found.append(state.decide(*operands(ALIGNED), None, "plain")))

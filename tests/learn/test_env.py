@@ -16,7 +16,7 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 from outblas.core.config import launch_of  # noqa: E402
 from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Evaluation, Status  # noqa: E402
-from outblas.learn.env import COUNTERS, STATE, TuningEnv  # noqa: E402
+from outblas.learn.env import COUNTERS, STATE_INPUTS, TuningEnv  # noqa: E402
 from outblas.learn.features import CANDIDATE  # noqa: E402
 from outblas.learn.reward import reward  # noqa: E402
 from outblas.learn.samplers import SAMPLERS, sampler  # noqa: E402
@@ -97,7 +97,7 @@ def test_what_is_shown_after_a_step() -> None:
     action = int(np.flatnonzero(env.action_masks())[0])
     passed = RECORDING.status[RECORDING.row(env.problem), action] == CODE[Status.PASSED]
     seen, *_ = env.step(np.int64(action))
-    state = dict(zip(STATE, seen["state"].tolist(), strict=True))
+    state = dict(zip(STATE_INPUTS, seen["state"].tolist(), strict=True))
     assert state["budget_left"] == 0.75 and state[f"last_{env.history[-1].status.value}"] == 1
     assert passed == (state["best"] != 0)
     np.testing.assert_array_equal(seen["last"], seen["candidates"][action, : len(CANDIDATE)])
@@ -116,7 +116,7 @@ def test_counters_of_the_last_candidate_are_shown_when_they_exist(monkeypatch: p
     monkeypatch.setattr(ReplayEvaluator, "_cell", with_counters)
     env.reset(seed=5)
     seen, *_, info = env.step(np.int64(np.flatnonzero(env.action_masks())[0]))
-    state = dict(zip(STATE, seen["state"].tolist(), strict=True))
+    state = dict(zip(STATE_INPUTS, seen["state"].tolist(), strict=True))
     assert state["l2_hit_rate"] == 0.75 and state["has_counters"] == 1 and COUNTERS[0] == "l2_hit_rate"
     assert info["counters"] == {"l2_hit_rate": 0.75}
 

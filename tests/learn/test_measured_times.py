@@ -20,7 +20,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.train import choose_catalogue, measured_times
-from outblas.learn.train.fit_cost_model import Row
+from outblas.learn.train.fit_cost_model import MeasuredRow
 from outblas.records.store import Store
 from support.helpers import failed_evaluation, passed_evaluation
 
@@ -69,8 +69,8 @@ def test_drift_is_a_median_and_limited() -> None:
     assert measured_times.drift(before, {"x": 2.0}) == 0.0
 
 
-def row(problem: Problem, times: dict[KernelConfig, float]) -> Row:
-    return Row("made", problem, tuple(times), np.array(list(times.values())))
+def row(problem: Problem, times: dict[KernelConfig, float]) -> MeasuredRow:
+    return MeasuredRow("made", problem, tuple(times), np.array(list(times.values())))
 
 
 def test_a_cover_takes_what_gains_most_and_unknown_is_not_bad() -> None:

@@ -12,7 +12,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.learn.policy import Policy
-from outblas.learn.posterior import NOISE, SHARED, improvement, posterior
+from outblas.learn.posterior import NOISE_DEVIATION, SHARED_DEVIATION, improvement, posterior
 from support.helpers import random_policy, synthetic_catalogue
 
 PROBLEM_ = Problem(512, 512, 512)
@@ -26,8 +26,8 @@ def test_what_was_measured_is_believed_and_similar_candidates_follow() -> None:
     assert mean[0] == pytest.approx(0.0, abs=0.01) and mean[3] == pytest.approx(0.1, abs=0.01)
     assert mean[1] == pytest.approx(mean[0], abs=0.005), "near what was measured"
     assert mean[2] == pytest.approx(0.05, abs=0.005), "far from both: the constant"
-    assert deviation[0] < 2 * NOISE and deviation[1] < deviation[2]
-    assert deviation[2] == pytest.approx(np.hypot(SHARED, SHARED / np.sqrt(2)), rel=0.1)
+    assert deviation[0] < 2 * NOISE_DEVIATION and deviation[1] < deviation[2]
+    assert deviation[2] == pytest.approx(np.hypot(SHARED_DEVIATION, SHARED_DEVIATION / np.sqrt(2)), rel=0.1)
 
 
 def test_posterior_is_that_of_the_joint_normal() -> None:
@@ -37,9 +37,9 @@ def test_posterior_is_that_of_the_joint_normal() -> None:
     from outblas.learn import posterior as belief
 
     square = np.square(knobs[:, None] - knobs[None]).sum(axis=2, dtype=np.float64)
-    prior = belief.CONSTANT**2 + SHARED**2 * np.exp(-square / (2 * belief.LENGTH**2))
+    prior = belief.CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 * np.exp(-square / (2 * belief.CORRELATION_LENGTH**2))
     at, other, y = [1, 4], [0, 2, 3, 5], np.array([0.3, -0.2])
-    gain = prior[np.ix_(other, at)] @ np.linalg.inv(prior[np.ix_(at, at)] + NOISE**2 * np.eye(2))
+    gain = prior[np.ix_(other, at)] @ np.linalg.inv(prior[np.ix_(at, at)] + NOISE_DEVIATION**2 * np.eye(2))
     mean, deviation = posterior(guess, knobs, at, y)
     np.testing.assert_allclose(mean[other], guess[other] + gain @ (y - guess[at]), rtol=1e-6)
     variance = prior[np.ix_(other, other)] - gain @ prior[np.ix_(at, other)]
@@ -48,7 +48,7 @@ def test_posterior_is_that_of_the_joint_normal() -> None:
 
 def test_without_measurements_the_guess_stands() -> None:
     mean, deviation = posterior(np.array([1.0, 2.0]), np.zeros((2, 1), np.float32), [], [])
-    assert mean.tolist() == [1.0, 2.0] and (deviation == SHARED).all()
+    assert mean.tolist() == [1.0, 2.0] and (deviation == SHARED_DEVIATION).all()
 
 
 def test_expected_improvement_is_the_mean_of_the_improvements() -> None:

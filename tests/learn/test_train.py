@@ -29,7 +29,7 @@ from outblas.learn.train import regression, train_ppo  # noqa: E402
 from outblas.learn.train.network import CandidatePolicy  # noqa: E402
 from outblas.learn.train.policy_quality import qualities, searches  # noqa: E402
 from outblas.learn.train.regression import RegressSettings, train_regressor  # noqa: E402
-from outblas.learn.train.train_ppo import PpoSettings, Run, train  # noqa: E402
+from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
 from outblas.records.recording import CODE, Recording  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from outblas.search.agents.ppo import Ppo  # noqa: E402
@@ -139,7 +139,7 @@ def test_the_same_seed_the_same_policy(recording: Recording) -> None:
 def test_a_training_that_was_stopped_goes_on(
     recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_ppo, "EVERY", 1)
+    monkeypatch.setattr(train_ppo, "CHECKPOINT_EVERY_UPDATES", 1)
     learn, _ = split(recording)
 
     class Stop(Exception):
@@ -151,20 +151,20 @@ def test_a_training_that_was_stopped_goes_on(
         return False
 
     with pytest.raises(Stop):
-        train(recording, learn, SMALL, Run(tmp_path), on_update=stop)
+        train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=stop)
     regressor = (tmp_path / "regressor.npz").read_bytes()
     steps: list[int] = []
-    policy = train(recording, learn, SMALL, Run(tmp_path), on_update=lambda n, score: steps.append(n) or False)
+    policy = train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=lambda n, score: steps.append(n) or False)
     assert (tmp_path / "regressor.npz").read_bytes() == regressor, "the regressor is not trained again"
     assert steps and steps[0] >= 128 and steps[-1] >= SMALL.steps
     assert json.loads(policy.about)["settings"]["lr"] == SMALL.lr
     done: list[int] = []
-    train(recording, learn, SMALL, Run(tmp_path), on_update=lambda n, score: done.append(n) or False)
+    train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=lambda n, score: done.append(n) or False)
     assert not done, "a training that is done is only read"
     with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
-        train(recording, learn, SMALL, Run(tmp_path))
+        train(recording, learn, SMALL, TrainingRun(tmp_path))
     with pytest.raises(UsageError, match="other settings"):
-        train(recording, learn, replace(SMALL, lr=1e-3), Run(tmp_path))
+        train(recording, learn, replace(SMALL, lr=1e-3), TrainingRun(tmp_path))
 
 
 def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -> None:
@@ -184,7 +184,7 @@ def test_training_looks_at_no_problem_that_was_not_named(recording: Recording) -
 def test_what_is_logged(recording: Recording, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     learn, _ = split(recording)
-    train(recording, learn, replace(SMALL, steps=256), Run(tmp_path, tensorboard=True))
+    train(recording, learn, replace(SMALL, steps=256), TrainingRun(tmp_path, tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = tmp_path.glob("ppo_*")

@@ -15,7 +15,7 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.train.answer_judge import Judge, evaluator_of
+from outblas.llm.train.answer_judge import AnswerJudge, evaluator_of
 from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.dataset import asked, prompt_rows, said, taught_rows
 from outblas.llm.train.knob_words import KnobWords
@@ -64,7 +64,7 @@ def name_of(sentence: str) -> str:
 def test_a_kernel_is_evaluated_once_per_group_and_once_per_run(tmp_path: Path) -> None:
     first = Scripted()
     with Store(tmp_path / "s.sqlite") as store:
-        judge = Judge(first, KnobWords(), True, store)
+        judge = AnswerJudge(first, KnobWords(), True, store)
         found = judge.judge([(PROBLEM, FAST), (PROBLEM, SLOW), (PROBLEM, f"  {FAST} ")])
         judge.judge([(PROBLEM, SLOW)])
     assert first.asked == [name_of(FAST), name_of(SLOW)]
@@ -72,7 +72,7 @@ def test_a_kernel_is_evaluated_once_per_group_and_once_per_run(tmp_path: Path) -
     assert found[0].parts == found[2].parts and found[0].speedup == 1.1
     again = Scripted()
     with Store(tmp_path / "s.sqlite") as store:
-        resumed = Judge(again, KnobWords(), True, store).judge([(PROBLEM, FAST)])
+        resumed = AnswerJudge(again, KnobWords(), True, store).judge([(PROBLEM, FAST)])
     assert again.asked == [] and resumed == [found[0]]
 
 
@@ -80,17 +80,17 @@ def test_what_may_have_been_the_machines_fault_is_asked_again_by_a_resumed_run(t
     broken = Scripted()
     broken.statuses[name_of(FAST)] = Status.LAUNCH_ERROR
     with Store(tmp_path / "s.sqlite") as store:
-        assert Judge(broken, KnobWords(), True, store).judge([(PROBLEM, FAST)])[0].outcome == "launch_error"
+        assert AnswerJudge(broken, KnobWords(), True, store).judge([(PROBLEM, FAST)])[0].outcome == "launch_error"
     mended = Scripted()
     with Store(tmp_path / "s.sqlite") as store:
-        assert Judge(mended, KnobWords(), True, store).judge([(PROBLEM, FAST)])[0].outcome == "passed"
+        assert AnswerJudge(mended, KnobWords(), True, store).judge([(PROBLEM, FAST)])[0].outcome == "passed"
     assert mended.asked == [name_of(FAST)]
 
 
 def test_what_no_candidate_is_costs_no_evaluation() -> None:
     evaluator = Scripted()
     for text in ("", "bm=64", "I am sorry", f"{FAST} bm=64", "bm=65 bn=32 stages=2 consumers=1"):
-        (found,) = Judge(evaluator, KnobWords(), True).judge([(PROBLEM, text)])
+        (found,) = AnswerJudge(evaluator, KnobWords(), True).judge([(PROBLEM, text)])
         assert found.outcome == "refused:malformed" and found.parts is not None and found.parts.format < 0
     assert evaluator.asked == []
 
@@ -98,7 +98,7 @@ def test_what_no_candidate_is_costs_no_evaluation() -> None:
 def test_a_batch_out_of_time_leaves_the_rest_unjudged_and_ends_the_evaluators_work() -> None:
     seconds = iter([0.0, 1.0, 11.0, 12.0])
     evaluator = Scripted()
-    judge = Judge(evaluator, KnobWords(), True, batch_seconds=10.0, clock=lambda: next(seconds))
+    judge = AnswerJudge(evaluator, KnobWords(), True, batch_seconds=10.0, clock=lambda: next(seconds))
     third = "bm=256 bn=32 stages=2 consumers=2"
     found = judge.judge([(PROBLEM, FAST), (PROBLEM, SLOW), (PROBLEM, third)])
     assert [j.outcome for j in found] == ["passed", "passed", "unjudged"]
@@ -107,14 +107,14 @@ def test_a_batch_out_of_time_leaves_the_rest_unjudged_and_ends_the_evaluators_wo
 
 def test_what_was_answered_before_the_gpu_was_lost_is_stored(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        judge = Judge(Scripted(fail_after=1), KnobWords(), True, store)
+        judge = AnswerJudge(Scripted(fail_after=1), KnobWords(), True, store)
         with pytest.raises(DeviceError):
             judge.judge([(PROBLEM, FAST), (PROBLEM, SLOW)])
         assert [config_name(e.config) for e in store.evaluations()] == [name_of(FAST)]
 
 
 def test_a_time_below_the_floor_is_called_a_broken_rule() -> None:
-    (found,) = Judge(Scripted(us=floor_us(PROBLEM) / 2), KnobWords(), True).judge([(PROBLEM, FAST)])
+    (found,) = AnswerJudge(Scripted(us=floor_us(PROBLEM) / 2), KnobWords(), True).judge([(PROBLEM, FAST)])
     assert found.outcome == "rule_broken" and found.parts is not None and found.parts.total < -1
     assert found.speedup is None
 
@@ -123,7 +123,7 @@ def test_reward_functions_agree_with_each_other_and_write_every_answer(tmp_path:
     evaluator = Scripted()
     evaluator.statuses[name_of(SLOW)] = Status.WRONG
     log = tmp_path / "answers.jsonl"
-    rewards = RewardFunctions(Judge(evaluator, KnobWords(), True), (PROBLEM,), 2, log=log)
+    rewards = RewardFunctions(AnswerJudge(evaluator, KnobWords(), True), (PROBLEM,), 2, log=log)
     learned, *others = rewards.functions()
     told = {"completions": [FAST, SLOW], "problem": [0, 0]}
     assert learned(**told) == pytest.approx([0.5**0.5, -(0.5**0.5)])
@@ -136,7 +136,7 @@ def test_reward_functions_agree_with_each_other_and_write_every_answer(tmp_path:
 
 
 def test_only_what_passed_counts_as_the_best() -> None:
-    rewards = RewardFunctions(Judge(Scripted(us=floor_us(PROBLEM) / 2), KnobWords(), True), (PROBLEM,), 2)
+    rewards = RewardFunctions(AnswerJudge(Scripted(us=floor_us(PROBLEM) / 2), KnobWords(), True), (PROBLEM,), 2)
     rewards.functions()[0](completions=[FAST, SLOW], problem=[0, 0])
     assert rewards.best is None
 

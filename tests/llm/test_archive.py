@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.llm.archive import Archive, Entry, Shape
+from outblas.llm.archive import Archive, ArchiveShape, Entry
 from outblas.llm.budget import Cost
-from outblas.llm.evolve_journal import Ledger, Outcome
+from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.reply import Reply
 from outblas.records.store import Store
 
@@ -20,14 +20,14 @@ def entry(number: int, score: float, island: int = 0, problem: str = "p") -> Ent
 
 
 def test_equal_kernels_are_taken_once_per_problem() -> None:
-    archive = Archive(Shape())
+    archive = Archive(ArchiveShape())
     assert archive.insert(entry(1, 0.1)) and not archive.insert(entry(1, 0.3, island=1))
     assert archive.insert(entry(1, 0.1, problem="other"))
     assert archive.best("p") == entry(1, 0.1)
 
 
 def test_a_pair_is_of_two_buckets_the_slower_first() -> None:
-    archive = Archive(Shape(width=0.1), 3)
+    archive = Archive(ArchiveShape(width=0.1), 3)
     for number, score in enumerate((0.01, 0.02, 0.15, 0.31, 0.32, 0.05)):
         archive.insert(entry(number, score))
     for number in range(50):
@@ -36,7 +36,7 @@ def test_a_pair_is_of_two_buckets_the_slower_first() -> None:
 
 
 def test_faster_buckets_are_drawn_more_often_and_none_is_left_out() -> None:
-    archive = Archive(Shape(temperature=0.2), 1)
+    archive = Archive(ArchiveShape(temperature=0.2), 1)
     for number in range(4):
         archive.insert(entry(number, 0.05 + 0.2 * number))
     drawn = Counter(e.name for number in range(300) for e in archive.draw("p", 0, number))
@@ -44,7 +44,7 @@ def test_faster_buckets_are_drawn_more_often_and_none_is_left_out() -> None:
 
 
 def test_draws_of_few() -> None:
-    archive = Archive(Shape())
+    archive = Archive(ArchiveShape())
     assert archive.draw("p", 0, 1) == ()
     archive.insert(entry(1, 0.11))
     archive.insert(entry(2, 0.12))
@@ -52,7 +52,7 @@ def test_draws_of_few() -> None:
 
 
 def test_the_best_migrates_to_the_next_island() -> None:
-    archive = Archive(Shape(islands=3, migrate_every=3))
+    archive = Archive(ArchiveShape(islands=3, migrate_every=3))
     added = [archive.insert(entry(n, 0.1 * n, island=n % 3)) for n in range(3)]
     assert [len(one) for one in added] == [1, 1, 4]
     assert [(e.name, e.island, e.origin) for e in added[2][1:]] == [
@@ -67,26 +67,26 @@ def test_the_best_migrates_to_the_next_island() -> None:
 def test_a_restored_archive_draws_and_migrates_the_same(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     Store(path).close()
-    first = Archive(Shape(), 5)
+    first = Archive(ArchiveShape(), 5)
     for n in range(20):
-        with Ledger(path) as ledger:  # a new process every time, for all that it knows
-            again = Archive(Shape(), 5, ledger.entries())
+        with EvolveJournal(path) as ledger:  # a new process every time, for all that it knows
+            again = Archive(ArchiveShape(), 5, ledger.entries())
             new = entry(n, math.sin(n), island=n % 3)
             assert again.draw("p", n % 3, n) == first.draw("p", n % 3, n)
-            ledger.settle(Outcome(n, "proven"), again.insert(new))
+            ledger.settle(AnswerOutcome(n, "proven"), again.insert(new))
             first.insert(new)
-    with Ledger(path) as ledger:
+    with EvolveJournal(path) as ledger:
         assert ledger.entries() == first.entries and len(first.entries) > 20
 
 
 def test_what_was_sent_and_never_heard_is_counted_at_its_most(tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    with Ledger(tmp_path / "s.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
         question = ledger.ask(1, 0, "p", 0, "m", "new", [], [{"role": "user", "content": "?"}])
         ledger.sent(question.id, Cost(1, 100, 200, 0.5))
         send = ledger.sent(question.id, Cost(1, 100, 200, 0.5))
         ledger.replied(send, Reply("answered", "yes", "stop", Cost(1, 10, 20, 0.05), 1.0, "Hm."))
-    with Ledger(tmp_path / "s.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
         assert ledger.spent() == Cost(2, 110, 220, 0.55)
         assert [r.outcome for _, r in ledger.replies()] == ["lost", "answered"]
         (only,) = ledger.transcript()
@@ -97,34 +97,34 @@ def test_what_was_sent_and_never_heard_is_counted_at_its_most(tmp_path: Path) ->
 
 def test_an_outcome_and_its_entries_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    with Ledger(tmp_path / "s.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
         bad = Entry("p", 0, "k", {}, 0.1, 1.0, None)  # type: ignore[arg-type]
         with pytest.raises(RecordError):
-            ledger.settle(Outcome(1, "proven"), [entry(1, 0.1), bad])
+            ledger.settle(AnswerOutcome(1, "proven"), [entry(1, 0.1), bad])
         assert ledger.outcomes() == {} and ledger.entries() == []
-        ledger.settle(Outcome(1, "proven"), [entry(1, 0.1)])
+        ledger.settle(AnswerOutcome(1, "proven"), [entry(1, 0.1)])
         assert list(ledger.outcomes()) == [1] and ledger.entries() == [entry(1, 0.1)]
 
 
 def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    with Ledger(tmp_path / "s.sqlite") as ledger:
-        ledger.settle(Outcome(1, "empty"))
+    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
+        ledger.settle(AnswerOutcome(1, "empty"))
         (pages,) = ledger._db.execute("PRAGMA page_count").fetchone()
         ledger._db.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(RecordError, match="full"):
-            ledger.settle(Outcome(2, "wrong", words="x" * 100_000))
-    with Ledger(tmp_path / "s.sqlite") as ledger:
+            ledger.settle(AnswerOutcome(2, "wrong", words="x" * 100_000))
+    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
         assert list(ledger.outcomes()) == [1]
 
 
 def test_a_store_with_these_tables_is_still_a_store(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     Store(path).close()
-    Ledger(path).close()
+    EvolveJournal(path).close()
     with Store(path) as store:
         assert store.runs() == []
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE sends")
-    with Ledger(path) as ledger:
+    with EvolveJournal(path) as ledger:
         assert ledger.spent() == Cost()

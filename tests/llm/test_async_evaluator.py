@@ -11,7 +11,7 @@ from outblas.core.errors import DeviceError, RecordError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.async_evaluator import Judge
+from outblas.llm.async_evaluator import AsyncEvaluator
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
 
@@ -37,7 +37,7 @@ def test_what_waits_meanwhile_is_one_batch_ordered_by_problem() -> None:
     other = Problem(64, 64, 64)
 
     async def run() -> None:
-        judge = Judge(evaluator, recorded.append)
+        judge = AsyncEvaluator(evaluator, recorded.append)
         evaluator.let.clear()
         first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
         while not evaluator.batches:
@@ -62,7 +62,7 @@ def test_what_is_known_is_not_asked_for() -> None:
     known = failed(kernel(1), Status.WRONG, "why")
 
     async def run() -> None:
-        judge = Judge(Scripted(), lambda evaluation: pytest.fail("recorded again"), [known])
+        judge = AsyncEvaluator(Scripted(), lambda evaluation: pytest.fail("recorded again"), [known])
         assert await judge.evaluate(PROBLEM, kernel(1)) is known
         judge.close()
 
@@ -79,7 +79,7 @@ def test_a_missing_tool_fails_those_who_need_it_only() -> None:
 
     async def run() -> None:
         evaluator = Without()
-        judge = Judge(evaluator, lambda evaluation: None)
+        judge = AsyncEvaluator(evaluator, lambda evaluation: None)
         evaluator.let.clear()
         first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
         while not evaluator.batches:
@@ -108,7 +108,7 @@ def test_errors_reach_those_who_wait_and_only_them() -> None:
         raise RecordError("the disk is full", "space", "free some")
 
     async def run() -> None:
-        judge = Judge(Half(), lambda evaluation: None)
+        judge = AsyncEvaluator(Half(), lambda evaluation: None)
         assert (await judge.evaluate(PROBLEM, kernel(0))).status is Status.PASSED
         with pytest.raises(DeviceError, match="gone"):
             await judge.evaluate(PROBLEM, kernel(1))
@@ -118,7 +118,7 @@ def test_errors_reach_those_who_wait_and_only_them() -> None:
         with pytest.raises(ZeroDivisionError):
             await judge.call(lambda: 1 // 0)
         judge.close()
-        unwritten = Judge(Half(), full)
+        unwritten = AsyncEvaluator(Half(), full)
         with pytest.raises(RecordError):  # nobody acts on what is not on record
             await unwritten.evaluate(PROBLEM, kernel(0))
         unwritten.close()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.llm.budget import Account, Budget, BudgetSpent, Cost, Price, at_most, parse_budget
+from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_most, parse_budget
 from outblas.llm.evolve import gap, next_problem
 from outblas.llm.models import Model, parse_models
 from outblas.llm.rate_limits import RateLimiter
@@ -36,7 +36,7 @@ def test_a_bad_budget_is_refused(text: str) -> None:
 
 
 def test_the_stop_is_before_a_request_that_could_pass_the_budget() -> None:
-    account = Account(Budget(tokens=1000))
+    account = SpendingAccount(Budget(tokens=1000))
     most = Cost(1, 300, 300)
     account.reserve(most)
     with pytest.raises(BudgetSpent):
@@ -50,7 +50,7 @@ def test_the_stop_is_before_a_request_that_could_pass_the_budget() -> None:
     "budget, fits", [(Budget(requests=3), 3), (Budget(usd=0.6), 3), (Budget(tokens=50), 5), (Budget(), 9)]
 )
 def test_every_limit_holds(budget: Budget, fits: int) -> None:
-    account, one = Account(budget), Cost(1, 6, 4, 0.2)
+    account, one = SpendingAccount(budget), Cost(1, 6, 4, 0.2)
     done = 0
     for _ in range(9):
         try:
@@ -63,7 +63,7 @@ def test_every_limit_holds(budget: Budget, fits: int) -> None:
 
 
 def test_seconds_are_a_limit_of_the_session() -> None:
-    account = Account(Budget(seconds=10.0))
+    account = SpendingAccount(Budget(seconds=10.0))
     account.reserve(Cost(1), 9.9)
     with pytest.raises(BudgetSpent, match="10 s"):
         account.reserve(Cost(1), 10.0)

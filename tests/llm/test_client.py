@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.llm.budget import Account, Budget, BudgetSpent, Cost, Price
-from outblas.llm.client import AnswerOptions, Client, Patience, Rejected, ServerError, Timers, Unanswered, check_server
+from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount
+from outblas.llm.client import (
+    AnswerOptions,
+    Client,
+    Patience,
+    RequestRejected,
+    ServerError,
+    Timers,
+    Unanswered,
+    check_server,
+)
 from outblas.llm.models import Model
 from outblas.llm.reply import ANSWER_CHARS, Reply
 from support.llm_server import Say, ScriptedServer, serving
@@ -49,14 +58,14 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
 
-Asked = tuple[Reply | Exception, Book, list[float], Account]
+Asked = tuple[Reply | Exception, Book, list[float], SpendingAccount]
 
 
 def ask(
     server: ScriptedServer, budget: Budget | None = None, patience: Patience | None = None, **options: Any
 ) -> Asked:
     """One question; its reply or error, the book, the waits between attempts, the account."""
-    book, waits, account = Book(), list[float](), Account(budget or Budget())
+    book, waits, account = Book(), list[float](), SpendingAccount(budget or Budget())
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -155,7 +164,7 @@ def test_nobody_listens() -> None:
 def test_a_question_that_the_server_refuses_is_not_asked_again() -> None:
     with serving(scripted(Say("the context is too long", status=400))) as server:
         error, book, waits, _ = ask(server)
-        assert isinstance(error, Rejected) and "too long" in str(error)
+        assert isinstance(error, RequestRejected) and "too long" in str(error)
         assert book.outcomes == ["http 400"] and waits == []
 
 
@@ -246,7 +255,7 @@ def test_half_a_surrogate_pair_is_no_trouble() -> None:
 
 
 def test_a_request_that_is_cut_from_outside_is_charged_in_full() -> None:
-    account, book = Account(Budget()), Book()
+    account, book = SpendingAccount(Budget()), Book()
 
     async def run(url: str) -> None:
         client = Client(url, account, book, options=AnswerOptions(1000))

@@ -20,8 +20,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm import evolve_run
 from outblas.llm.budget import Budget, Price
 from outblas.llm.client import Patience, ServerError
-from outblas.llm.evaluators import Place, open_place
-from outblas.llm.evolve_journal import Ledger
+from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
+from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.models import Model
 from outblas.publish.html.tune_page import write_report
 from outblas.records.store import Store
@@ -70,7 +70,7 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
     assert "faster than the hardware" in prompts[12]
     assert kernel(1).text.strip() in prompts[9]  # what was proven is shown to the island's next chain
 
-    with Store(files.store) as store, Ledger(files.store) as ledger:
+    with Store(files.store) as store, EvolveJournal(files.store) as ledger:
         names = [config_name(e.config) for e in store.evaluations("run")]
         assert len(names) == len(set(names)) == 7  # every candidate once
         assert {e.name for e in ledger.entries()} == {
@@ -139,8 +139,8 @@ def test_a_failing_device_loses_no_answer(
     made: list[Counting] = []
 
     class Opened:
-        def __init__(self, place: Place) -> None:
-            self.context = open_place(place)
+        def __init__(self, place: EvaluatorChoice) -> None:
+            self.context = open_chosen_evaluator(place)
 
         def __enter__(self) -> Counting:
             made.append(Counting(self.context.__enter__()))
@@ -150,7 +150,7 @@ def test_a_failing_device_loses_no_answer(
         def __exit__(self, *error: Any) -> None:
             self.context.__exit__(*error)
 
-    monkeypatch.setattr(evolve_run, "open_place", Opened)
+    monkeypatch.setattr(evolve_run, "open_chosen_evaluator", Opened)
     with serving(lambda request, number: Say(answer(kernel(number).text))) as server:
         with pytest.raises(DeviceError, match="the GPU has gone"):
             evolve(server, recording, tmp_path / "run", 8, parallel=2)
@@ -165,18 +165,21 @@ def test_an_evaluation_that_was_recorded_is_not_made_again(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the evaluation's record and its outcome's: here the second outcome cannot be written."""
-    settle, count = Ledger.settle, iter(range(99))
+    settle, count = EvolveJournal.settle, iter(range(99))
 
-    def fails_once(self: Ledger, *arguments: Any) -> None:
+    def fails_once(self: EvolveJournal, *arguments: Any) -> None:
         if next(count) == 1:
             raise RecordError("the disk is full", "space", "free some")
         settle(self, *arguments)
 
-    monkeypatch.setattr(Ledger, "settle", fails_once)
+    monkeypatch.setattr(EvolveJournal, "settle", fails_once)
     with serving(lambda request, number: Say(answer(kernel(number).text))) as server:
         with pytest.raises(RecordError, match="the disk is full"):
             evolve(server, recording, tmp_path / "run", 4)
-        with Store(tmp_path / "run" / "store.sqlite") as store, Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+        with (
+            Store(tmp_path / "run" / "store.sqlite") as store,
+            EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger,
+        ):
             assert len(list(store.evaluations())) == 2 and len(ledger.entries()) == len(ledger.outcomes()) == 1
         evolve(server, recording, tmp_path / "run", 4)
         assert len(server.requests) == 4
@@ -193,7 +196,7 @@ def test_the_same_idea_at_the_same_time_is_evaluated_once(recording: Path, tmp_p
 
     with serving(script) as server:
         evolve(server, recording, tmp_path / "run", 6, parallel=4, turns=2)
-    with Store(tmp_path / "run" / "store.sqlite") as store, Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+    with Store(tmp_path / "run" / "store.sqlite") as store, EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger:
         assert len(list(store.evaluations())) == 1 and len(ledger.entries()) == 1
         words = [o.words for o in ledger.outcomes().values() if o.kind == "duplicate"]
     assert Counter(kind for kind, _ in outcomes(tmp_path / "run")) == {"proven": 1, "duplicate": 5}
@@ -261,7 +264,7 @@ def test_the_budget_is_never_passed(parallel: int, recording: Path, tmp_path: Pa
         evolve(server, recording, tmp_path / "run", parallel=parallel, models=[Model("m", price=price)],
                budget=Budget(usd=0.04))  # fmt: skip
         done = len(server.requests)
-    with Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger:
         spent = ledger.spent()
     assert spent.requests == done >= 5
     assert spent.usd == pytest.approx(done * (100 + 2 * 400) / 1e6) and spent.usd <= 0.04
@@ -273,13 +276,13 @@ def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
 
     with serving(lambda request, number: Say("Hm.")) as server:
         evolve(server, recording, tmp_path / "run", 10, turns=1, problems=(near, far))
-    with Ledger(tmp_path / "run" / "store.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger:
         asked = Counter(q.problem for q in ledger.questions())
     # The baseline of both is 4 us, their floors 1 us: the same gap, as long as nothing is proven.
     assert abs(asked[near.key] - asked[far.key]) <= 1
     with serving(lambda request, number: Say(answer(kernel(1).text))) as server:
         evolve(server, recording, tmp_path / "other", 10, turns=1, problems=(near, far))
-    with Ledger(tmp_path / "other" / "store.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "other" / "store.sqlite") as ledger:
         asked = Counter(q.problem for q in ledger.questions())
     assert asked[far.key] >= 3 * asked[near.key] > 0
 

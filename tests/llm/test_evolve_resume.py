@@ -22,11 +22,11 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import Shape
+from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
-from outblas.llm.evaluators import WithTemplates, open_place, parse_place
+from outblas.llm.evaluators import WithTemplates, open_chosen_evaluator, parse_evaluator
 from outblas.llm.evolve_folder import read_run
-from outblas.llm.evolve_journal import Ledger
+from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import write_recording
 from outblas.records.store import Store
 from support.evolve_fixture import evolve, key_fixture, recording_fixture  # noqa: F401
@@ -53,7 +53,7 @@ def test_bad_requests_are_refused_before_anything_is_asked(recording: Path, tmp_
             evolve(server, tmp_path / "mine" / "thesis.tex", tmp_path / "odd")
         assert len(server.requests) == 1
     with pytest.raises(UsageError, match="--device"):
-        parse_place("tpu")
+        parse_evaluator("tpu")
 
 
 def test_a_run_that_was_killed_before_it_had_a_name_is_begun(recording: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_a_gpu_measured_is_a_recording_for_other_runs(tmp_path: Path) -> No
     told = [passed(kernel(1), 3.0), passed(config, 3.1), failed(kernel(2), Status.HANG, "why")]  # type: ignore[arg-type]
     for _ in range(2):  # a run that was resumed writes it again
         write_recording(tmp_path / "recorded.jsonl", told, H200, {"gpu": "NVIDIA H200"})
-    with open_place(parse_place(str(tmp_path / "recorded.jsonl"))) as evaluator:
+    with open_chosen_evaluator(parse_evaluator(str(tmp_path / "recorded.jsonl"))) as evaluator:
         asked = [(PROBLEM, kernel(1)), (PROBLEM, config), (PROBLEM, kernel(2))]
         assert list(evaluator.evaluate(asked)) == told and evaluator.baselines(PROBLEM) == {"lt_auto": 4.0}
     assert [p.name for p in tmp_path.iterdir()] == ["recorded.jsonl"]
@@ -107,7 +107,7 @@ def test_what_a_gpu_measured_is_a_recording_for_other_runs(tmp_path: Path) -> No
 
 def test_knobs_are_compiled_where_nothing_was_recorded(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings")
-    with open_place(parse_place("compile")) as evaluator:
+    with open_chosen_evaluator(parse_evaluator("compile")) as evaluator:
         good, bad = Sm80MmaConfig(64, 64), Sm80MmaConfig(64, 64, wm=16)
         found = {e.config: e for e in evaluator.evaluate([(PROBLEM, good), (PROBLEM, bad)])}
     assert found[good].status is Status.LEFT_OUT and found[good].counters["hmma"] > 0
@@ -154,14 +154,14 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(killed_at: int, recording: 
             run.wait()
             killed.set()
             server.released.set()
-        with Ledger(folder / "store.sqlite") as ledger:
+        with EvolveJournal(folder / "store.sqlite") as ledger:
             entries, told = ledger.entries(), ledger.outcomes()
             answered = {q for q, r in ledger.replies() if r.answered}
             lost = sum(r.outcome == "lost" for _, r in ledger.replies())
         assert lost >= 1
         done = subprocess.run(command(server, recording, folder, 12), env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    with Ledger(folder / "store.sqlite") as ledger, Store(folder / "store.sqlite") as store:
+    with EvolveJournal(folder / "store.sqlite") as ledger, Store(folder / "store.sqlite") as store:
         assert ledger.entries()[: len(entries)] == entries  # the same archive, and more
         assert dict(list(ledger.outcomes().items())[: len(told)]) == told
         replies = Counter(q for q, r in ledger.replies() if r.answered)
@@ -183,7 +183,7 @@ def test_the_next_draw_after_a_kill_is_the_one_that_would_have_been(recording: P
     for pieces in ((9,), (1, 4, 5, 9)):
         with serving(script) as server:
             for until in pieces:
-                evolve(server, recording, tmp_path / f"run{len(pieces)}", until, turns=2, shape=Shape(2, 0.05))
+                evolve(server, recording, tmp_path / f"run{len(pieces)}", until, turns=2, shape=ArchiveShape(2, 0.05))
             asked.append([r["messages"] for r in server.requests])
     assert asked[0] == asked[1] and len(asked[0]) == 9
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.llm.evolve_folder import without_passwords
-from outblas.llm.evolve_journal import Ledger
+from outblas.llm.evolve_journal import EvolveJournal
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
 from support.llm_server import Say, Script, serving
 
@@ -79,7 +79,7 @@ def test_a_folder_that_was_moved_is_the_same_run(recording: Path, tmp_path: Path
     code, said = evolve(lambda request, number: Say(answer(kernel(7).text)), recording, tmp_path / "there", 4,
                         "--islands", 1, "--turns", 1)  # fmt: skip
     assert code == 0, said
-    with Ledger(tmp_path / "there" / "store.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "there" / "store.sqlite") as ledger:
         last = [*ledger.questions()][-1]
         assert last.parents and "Counters: hgmma 8" in str(last.messages)  # of kernels that were proven before the move
         assert [o.kind for o in ledger.outcomes().values()] == ["proven"] * 4

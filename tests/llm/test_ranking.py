@@ -14,12 +14,12 @@ import pytest
 from outblas.core.evaluation import Speedup
 from outblas.core.problem import Problem
 from outblas.kernels.custom.examples.example_kernels import all_examples
-from outblas.llm.archive import Shape
+from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
-from outblas.llm.evaluators import Place
-from outblas.llm.evolve import Settings
+from outblas.llm.evaluators import EvaluatorChoice
+from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
-from outblas.llm.evolve_journal import Ledger
+from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve
 from outblas.llm.models import Model
 from outblas.records.store import Store
@@ -52,8 +52,9 @@ def evolved(recording: Path, folder: Path) -> EvolveFiles:
     texts = [kernel.text for _, kernel in sorted(all_examples().items())]
     with serving(lambda request, number: Say(answer(texts[5 * number % len(texts)]))) as server:
         request = EvolveRequest(
-            [PROBLEM], [Model("scripted")], Server(server.url), Place(str(recording)), Budget(requests=len(texts)),
-            Settings(Shape(islands=2), turns=4, parallel=2, max_tokens=100), folder, "test",
+            [PROBLEM], [Model("scripted")], Server(server.url), EvaluatorChoice(str(recording)),
+            Budget(requests=len(texts)),
+            EvolveSettings(ArchiveShape(islands=2), turns=4, parallel=2, max_tokens=100), folder, "test",
         )  # fmt: skip
         _, files = run_evolve(request, lambda *watched: lambda outcome: None)
     return files
@@ -61,7 +62,7 @@ def evolved(recording: Path, folder: Path) -> EvolveFiles:
 
 def ranked(files: EvolveFiles) -> dict[str, Speedup]:
     """Name -> speed-up of what the archive holds, the best first."""
-    with Ledger(files.store) as ledger, Store(files.store) as store:
+    with EvolveJournal(files.store) as ledger, Store(files.store) as store:
         known = {e.config.name: e.speedup for e in store.evaluations(files.path.name)}  # type: ignore[union-attr]
         entries = sorted({e.name: e for e in ledger.entries()}.values(), key=lambda e: -e.score)
     return {e.name: speedup for e in entries if (speedup := known[e.name]) is not None}
@@ -79,7 +80,7 @@ def test_the_archive_ranks_kernels_as_the_gpu_does(tmp_path: Path) -> None:
     found, direct = ranked(files), direct_times()
     names = {kernel.name for kernel in all_examples().values() if kernel.launch.why_not(PROBLEM) is None}
     assert set(found) == names and len(names) >= 12, "every example for the problem was proven, and archived"
-    with Ledger(files.store) as ledger:
+    with EvolveJournal(files.store) as ledger:
         kinds = Counter(o.kind for o in ledger.outcomes().values())
     assert kinds == {"proven": len(names), "contract": len(all_examples()) - len(names)}
     assert names - set(direct) <= set(list(found)[-1:]), "what is too slow for the direct run is the last"

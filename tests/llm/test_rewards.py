@@ -13,7 +13,7 @@ from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.llm.train.rewards import (
     PARTS,
-    UNPROVEN,
+    UNPROVEN_REWARD,
     Refused,
     advantages,
     parts,
@@ -87,7 +87,7 @@ def test_each_missed_step_is_a_part_of_its_own() -> None:
 
 def test_compiled_but_not_run_is_never_paid_as_proven() -> None:
     found = parts(failed(Status.LEFT_OUT), timed=True)
-    assert found.correct == UNPROVEN < 0
+    assert found.correct == UNPROVEN_REWARD < 0
     assert found.total < parts(passed(math.exp(-10)), timed=True).total
 
 

@@ -15,9 +15,9 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import Archive, Entry, Shape
+from outblas.llm.archive import Archive, ArchiveShape, Entry
 from outblas.llm.budget import Cost
-from outblas.llm.evolve_journal import Ledger, Outcome
+from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.feedback import score_of
 from outblas.llm.reply import Reply
 from outblas.publish.html.evolve_data import ANCESTORS, EvolveRun, load_evolution
@@ -36,7 +36,7 @@ class Writer:
 
     def __init__(self, folder: Path, **about: object) -> None:
         folder.mkdir()
-        shape = vars(Shape())
+        shape = vars(ArchiveShape())
         wanted = {
             "format": 1, "kind": "evolve", "problems": [PROBLEM.key, OTHER.key], "device": "r.jsonl", "gpu": "h200",
             "models": [{"name": "m", "weight": 1.0, "price": {"prompt": 1.0, "answer": 2.0}}],
@@ -46,8 +46,8 @@ class Writer:
         }  # fmt: skip
         (folder / "run.json").write_text(json.dumps(wanted))
         self.store = Store(folder / "store.sqlite")
-        self.ledger = Ledger(folder / "store.sqlite")
-        self.archive = Archive(Shape(migrate_every=99))
+        self.ledger = EvolveJournal(folder / "store.sqlite")
+        self.archive = Archive(ArchiveShape(migrate_every=99))
 
     def turn(
         self, chain: int, turn: int, kind: str, evaluation: Evaluation | None, parents: tuple[Candidate, ...] = (),
@@ -59,7 +59,7 @@ class Writer:
             self.ledger.sent(q.id, Cost(1, 9, 9)), Reply("answered", "x", "stop", Cost(1, 1000, 100), 1)
         )
         if evaluation is None:
-            self.ledger.settle(Outcome(q.id, kind))
+            self.ledger.settle(AnswerOutcome(q.id, kind))
             return
         self.store.append("run", evaluation)
         name, score = config_name(evaluation.config), score_of(evaluation)
@@ -71,7 +71,7 @@ class Writer:
                 Entry(PROBLEM.key, 0, name, config_to_json(evaluation.config), score, us, q.id)
             )
         answer = "config" if isinstance(evaluation.config, Sm80MmaConfig) else "code"
-        self.ledger.settle(Outcome(q.id, kind, answer, name, us, ratio, gain, "words"), entries)
+        self.ledger.settle(AnswerOutcome(q.id, kind, answer, name, us, ratio, gain, "words"), entries)
 
     def close(self) -> None:
         self.store.close()

@@ -26,7 +26,7 @@ from outblas.publish.export.cpp import checking_program, launch_header
 from outblas.publish.export.cuda_source import inlined, standalone
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.target import Target, find_target
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections
 
@@ -42,7 +42,9 @@ for _row in PACKAGED.rows:
                 TARGETS[f"{'-'.join(_kind)}/{_target.name}"] = _target
 _HALF = Problem(256, 256, 256, "TN", "fp16", "fp16")
 _CONFIG = Sm90WgmmaConfig(128, 128, stages=4, consumers=2, cluster_m=2)
-TARGETS["half"] = find_target(_HALF, "plain", Library("h200", (Row(_HALF, plain=Choice(_CONFIG, 1.2, 1.1, 1.3)),)))
+TARGETS["half"] = find_target(
+    _HALF, "plain", Library("h200", (LibraryRow(_HALF, plain=LibraryChoice(_CONFIG, 1.2, 1.1, 1.3)),))
+)
 
 each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 
@@ -181,11 +183,11 @@ def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
     assert result.exit_code == 2 and row.fallback in result.stderr and row.baseline in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "x").exists()
     with pytest.raises(UsageError, match=r"the library uses torch\.matmul"):
-        find_target(p, "plain", Library("h200", (Row(p, "torch"),)))
+        find_target(p, "plain", Library("h200", (LibraryRow(p, "torch"),)))
 
 
 def test_a_row_that_falls_back_names_the_launch_options_that_have_a_kernel() -> None:
-    row = Row(_HALF, "torch", pdl=Choice(Sm80MmaConfig(64, 64, pdl=True), 1.2, 1.1, 1.3))
+    row = LibraryRow(_HALF, "torch", pdl=LibraryChoice(Sm80MmaConfig(64, 64, pdl=True), 1.2, 1.1, 1.3))
     with pytest.raises(UsageError, match="--launch pdl, which has one or pass --launch weights"):
         find_target(_HALF, "plain", Library("h200", (row,)))
 
@@ -205,7 +207,7 @@ def test_other_errors_are_one_line(tmp_path: Path) -> None:
     ):
         result = outblas(*arguments, "--out", str(tmp_path / "x"))
         assert result.exit_code == 2 and word in result.stderr, result.stderr
-    other = Library("l40", (Row(_HALF, plain=Choice(_CONFIG, 1.2, 1.1, 1.3)),))
+    other = Library("l40", (LibraryRow(_HALF, plain=LibraryChoice(_CONFIG, 1.2, 1.1, 1.3)),))
     with pytest.raises(UsageError, match="'l40'"):
         find_target(_HALF, "plain", other)
 
@@ -224,7 +226,9 @@ def test_the_test_program_tells_right_from_wrong(
         pytest.skip("no g++")
     problem = Problem(32, 48, 64, layout)  # type: ignore[arg-type]
     config = Sm80MmaConfig(32, 16, wm=1, wn=1)
-    target = find_target(problem, "plain", Library("h200", (Row(problem, plain=Choice(config, 1.2, 1.1, 1.3)),)))
+    target = find_target(
+        problem, "plain", Library("h200", (LibraryRow(problem, plain=LibraryChoice(config, 1.2, 1.1, 1.3)),))
+    )
     (tmp_path / f"{target.name}.h").write_text(launch_header(target))
     (tmp_path / "t.cpp").write_text(checking_program(target))
     (tmp_path / "k.cubin").write_text("not looked at")

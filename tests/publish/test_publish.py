@@ -11,7 +11,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.publish.html.figures import figures
-from outblas.publish.html.run_data import Run, load_run
+from outblas.publish.html.run_data import ReportedRun, load_run
 from outblas.publish.html.tune_page import render, write_report
 from outblas.publish.palette import ratio_ticks
 from outblas.publish.tables.publish_results import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
@@ -267,7 +267,7 @@ def test_a_run_that_is_not_finished_or_damaged_is_one_line(tmp_path):
 def test_one_pdl_one_k_and_several_groups_are_all_shown(tmp_path):
     rows = make_rows((64,), pdls=(False,))
     rows += [{**r, "mode": "server"} for r in rows]
-    run = Run(
+    run = ReportedRun(
         Result(tmp_path, META, [dict.fromkeys(("low", "high", "sm_clock_mhz", "temperature_c")) | r for r in rows])
     )
     assert [g.mode for g in run.groups] == ["offline", "server"]
@@ -280,7 +280,7 @@ def test_one_pdl_one_k_and_several_groups_are_all_shown(tmp_path):
 
 
 def test_a_gpu_without_a_record_has_no_roof(rows):
-    group = Run(Result("", META, rows)).groups[0]
+    group = ReportedRun(Result("", META, rows)).groups[0]
     names = [t["name"] for t in figures(group, "GPU of tomorrow")["roofline"]["data"]]
     assert "floor" in names and not any("roof" in name for name in names)
 

@@ -9,9 +9,9 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.records.captured_products import Captured, Product, layout_of
+from outblas.records.captured_products import CapturedProduct, CapturedProducts, layout_of
 
-SEEN = Product(64, 128, 256, "TN", "fp16", "cpu", "mm")
+SEEN = CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "mm")
 
 
 @pytest.mark.parametrize(
@@ -32,22 +32,22 @@ def test_the_layout_is_read_off_the_strides(a: tuple[int, int], b: tuple[int, in
 def test_what_the_library_has_no_place_for_says_why() -> None:
     assert SEEN.why_not == "" and SEEN.problem == Problem(64, 128, 256)
     for odd, word in (
-        (Product(64, 128, 256, "NT", "fp16", "cpu", "mm"), "NT"),
-        (Product(64, 128, 256, "TN", "fp16", "cpu", "bmm", 4), "batch"),
-        (Product(64, 128, 256, "TN", "fp16", "cpu", "mm->float32"), "dtype"),
-        (Product(64, 128, 256, "TN", "fp16", "cpu", "addmm"), "bias"),
-        (Product(64, 128, 256, "TN", "fp16", "cpu", "baddbmm"), "bias"),
-        (Product(2**16, 2**16, 8, "TN", "fp16", "cpu", "mm"), "elements"),
+        (CapturedProduct(64, 128, 256, "NT", "fp16", "cpu", "mm"), "NT"),
+        (CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "bmm", 4), "batch"),
+        (CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "mm->float32"), "dtype"),
+        (CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "addmm"), "bias"),
+        (CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "baddbmm"), "bias"),
+        (CapturedProduct(2**16, 2**16, 8, "TN", "fp16", "cpu", "mm"), "elements"),
     ):
         assert odd.problem is None and word in odd.why_not
 
 
 def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
-    other = Product(1, 8, 8, "NT", "bf16", "cpu", "mm")
-    first = Captured({SEEN: 3, other: 1}, ({"command": "one"},))
+    other = CapturedProduct(1, 8, 8, "NT", "bf16", "cpu", "mm")
+    first = CapturedProducts({SEEN: 3, other: 1}, ({"command": "one"},))
     first.save(tmp_path / "p.json")
-    assert Captured.load(tmp_path / "p.json") == first
-    both = first + Captured({SEEN: 2}, ({"command": "two"},))
+    assert CapturedProducts.load(tmp_path / "p.json") == first
+    both = first + CapturedProducts({SEEN: 2}, ({"command": "two"},))
     assert both.counts == {SEEN: 5, other: 1} and [p["command"] for p in both.provenance] == ["one", "two"]
     assert both.problems() == {Problem(64, 128, 256): 5} and both.not_served() == {"layout NT": 1}
     data = json.loads((tmp_path / "p.json").read_text())
@@ -56,8 +56,8 @@ def test_a_file_reads_back_and_adds_up(tmp_path: Path) -> None:
 
 
 def test_one_problem_of_two_operators_and_devices_is_tuned_once() -> None:
-    counts = {SEEN: 1, Product(64, 128, 256, "TN", "fp16", "cuda:1", "bmm"): 4}
-    assert Captured(counts).problems() == {Problem(64, 128, 256): 5}
+    counts = {SEEN: 1, CapturedProduct(64, 128, 256, "TN", "fp16", "cuda:1", "bmm"): 4}
+    assert CapturedProducts(counts).problems() == {Problem(64, 128, 256): 5}
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_one_problem_of_two_operators_and_devices_is_tuned_once() -> None:
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(RecordError, match="outblas capture") as caught:
-        Captured.load(tmp_path / "p.json")
+        CapturedProducts.load(tmp_path / "p.json")
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.records import library as module
-from outblas.records.library import Choice, Library, Row, choose
+from outblas.records.library import Library, LibraryChoice, LibraryRow, choose
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
 
 PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()
@@ -18,9 +18,16 @@ assert not PLAIN.pdl and PDL.pdl
 LIBRARY = Library(
     "h200",
     (
-        Row(PROBLEMS[0], "torch", "", "replay:h200", Choice(PLAIN, 1.2, 1.1, 1.3), Choice(PDL, 1.5, 1.4, 1.6)),
-        Row(PROBLEMS[1], "lt_auto", "algo 7", "replay:h200", None, Choice(PDL, 1.05, 1.01, 1.1)),
-        Row(PROBLEMS[2], "lt_auto", "algo 9", "replay:h200"),
+        LibraryRow(
+            PROBLEMS[0],
+            "torch",
+            "",
+            "replay:h200",
+            LibraryChoice(PLAIN, 1.2, 1.1, 1.3),
+            LibraryChoice(PDL, 1.5, 1.4, 1.6),
+        ),
+        LibraryRow(PROBLEMS[1], "lt_auto", "algo 7", "replay:h200", None, LibraryChoice(PDL, 1.05, 1.01, 1.1)),
+        LibraryRow(PROBLEMS[2], "lt_auto", "algo 9", "replay:h200"),
     ),
     {"agent": "random"},
 )
@@ -53,12 +60,12 @@ def test_some_problems_and_less_some_kernels() -> None:
     assert [row.problem for row in part.rows] == [PROBLEMS[2], PROBLEMS[0]] and part.gpu == "h200"
     left = LIBRARY.without([(PROBLEMS[0], "plain"), (PROBLEMS[1], "pdl"), (PROBLEMS[5], "pdl")])
     assert [row.problem for row in left.rows] == [row.problem for row in LIBRARY.rows]
-    assert left.rows[0] == Row(PROBLEMS[0], "torch", "", "replay:h200", None, LIBRARY.rows[0].pdl)
+    assert left.rows[0] == LibraryRow(PROBLEMS[0], "torch", "", "replay:h200", None, LIBRARY.rows[0].pdl)
     assert left.rows[1].pdl is None and left.rows[1].baseline_detail == "algo 7" and left.rows[2] == LIBRARY.rows[2]
 
 
 def test_the_autotuned_algorithm_is_named_whichever_baseline_was_the_fastest(tmp_path: Path) -> None:
-    by_noise = Row(PROBLEMS[0], "torch", "torch 2", "cuda:0", lt_auto_detail="algo 3")
+    by_noise = LibraryRow(PROBLEMS[0], "torch", "torch 2", "cuda:0", lt_auto_detail="algo 3")
     library = Library("h200", (by_noise, LIBRARY.rows[2]))
     library.save(tmp_path / "l.json")
     loaded = Library.load(tmp_path / "l.json")

@@ -20,14 +20,14 @@ from outblas.dispatch import device_registry, matmul
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
-from outblas.records.captured_products import Captured, Product
+from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.equal_kernels import EqualKernels, Kernels
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.user_library import differences, install, load, over, path_for, stamp
-from outblas.search.time_shares import budgets, predicted_us, shares, weighted_speedup
+from outblas.search.time_shares import budgets, predicted_us, time_shares, weighted_speedup
 
 FIRST, SECOND = Problem(64, 64, 64), Problem(8, 64, 64)
-SLOW, FAST = (Choice(Sm80MmaConfig(16, n, wm=1, wn=1), 1.2, low, 1.3) for n, low in ((16, 1.1), (32, 1.15)))
+SLOW, FAST = (LibraryChoice(Sm80MmaConfig(16, n, wm=1, wn=1), 1.2, low, 1.3) for n, low in ((16, 1.1), (32, 1.15)))
 PROVENANCE = {
     "gpu": "NVIDIA H200",
     "driver": "580.1",
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def tuned(*rows: Row) -> Library:
+def tuned(*rows: LibraryRow) -> Library:
     return Library("h200", rows, {"source": "cuda:0"})
 
 
@@ -60,13 +60,13 @@ def test_where_it_lies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
     assert path_for("h200") is None and load("h200", 0) is None
     with pytest.raises(UsageError, match="OUTBLAS_LIBRARY"):
-        install(tuned(Row(FIRST)), PROVENANCE)
+        install(tuned(LibraryRow(FIRST)), PROVENANCE)
 
 
 def test_an_installed_library_is_found_and_merged(home: Path) -> None:
-    done = install(tuned(Row(FIRST, plain=FAST), Row(SECOND, plain=SLOW)), PROVENANCE)
+    done = install(tuned(LibraryRow(FIRST, plain=FAST), LibraryRow(SECOND, plain=SLOW)), PROVENANCE)
     assert (done.changed, done.rows, done.aside) == (2, 2, None)
-    done = install(tuned(Row(FIRST, plain=SLOW), Row(SECOND, plain=FAST)), PROVENANCE)
+    done = install(tuned(LibraryRow(FIRST, plain=SLOW), LibraryRow(SECOND, plain=FAST)), PROVENANCE)
     assert (done.changed, done.rows) == (1, 2)
     found = load("h200", 0)
     assert found is not None and found[1] == done.path
@@ -87,7 +87,7 @@ def test_an_installed_library_is_found_and_merged(home: Path) -> None:
 def test_a_stale_library_is_ignored_with_one_warning(
     home: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
 ) -> None:
-    install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
+    install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
     monkeypatch.setattr(user_library, "stamp_here", lambda index: stamp({**PROVENANCE, **change}))
     with pytest.warns(RuntimeWarning) as caught:
         assert load("h200", 0) is None
@@ -109,7 +109,7 @@ def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its hash is by the old rule; the table says that its kernels are ours."""
-    path = install(tuned(Row(FIRST, plain=FAST)), PROVENANCE).path
+    path = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE).path
     old = {"outblas": "0.1.0", "kernels": "667998899a57bb774374cf8e36938fe705196a6f300efff51ca4b2604f605247"}
     data = json.loads(path.read_text())
     data["provenance"]["stamp"].update(old)
@@ -122,7 +122,7 @@ def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
     assert found is not None and [row.plain for row in found[0].rows] == [FAST]
     assert found[0].provenance["stamp"]["kernels"] == old["kernels"] != here["kernels"]
 
-    done = install(tuned(Row(SECOND, plain=SLOW)), PROVENANCE)
+    done = install(tuned(LibraryRow(SECOND, plain=SLOW)), PROVENANCE)
     assert (done.rows, done.aside) == (2, None), "merged, not moved aside"
     assert Library.load(path).provenance["stamp"] == here
 
@@ -135,7 +135,7 @@ def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
 def test_a_library_of_another_release_is_served_where_the_table_has_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
+    install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
     old, later = user_library.stamp_here(0), {**PROVENANCE, "toolchain": {**PROVENANCE["toolchain"], "outblas": "9.9"}}  # type: ignore[dict-item]
     monkeypatch.setattr(user_library, "stamp_here", lambda index: stamp(later))
     with pytest.warns(RuntimeWarning, match="outblas 0.1.0 there, 9.9 here"):
@@ -148,7 +148,7 @@ def test_a_library_of_another_release_is_served_where_the_table_has_it(
 
 
 def test_a_damaged_table_leaves_the_packaged_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
+    install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
 
     def damaged() -> EqualKernels:
         raise RecordError("the table of equal kernels is cut off", "a whole file", "install again")
@@ -171,7 +171,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_kept_when_insta
     path.write_text(text)
     with pytest.warns(RuntimeWarning, match="ignores the user library"):
         assert load("h200", 0) is None
-    done = install(tuned(Row(FIRST, plain=FAST)), PROVENANCE)
+    done = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
     assert done.aside is not None and done.aside.read_text() == text
     assert load("h200", 0) is not None
 
@@ -187,7 +187,7 @@ def test_a_folder_that_may_not_be_read_is_one_warning(home: Path, monkeypatch: p
 
 
 def test_a_library_of_another_gpu_is_ignored(home: Path) -> None:
-    path = install(tuned(Row(FIRST, plain=FAST)), PROVENANCE).path
+    path = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE).path
     path.rename(path.with_name("other.json"))
     with pytest.warns(RuntimeWarning, match="it is of h200, this GPU is other"):
         assert load("other", 0) is None
@@ -195,7 +195,7 @@ def test_a_library_of_another_gpu_is_ignored(home: Path) -> None:
 
 def test_figures_of_a_recording_are_never_installed(home: Path) -> None:
     for library in (
-        Library("h200", (Row(FIRST, "torch", "", "replay:h200"),)),
+        Library("h200", (LibraryRow(FIRST, "torch", "", "replay:h200"),)),
         Library("h200", (), {"source": "replay:h200"}),
     ):
         with pytest.raises(UsageError, match="recording cannot be installed"):
@@ -206,20 +206,23 @@ def test_figures_of_a_recording_are_never_installed(home: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_error(home: Path) -> None:
     (home / "outblas").write_text("a file")
     with pytest.raises(RecordError, match="cannot write to"):
-        install(tuned(Row(FIRST)), PROVENANCE)
+        install(tuned(LibraryRow(FIRST)), PROVENANCE)
 
 
 def test_the_users_row_goes_first_and_the_packaged_kernel_stands_in_where_it_has_none() -> None:
-    own, packaged = Row(FIRST, "torch", plain=FAST), Row(FIRST, "lt_auto", plain=SLOW, pdl=SLOW, weights=FAST)
+    own, packaged = (
+        LibraryRow(FIRST, "torch", plain=FAST),
+        LibraryRow(FIRST, "lt_auto", plain=SLOW, pdl=SLOW, weights=FAST),
+    )
     both = over(own, packaged)
     assert (both.plain, both.pdl, both.weights, both.baseline) == (FAST, SLOW, FAST, "torch")
     assert over(own, None) == own
     # Constant weights without a kernel of their own take the one of PDL: the user's.
-    assert over(Row(FIRST, pdl=FAST), packaged).choice("weights") == FAST
+    assert over(LibraryRow(FIRST, pdl=FAST), packaged).choice("weights") == FAST
 
 
 def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tuned(Row(FIRST, "torch", "", "cuda:0", plain=FAST)), PROVENANCE)
+    install(tuned(LibraryRow(FIRST, "torch", "", "cuda:0", plain=FAST)), PROVENANCE)
     monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr(device_registry, "devices", {})
     monkeypatch.setattr(device_registry, "libraries", {})
@@ -248,12 +251,12 @@ def test_a_gpu_that_is_not_served_asks_for_no_library(monkeypatch: pytest.Monkey
 
 
 def test_problems_are_ranked_by_their_share_of_the_time() -> None:
-    ranked = shares({FIRST: 10, SECOND: 1}, {FIRST: 2.0, SECOND: 60.0}.__getitem__)
+    ranked = time_shares({FIRST: 10, SECOND: 1}, {FIRST: 2.0, SECOND: 60.0}.__getitem__)
     assert [(one.problem, one.share) for one in ranked] == [(SECOND, 0.75), (FIRST, 0.25)]
     dealt = budgets(ranked, 16)
     assert dealt == {SECOND: 4 + 18, FIRST: 4 + 6} and sum(dealt.values()) == 32
     assert budgets(ranked, 2) == {FIRST: 2, SECOND: 2}
-    library = tuned(Row(SECOND, plain=Choice(FAST.config, 1.5, 1.4, 1.6)))
+    library = tuned(LibraryRow(SECOND, plain=LibraryChoice(FAST.config, 1.5, 1.4, 1.6)))
     assert weighted_speedup(ranked, library, "plain") == pytest.approx(1 / (0.75 / 1.5 + 0.25))
 
 
@@ -281,8 +284,8 @@ def outblas(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
-def captured_file(path: Path, *products: tuple[Product, int]) -> str:
-    Captured(dict(products), ({"command": "test"},)).save(path)
+def captured_file(path: Path, *products: tuple[CapturedProduct, int]) -> str:
+    CapturedProducts(dict(products), ({"command": "test"},)).save(path)
     return str(path)
 
 
@@ -329,8 +332,11 @@ def test_a_captured_model_is_tuned_and_its_kernel_decided(home: Path) -> None:
 
 
 def test_what_is_not_recorded_is_left_out_and_said(tmp_path: Path) -> None:
-    known, other = Product(64, 256, 128, "TN", "fp16", "cpu", "mm"), Product(63, 256, 128, "TN", "fp16", "cpu", "mm")
-    transposed = Product(64, 256, 128, "NT", "fp16", "cpu", "mm")
+    known, other = (
+        CapturedProduct(64, 256, 128, "TN", "fp16", "cpu", "mm"),
+        CapturedProduct(63, 256, 128, "TN", "fp16", "cpu", "mm"),
+    )
+    transposed = CapturedProduct(64, 256, 128, "NT", "fp16", "cpu", "mm")
     file = captured_file(tmp_path / "p.json", (known, 1), (other, 5), (transposed, 2))
     arguments = ("tune", "--captured", file, "--device", "replay:h200", "--budget", "4", "--run", str(tmp_path / "run"))
     result = outblas(*arguments, "--agent", "random")
@@ -342,7 +348,7 @@ def test_what_is_not_recorded_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_bad_uses_of_captured_are_one_line(tmp_path: Path) -> None:
-    file = captured_file(tmp_path / "p.json", (Product(64, 256, 128, "TN", "fp16", "cpu", "mm"), 1))
+    file = captured_file(tmp_path / "p.json", (CapturedProduct(64, 256, 128, "TN", "fp16", "cpu", "mm"), 1))
     for arguments, word in (
         (("--mnk", "64_64_64"), "--captured with"),
         (("--device", "replay:h200", "--install"), "--install with figures of the recording"),

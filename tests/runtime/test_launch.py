@@ -203,7 +203,7 @@ def test_a_call_amid_another_leaves_it_its_stream(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(launch, "driver", Driver)
     configs = launch.StreamConfigs(make)
-    call = launch.Call(3, configs, [1], (), ())
+    call = launch.KernelCall(3, configs, [1], (), ())
     for stream in (7, 0, 7):
         amid[:] = [9]
         call(stream)

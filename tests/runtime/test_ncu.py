@@ -107,8 +107,11 @@ def test_figures_have_plain_names_and_the_three_main_stalls() -> None:
 
 def test_another_name_of_a_figure_serves_where_the_first_is_not_known() -> None:
     second = ncu.FIGURES["tensor_pct"][1]
-    assert ncu.figures(ncu.Launch("k", metrics={second: 4.0}))["tensor_pct"] == 4.0
-    assert ncu.figures(ncu.Launch("k"))["tensor_pct"] is None and ncu.figures(ncu.Launch("k"))["stalls"] == []
+    assert ncu.figures(ncu.ProfiledLaunch("k", metrics={second: 4.0}))["tensor_pct"] == 4.0
+    assert (
+        ncu.figures(ncu.ProfiledLaunch("k"))["tensor_pct"] is None
+        and ncu.figures(ncu.ProfiledLaunch("k"))["stalls"] == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from outblas.runtime import launch, packaged_cubins
 from outblas.runtime import nvrtc as compiling
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import packed
-from outblas.runtime.packaged_cubins import ShippedCubins
+from outblas.runtime.packaged_cubins import PackagedCubins
 from support.packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
 
@@ -123,7 +123,7 @@ def test_the_pack_can_be_switched_off(
     monkeypatch.setenv("OUTBLAS_CUBINS", value)
     path.write_bytes(b"not even looked at")
     assert silently(device) and len(compiled) == 1 and device.status()["kernels_shipped"] == 0
-    assert "OUTBLAS_CUBINS" in packaged_cubins.SHIPPED.why_not()
+    assert "OUTBLAS_CUBINS" in packaged_cubins.PACKAGED.why_not()
 
 
 def test_without_a_pack_kernels_are_compiled_and_nothing_is_said(
@@ -131,7 +131,7 @@ def test_without_a_pack_kernels_are_compiled_and_nothing_is_said(
 ) -> None:
     path.unlink()
     assert silently(device) and len(compiled) == 1
-    assert not packaged_cubins.SHIPPED.damaged and "outblas.dispatch.cubin_build" in packaged_cubins.SHIPPED.why_not()
+    assert not packaged_cubins.PACKAGED.damaged and "outblas.dispatch.cubin_build" in packaged_cubins.PACKAGED.why_not()
 
 
 def broken_table(data: bytes) -> bytes:
@@ -172,12 +172,12 @@ def test_a_pack_that_cannot_be_used_is_told_once_and_kernels_are_compiled(
     assert len(told) == 1 and "\n" not in str(told[0].message)
     assert silently(device, OTHER) and silently(DeviceState(H200, Library("h200", ()), load_kernel))
     assert len(compiled) == 3 and all(image.startswith(b"compiled ") for image in driver.images)
-    assert packaged_cubins.SHIPPED.damaged and packaged_cubins.SHIPPED.why_not()
+    assert packaged_cubins.PACKAGED.damaged and packaged_cubins.PACKAGED.why_not()
 
 
 def test_threads_that_meet_a_damaged_pack_say_so_once(path: Path) -> None:
     path.write_bytes(b"damaged")
-    found = ShippedCubins(path)
+    found = PackagedCubins(path)
     source, start, got = make_source(PROBLEM, PACKED), threading.Barrier(8), list[Any]()
 
     def ask() -> None:
@@ -194,7 +194,7 @@ def test_threads_that_meet_a_damaged_pack_say_so_once(path: Path) -> None:
 
 
 def test_a_kernel_of_another_architecture_is_not_taken(path: Path) -> None:
-    found, source = ShippedCubins(path), make_source(PROBLEM, PACKED)
+    found, source = PackagedCubins(path), make_source(PROBLEM, PACKED)
     assert found.get(source, "sm_80") is None and found.get(source, ARCHITECTURE) is not None
 
 

@@ -25,7 +25,7 @@ from outblas.search.compare import compare_pool, compare_run
 from outblas.search.compare import held_out as compare
 from outblas.search.compare.compare_result import read_comparison
 from outblas.search.compare.compare_run import CompareRequest, run_compare
-from outblas.search.compare.held_out import Plan, Unit, held_out, run_unit, search
+from outblas.search.compare.held_out import CompareUnit, Plan, held_out, run_unit, search
 from outblas.search.tune import Interrupted
 from support.helpers import synthetic_recording
 
@@ -100,7 +100,7 @@ def test_agents_may_be_added_and_dropped_when_a_run_resumes(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare_run, "run_units", in_process)
-    started: list[Unit] = []
+    started: list[CompareUnit] = []
     monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: broken_or(name, seed, gpu, started))
     out = tmp_path / "r.parquet"
     with pytest.raises(RuntimeError, match="evolution is broken"):
@@ -110,7 +110,7 @@ def test_agents_may_be_added_and_dropped_when_a_run_resumes(
     assert started.count("exhaustive") == 2, "once in the broken run, once in the other file's"  # type: ignore[arg-type]
 
 
-def in_process(units: Sequence[Unit], plan: Plan, jobs: int) -> Any:
+def in_process(units: Sequence[CompareUnit], plan: Plan, jobs: int) -> Any:
     for unit in units:
         yield from run_unit(unit, plan, Recording.load(plan.recording))
 
@@ -134,7 +134,7 @@ def test_a_journal_of_other_budgets_is_refused_and_kept(folder: str, tmp_path: P
 
 def test_what_a_process_raises_is_raised_here(folder: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no recording"):
-        list(compare_pool.run_units([Unit("shapes", "random", 0)], Plan(str(tmp_path / "none"), BUDGETS), 1))
+        list(compare_pool.run_units([CompareUnit("shapes", "random", 0)], Plan(str(tmp_path / "none"), BUDGETS), 1))
 
 
 def test_a_process_that_died_is_named() -> None:

@@ -17,7 +17,7 @@ from outblas.records.recording import CODE, Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.base import Agent, unexplored
 from outblas.search.compare import held_out as compare
-from outblas.search.compare.held_out import Plan, Task, Unit, held_out, run_unit, search, tasks_of
+from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, held_out, run_unit, search, tasks_of
 from support.helpers import synthetic_recording
 
 BUDGETS = (0, 1, 2, 4, 32)
@@ -53,7 +53,7 @@ def agent_of(cls: type[Agent]) -> Agent:
     return cls(0, synthetic_recording().gpu)
 
 
-def plain_task(recording: Recording) -> Task:
+def plain_task(recording: Recording) -> HeldOutTask:
     return tasks_of(recording, recording.problems[0])[0]
 
 
@@ -148,7 +148,7 @@ def test_an_agent_that_breaks_its_contract_is_refused(proposal: str) -> None:
 # Units
 
 
-def units_rows(unit: Unit, plan: Plan, recording: Recording) -> dict[tuple[str, str], Any]:
+def units_rows(unit: CompareUnit, plan: Plan, recording: Recording) -> dict[tuple[str, str], Any]:
     entries = list(run_unit(unit, plan, recording))
     return {(key, launch): (q, f) for entry in entries for key, launch, q, f in entry["tasks"]}
 
@@ -162,7 +162,7 @@ def test_prepare_sees_the_training_problems_and_no_others(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Learner(seed, gpu))
     full = recording_with()
-    units_rows(Unit("shapes", "x", 0), Plan("x", BUDGETS), full)
+    units_rows(CompareUnit("shapes", "x", 0), Plan("x", BUDGETS), full)
     split, _ = held_out(Plan("x", BUDGETS), full, "shapes")
     ((given, problems),) = seen
     assert problems == given.problems == split.training and not set(problems) & set(split.held_out)
@@ -185,8 +185,8 @@ def test_what_is_learned_in_one_task_helps_in_no_other(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Remembers(seed, gpu))
     recording, plan = recording_with(), Plan("x", (1, 5), 0.5)
-    found = units_rows(Unit("shapes", "x", 0), plan, recording)
+    found = units_rows(CompareUnit("shapes", "x", 0), plan, recording)
     assert len(found) > 2 and all(q[0] < 1 and q[1] == 1 for q, _ in found.values())
     first, *_ = found
-    rest = units_rows(Unit("shapes", "x", 0, frozenset([first])), plan, recording)
+    rest = units_rows(CompareUnit("shapes", "x", 0, frozenset([first])), plan, recording)
     assert rest == {key: value for key, value in found.items() if key != first}

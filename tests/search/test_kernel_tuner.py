@@ -25,7 +25,7 @@ from outblas.records.recording import CODE, STATUSES, Recording
 from outblas.search.agents import kernel_tuner as kernel_tuner_strategy
 from outblas.search.agents.registry import make_agent
 from outblas.search.kernel_tuner.knob_space import ABSENT, PARAMETERS, config_at, point, restriction, tunable, varying
-from outblas.search.kernel_tuner.t4_files import Task, read_task, task_of, to_cache, to_t4
+from outblas.search.kernel_tuner.t4_files import T4Task, read_task, task_of, to_cache, to_t4
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,
@@ -39,7 +39,7 @@ every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 
 @pytest.fixture
-def task() -> Task:
+def task() -> T4Task:
     """Passed cells and one of every failure."""
     recording = synthetic_recording(candidates=80)
     row = recording.row(recording.problems[3])
@@ -58,7 +58,7 @@ def written(text: str, tmp_path: Path) -> Path:
     return path
 
 
-def t4_of(task: Task, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+def t4_of(task: T4Task, tmp_path: Path) -> tuple[dict[str, Any], Path]:
     data = to_t4(task)
     return data, written(json.dumps(data), tmp_path)
 
@@ -112,7 +112,7 @@ def test_a_task_is_what_was_recorded() -> None:
         task_of(recording, problem, "weights")
 
 
-def test_t4_and_cache_round_trip(task: Task, tmp_path: Path) -> None:
+def test_t4_and_cache_round_trip(task: T4Task, tmp_path: Path) -> None:
     assert {cell.status for cell in task.cells.values()} == {Status.PASSED, *FAILURES} - {Status.ILLEGAL}
     assert read_task(t4_of(task, tmp_path)[1]) == task
     assert read_task(written(to_cache(task), tmp_path)) == task
@@ -126,7 +126,7 @@ def test_every_task_of_the_packaged_recording_round_trips(tmp_path: Path) -> Non
             assert read_task(t4_of(task, tmp_path)[1]) == read_task(written(to_cache(task), tmp_path)) == task
 
 
-def test_times_are_milliseconds(task: Task, tmp_path: Path) -> None:
+def test_times_are_milliseconds(task: T4Task, tmp_path: Path) -> None:
     data, _ = t4_of(task, tmp_path)
     config, us = task.best()  # type: ignore[misc]
     result = data["results"][list(task.cells).index(config)]
@@ -135,7 +135,7 @@ def test_times_are_milliseconds(task: Task, tmp_path: Path) -> None:
     assert data["metadata"]["timeunit"] == "milliseconds"
 
 
-def test_failures_have_kernel_tuners_notation(task: Task, tmp_path: Path) -> None:
+def test_failures_have_kernel_tuners_notation(task: T4Task, tmp_path: Path) -> None:
     data, _ = t4_of(task, tmp_path)
     entries = json.loads(to_cache(task))["cache"].values()
     said = {c.status: (r["invalidity"], e.get("__error__")) for c, r, e in
@@ -147,7 +147,7 @@ def test_failures_have_kernel_tuners_notation(task: Task, tmp_path: Path) -> Non
     assert all(("time" in e) == ("__error__" not in e) for e in entries)
 
 
-def test_a_cache_cut_off_after_an_entry_is_read(task: Task, tmp_path: Path) -> None:
+def test_a_cache_cut_off_after_an_entry_is_read(task: T4Task, tmp_path: Path) -> None:
     """As Kernel Tuner leaves it when it is killed."""
     lines = to_cache(task).splitlines()
     cut = read_task(written("\n".join(lines[:-3]), tmp_path))
@@ -156,13 +156,13 @@ def test_a_cache_cut_off_after_an_entry_is_read(task: Task, tmp_path: Path) -> N
     )
 
 
-def test_evaluations_carry_what_was_measured(task: Task) -> None:
+def test_evaluations_carry_what_was_measured(task: T4Task) -> None:
     for (config, cell), e in zip(task.cells.items(), task.evaluations(), strict=True):
         assert (e.config, e.status) == (config, cell.status) and evaluation_from_json(evaluation_to_json(e)) == e
         assert (e.timing.median_us if e.timing else None) == cell.median_us
 
 
-def test_the_problem_must_be_known_and_agree(task: Task, tmp_path: Path) -> None:
+def test_the_problem_must_be_known_and_agree(task: T4Task, tmp_path: Path) -> None:
     data, path = t4_of(task, tmp_path)
     with pytest.raises(UsageError, match="is on"):
         read_task(path, Problem(8, 8, 8))
@@ -187,7 +187,7 @@ def test_the_problem_must_be_known_and_agree(task: Task, tmp_path: Path) -> None
         ("status", "splendid", "splendid"),
     ],
 )
-def test_figures_that_cannot_be_are_refused(task: Task, tmp_path: Path, where: str, what: Any, words: str) -> None:
+def test_figures_that_cannot_be_are_refused(task: T4Task, tmp_path: Path, where: str, what: Any, words: str) -> None:
     data, path = t4_of(task, tmp_path)
     passed = next(r for r in data["results"] if r["invalidity"] == "correct")
     next(m for m in passed["measurements"] if m["name"] == where)["value"] = what
@@ -196,7 +196,7 @@ def test_figures_that_cannot_be_are_refused(task: Task, tmp_path: Path, where: s
         read_task(path)
 
 
-def test_a_config_with_two_times_is_refused_and_with_one_is_kept(task: Task, tmp_path: Path) -> None:
+def test_a_config_with_two_times_is_refused_and_with_one_is_kept(task: T4Task, tmp_path: Path) -> None:
     data, path = t4_of(task, tmp_path)
     again = json.loads(json.dumps(data["results"][0]))
     path.write_text(json.dumps({**data, "results": [*data["results"], again]}))
@@ -223,7 +223,7 @@ def test_files_of_nothing_are_refused(text: str, tmp_path: Path) -> None:
 # Kernel Tuner's own code
 
 
-def test_t4_is_valid_by_the_schema_of_kernel_tuner(task: Task) -> None:
+def test_t4_is_valid_by_the_schema_of_kernel_tuner(task: T4Task) -> None:
     file_utils = pytest.importorskip("kernel_tuner.file_utils")
     schema = file_utils.output_file_schema("results")[1]
     validate = pytest.importorskip("jsonschema").validate
@@ -235,7 +235,7 @@ def test_t4_is_valid_by_the_schema_of_kernel_tuner(task: Task) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:None of the tunable parameters")
-def test_kernel_tuner_simulates_our_cache_and_we_read_its_t4(task: Task, tmp_path: Path) -> None:
+def test_kernel_tuner_simulates_our_cache_and_we_read_its_t4(task: T4Task, tmp_path: Path) -> None:
     kernel_tuner = pytest.importorskip("kernel_tuner")
     from kernel_tuner.file_utils import store_output_file
 
@@ -251,14 +251,14 @@ def test_kernel_tuner_simulates_our_cache_and_we_read_its_t4(task: Task, tmp_pat
     assert read_task(path) == task, "Kernel Tuner left the cache as it was"
 
 
-def test_kernel_tuner_reads_our_failures(task: Task, tmp_path: Path) -> None:
+def test_kernel_tuner_reads_our_failures(task: T4Task, tmp_path: Path) -> None:
     util = pytest.importorskip("kernel_tuner.util")
     entries = util.read_cache(str(written(to_cache(task), tmp_path)), open_cache=False)["cache"].values()
     for cell, entry in zip(task.cells.values(), entries, strict=True):
         assert isinstance(entry.get("__error__"), util.ErrorConfig) == (cell.median_us is None)
 
 
-def test_failures_of_kernel_tuner_become_ours(task: Task, tmp_path: Path) -> None:
+def test_failures_of_kernel_tuner_become_ours(task: T4Task, tmp_path: Path) -> None:
     """In its own files there is no status, and an older cache has the error in place of the time."""
     data = json.loads(to_cache(task))
     first, second, third = list(data["cache"].values())[:3]

@@ -11,9 +11,9 @@ from outblas.core.roofline import H200
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library
-from outblas.records.library import Row as LibraryRow
-from outblas.search.neighbour_winners import borrowed
+from outblas.records.library import Library, LibraryChoice
+from outblas.records.library import LibraryRow as LibraryRow
+from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import winners
 
 HERE = Problem(1024, 1024, 1024)
@@ -44,18 +44,18 @@ def nearby(**at: Sm90WgmmaConfig) -> dict[Problem, dict[Launch, Sm90WgmmaConfig]
 
 
 def test_near_winners_come_by_weight_and_not_from_afar() -> None:
-    found = borrowed(HERE, nearby(half=WIDE, double=NARROW, near_too=WIDE, far=TALL, same=TALL), (), H200)
+    found = neighbour_winners(HERE, nearby(half=WIDE, double=NARROW, near_too=WIDE, far=TALL, same=TALL), (), H200)
     assert found[0] == WIDE, "won on two of three neighbours"
     assert NARROW in found and TALL not in found
 
 
 def test_nothing_is_tried_twice() -> None:
-    assert borrowed(HERE, nearby(half=WIDE, double=NARROW), {WIDE, TALL}, H200)[0] == NARROW
+    assert neighbour_winners(HERE, nearby(half=WIDE, double=NARROW), {WIDE, TALL}, H200)[0] == NARROW
 
 
 def test_what_is_not_legal_here_is_not_offered() -> None:
     ragged = Problem(1024, 1020, 1020)
-    assert borrowed(ragged, {HERE: {"plain": WIDE}}, (), H200) == []
+    assert neighbour_winners(ragged, {HERE: {"plain": WIDE}}, (), H200) == []
 
 
 def test_a_shape_with_m_and_n_swapped_gives_the_transposed_kernel() -> None:
@@ -63,7 +63,7 @@ def test_a_shape_with_m_and_n_swapped_gives_the_transposed_kernel() -> None:
     won: dict[Problem, dict[Launch, Sm90WgmmaConfig]] = {
         other: {"plain": Sm90WgmmaConfig(128, 64, 64, 4, 1, cluster_n=2, raster="m", l2="stream_a")}
     }
-    found = borrowed(problem, won, (), H200)
+    found = neighbour_winners(problem, won, (), H200)
     assert found == [Sm90WgmmaConfig(64, 128, 64, 4, 1, cluster_m=2, raster="n", l2="stream_b")]
     wgmma, direct = FAMILIES[WIDE.family], Sm80DirectConfig(16, 8, 1, 1, 4)
     assert wgmma.transposed(wgmma.transposed(WIDE)) == WIDE
@@ -73,10 +73,10 @@ def test_a_shape_with_m_and_n_swapped_gives_the_transposed_kernel() -> None:
 def test_launch_options_that_are_nothing_are_left_out() -> None:
     large = Problem(8192, 8192, 8192)
     won = {Problem(8192, 8192, 4096): {"plain": WIDE, "pdl": replace(WIDE, pdl=True)}}
-    assert {c.pdl for c in borrowed(large, won, (), H200)} == {False}
+    assert {c.pdl for c in neighbour_winners(large, won, (), H200)} == {False}
 
 
 def test_the_installed_kernels_of_a_library_by_problem() -> None:
-    choice = Choice(WIDE, 1.1, 1.09, 1.12)
+    choice = LibraryChoice(WIDE, 1.1, 1.09, 1.12)
     library = Library("h200", (LibraryRow(HERE, "lt_auto", plain=choice),))
     assert library.installed() == {HERE: [WIDE]}

@@ -29,7 +29,7 @@ from outblas.records.store import Store
 from outblas.runtime import device
 from outblas.runtime.counters import COUNTERS, NAMES, counters_of, main_stalls
 from outblas.runtime.device import Device
-from outblas.runtime.ncu import METRICS, Launch, parse
+from outblas.runtime.ncu import METRICS, ProfiledLaunch, parse
 from outblas.search import profile
 from outblas.search.agents.base import Agent
 from outblas.search.profile import Profiled, ProfileRequest, Progress, chosen, run_profile
@@ -132,7 +132,7 @@ def test_counters_of_the_sample_have_the_units_that_are_documented() -> None:
 
 def test_a_kernel_of_which_ncu_tells_nothing_is_no_profile() -> None:
     with pytest.raises(RecordError, match="told no counter of k"):
-        counters_of(Launch("k", metrics={"gpu__time_duration.sum": 1.0}))
+        counters_of(ProfiledLaunch("k", metrics={"gpu__time_duration.sum": 1.0}))
 
 
 def test_the_best_of_every_problem_are_profiled_and_read_back_in_their_evaluations(tool: Tool, run: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_batch_of_neighbours_is_one_descent() -> None:
     start = Sm90WgmmaConfig(64, 64)
     moves = [{"bn": 128, "stages": 5}, {"split_k": 2, "persistent": True}]
     around = [Sm90WgmmaConfig(**{"bm": 64, "bn": 64, **move}) for move in moves]  # type: ignore[arg-type]
-    assert knob_distance(*around) > greedy.NEAR
+    assert knob_distance(*around) > greedy.MAX_KNOBS_APART
     history = [passed_evaluation(PROBLEM, c, low) for c, low in ((start, 1.0), (around[0], 1.5), (around[1], 0.8))]
     far, near = Sm90WgmmaConfig(64, 64, split_k=2, persistent=True, stages=6), Sm90WgmmaConfig(64, 128, stages=6)
     assert make_agent("greedy").propose(PROBLEM, [start, *around, far, near], history, 1) == [near]

@@ -10,7 +10,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.roofline import floor_us, regime
-from outblas.records.library import Choice, Library, Row, choose
+from outblas.records.library import Library, LibraryChoice, LibraryRow, choose
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.tune_result import result_rows
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def rows_of(store: Store, evaluations: list[Evaluation], baseline: str = "torch") -> list[dict[str, object]]:
     store.extend("run", evaluations)
-    row = Row(PROBLEM, baseline, "", "replay:h200", choose(evaluations, "plain"), choose(evaluations, "pdl"))
+    row = LibraryRow(PROBLEM, baseline, "", "replay:h200", choose(evaluations, "plain"), choose(evaluations, "pdl"))
     return list(result_rows(Library("h200", (row,)), store, "run", EVALUATOR))
 
 
@@ -78,6 +78,6 @@ def test_a_problem_without_a_baseline_is_refused(store: Store) -> None:
 
 
 def test_a_winner_that_the_store_does_not_hold_is_refused(store: Store) -> None:
-    row = Row(PROBLEM, "torch", "", "replay:h200", Choice(PLAIN, 1.2, 1.1, 1.3))
+    row = LibraryRow(PROBLEM, "torch", "", "replay:h200", LibraryChoice(PLAIN, 1.2, 1.1, 1.3))
     with pytest.raises(RecordError, match="no evaluation"):
         list(result_rows(Library("h200", (row,)), store, "run", EVALUATOR))

@@ -10,7 +10,7 @@ from outblas.core.problem import Problem
 from outblas.dispatch.decide import Operand
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 PLAIN, DEPENDENT = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True)
 SCALAR = Sm80MmaConfig(64, 64, vec=1)
@@ -18,11 +18,13 @@ TUNED = Problem(64, 128, 256)
 LIBRARY = Library(
     "h200",
     (
-        Row(TUNED, "lt_auto", "", "cuda:0", Choice(PLAIN, 1.2, 1.1, 1.3), Choice(DEPENDENT, 1.4, 1.3, 1.5)),
-        Row(Problem(64, 128, 256, "NN", "bf16"), "torch", plain=Choice(SCALAR, 1.2, 1.1, 1.3)),
-        Row(Problem(128, 128, 256), "lt_auto"),
-        Row(Problem(63, 127, 255), "lt_auto", plain=Choice(PLAIN, 1.2, 1.1, 1.3)),
-        Row(Problem(64, 1, 256, "NN"), "lt_auto", plain=Choice(SCALAR, 1.2, 1.1, 1.3)),
+        LibraryRow(
+            TUNED, "lt_auto", "", "cuda:0", LibraryChoice(PLAIN, 1.2, 1.1, 1.3), LibraryChoice(DEPENDENT, 1.4, 1.3, 1.5)
+        ),
+        LibraryRow(Problem(64, 128, 256, "NN", "bf16"), "torch", plain=LibraryChoice(SCALAR, 1.2, 1.1, 1.3)),
+        LibraryRow(Problem(128, 128, 256), "lt_auto"),
+        LibraryRow(Problem(63, 127, 255), "lt_auto", plain=LibraryChoice(PLAIN, 1.2, 1.1, 1.3)),
+        LibraryRow(Problem(64, 1, 256, "NN"), "lt_auto", plain=LibraryChoice(SCALAR, 1.2, 1.1, 1.3)),
     ),
 )
 

@@ -17,7 +17,7 @@ from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device
 
 torch = pytest.importorskip("torch")
@@ -29,9 +29,9 @@ SCALAR = Sm80MmaConfig(64, 64, 64, 3, 2, 4, vec=1)
 class Everything(Library):
     """The fast kernel where it is legal, else the one of scalar loads, else torch."""
 
-    def lookup(self, problem: Problem) -> Row:
+    def lookup(self, problem: Problem) -> LibraryRow:
         legal = [config for config in (PLAIN, SCALAR) if not why_illegal(problem, config, gpu_of_device(0))]
-        return Row(problem, "torch", plain=Choice(legal[0], 1.2, 1.1, 1.3) if legal else None)
+        return LibraryRow(problem, "torch", plain=LibraryChoice(legal[0], 1.2, 1.1, 1.3) if legal else None)
 
 
 class Counted(DeviceState):
@@ -71,7 +71,7 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
         monkeypatch.delenv(name, raising=False)
     torch.cuda.init()
     states = [
-        Counted(gpu, Everything(gpu.name, (Row(Problem(8, 8, 8)),)), load_kernel)
+        Counted(gpu, Everything(gpu.name, (LibraryRow(Problem(8, 8, 8)),)), load_kernel)
         for _ in range(torch.cuda.device_count())
     ]
     monkeypatch.setattr(device_registry, "devices", dict(enumerate(states)))

@@ -12,13 +12,13 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import Shape
+from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
 from outblas.llm.client import Patience
-from outblas.llm.evaluators import Place
-from outblas.llm.evolve import Settings
+from outblas.llm.evaluators import EvaluatorChoice
+from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
-from outblas.llm.evolve_journal import Ledger
+from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve
 from outblas.llm.models import Model
 from support.llm_kernels import PROBLEM, failed, kernel, passed, record
@@ -38,17 +38,22 @@ def key_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
 def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
-    patience: Patience = QUICK, seed: int = 0, shape: Shape | None = None, kinds: tuple[str, ...] = ("code", "config"),
+    patience: Patience = QUICK, seed: int = 0, shape: ArchiveShape | None = None, kinds: tuple[str, ...] = ("code",
+    "config"),
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
-    settings = Settings(shape or Shape(), seed, turns, parallel, kinds, max_tokens=1000)
-    asked, limits, place = Server(server.url, patience), budget or Budget(requests=requests), Place(str(recording))
+    settings = EvolveSettings(shape or ArchiveShape(), seed, turns, parallel, kinds, max_tokens=1000)
+    asked, limits, place = (
+        Server(server.url, patience),
+        budget or Budget(requests=requests),
+        EvaluatorChoice(str(recording)),
+    )
     unwatched = lambda *watched: lambda outcome: None  # noqa: E731
     request = EvolveRequest(problems, models or MODELS, asked, place, limits, settings, folder, "test")
     return run_evolve(request, unwatched)
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
-    with Ledger(folder / "store.sqlite") as ledger:
+    with EvolveJournal(folder / "store.sqlite") as ledger:
         return [(o.kind, o.answer) for o in ledger.outcomes().values()]
 
 

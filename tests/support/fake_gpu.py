@@ -9,7 +9,7 @@ from typing import Any
 from outblas.bench.live_evaluator import Baselines
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
-from outblas.core.phase_times import Account
+from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.rivals import NAMES, RIVALS
 from outblas.core.roofline import H200
@@ -102,8 +102,8 @@ class FakeEvaluator:
     def compile_soon(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
         self._state.compiled.append((self._index, tuple(pairs)))
 
-    def accounts(self) -> dict[str, Account]:
-        return {"gpu": Account({"time": 5.0, "prove": 8.4, "idle": 0.2}), "host": Account({"waiting": 13.4})}
+    def accounts(self) -> dict[str, PhaseTotals]:
+        return {"gpu": PhaseTotals({"time": 5.0, "prove": 8.4, "idle": 0.2}), "host": PhaseTotals({"waiting": 13.4})}
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
         return candidates(problem, self.gpu) if self._offered is None else self._offered(problem)

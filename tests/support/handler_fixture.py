@@ -9,7 +9,7 @@ import pytest
 from outblas.core.evaluation import Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Options
-from outblas.judge.trials import Shelf
+from outblas.judge.trials import TrialCache
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
 
@@ -55,7 +55,7 @@ class Prover:
         return True
 
 
-class Desk(ev.Desk):
+class Desk(ev.BenchCell):
     def __init__(self, problem, options, baselines, ledger):
         self.problem, self.bench, self.prover = problem, Bench(), Prover()
         self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
@@ -66,12 +66,12 @@ class Desk(ev.Desk):
 
 @pytest.fixture(name="handler")
 def handler_fixture(monkeypatch):
-    monkeypatch.setattr(ev, "Desk", Desk)
+    monkeypatch.setattr(ev, "BenchCell", Desk)
     monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
     monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
     made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
-    made._trials = Shelf()
+    made._trials = TrialCache()
 
     def kernel(problem, config):
         found = made.kernels.get(config, PASSED)

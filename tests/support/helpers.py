@@ -12,7 +12,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.features import CANDIDATE, PROBLEM
-from outblas.learn.policy import BELIEF, SEARCH, Policy
+from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
 from outblas.learn.posterior import Regressor
 from outblas.records.recording import CODE, Recording
 
@@ -86,7 +86,10 @@ def failed_evaluation(problem: Problem, config: KernelConfig, status: Status = S
 def random_policy(seed: int = 0, width: int = 8) -> Policy:
     """A policy that was never trained."""
     rng = np.random.default_rng(seed)
-    inputs, wide = len(PROBLEM) + len(CANDIDATE), len(CANDIDATE) + len(BELIEF) + len(PROBLEM) + len(SEARCH)
+    inputs, wide = (
+        len(PROBLEM) + len(CANDIDATE),
+        len(CANDIDATE) + len(POSTERIOR_INPUTS) + len(PROBLEM) + len(SEARCH_INPUTS),
+    )
 
     def draw(*shape: int) -> np.ndarray:
         return rng.normal(0, 0.2, shape).astype(np.float32)

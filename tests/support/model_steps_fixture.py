@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 from outblas.core.problem import Problem
 from outblas.dispatch import enable, fused
 from outblas.dispatch.enable import Switch
-from outblas.records.library import Choice, Row
+from outblas.records.library import LibraryChoice, LibraryRow
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.helpers import ROOT
 from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
@@ -56,8 +56,10 @@ def model_fixture(code: SimpleNamespace) -> Any:
 def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """``outblas.use()`` is of the CPU, every launch option has a kernel, and every one can be fused."""
 
-    def lookup(_library: Any, problem: Problem) -> Row:
-        return Row(problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3), pdl=Choice(ANY, 1.2, 1.1, 1.3))
+    def lookup(_library: Any, problem: Problem) -> LibraryRow:
+        return LibraryRow(
+            problem, "lt_auto", plain=LibraryChoice(ANY, 1.2, 1.1, 1.3), pdl=LibraryChoice(ANY, 1.2, 1.1, 1.3)
+        )
 
     monkeypatch.setattr(Everything, "lookup", lookup)
     made = Switch("CPU", lambda: "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.core.problem import Problem
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.runtime.cublas import WORKSPACE_BYTES, LtPlan, Shape
+from outblas.runtime.cublas import WORKSPACE_BYTES, BlasShape, LtPlan
 from support.native_fixture import FakeCuda
 
 NEED = COUNTERS_BYTES + WORKSPACE_BYTES
@@ -32,4 +32,4 @@ def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
         cublasLtMatmul=product,
     )
     owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0)
-    return LtPlan(owner, Shape.of(problem))
+    return LtPlan(owner, BlasShape.of(problem))

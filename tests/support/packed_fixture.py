@@ -16,7 +16,7 @@ from outblas.kernels.source import Source, make_source
 from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin import Cubin, SassFacts
 from outblas.runtime.cubin_pack import pack_key, packed
-from outblas.runtime.packaged_cubins import ShippedCubins
+from outblas.runtime.packaged_cubins import PackagedCubins
 
 PROBLEM = Problem(64, 128, 256)
 PACKED, OTHER = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64)
@@ -34,7 +34,7 @@ def path_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "kernels.pack"
     source = make_source(PROBLEM, PACKED)
     path.write_bytes(packed({pack_key(source, ARCHITECTURE): cubin(source, b"shipped ")}, ABOUT))
-    monkeypatch.setattr(packaged_cubins, "SHIPPED", ShippedCubins(path))
+    monkeypatch.setattr(packaged_cubins, "PACKAGED", PackagedCubins(path))
     monkeypatch.setattr(health, "PACK", path)
     monkeypatch.delenv("OUTBLAS_CUBINS", raising=False)
     return path

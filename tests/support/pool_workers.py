@@ -17,7 +17,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.evaluator import Evaluator
-from outblas.core.phase_times import Account, Ledger
+from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
 from outblas.judge.bench_cell import Options
@@ -135,7 +135,7 @@ class Accounting(Evaluator):
     gpu, source = H200, "cuda:0"
 
     def __init__(self) -> None:
-        self.ledger = Ledger("waiting")
+        self.ledger = PhaseTimer("waiting")
         self._trusted: set[tuple[Any, ...]] = set()
         self._had: set[Any] = set()
 
@@ -163,7 +163,7 @@ class Accounting(Evaluator):
     def baseline_detail(self, problem: Problem, name: str) -> str:
         return "first"
 
-    def accounts(self) -> dict[str, Account]:
+    def accounts(self) -> dict[str, PhaseTotals]:
         return {"gpu": self.ledger.read()}
 
     def _once(self, what: str, key: Any) -> bool:

@@ -50,9 +50,9 @@ def late():
 
 class _Accounting:
     def __init__(self):
-        from outblas.core.phase_times import Ledger
+        from outblas.core.phase_times import PhaseTimer
 
-        self.ledger = Ledger("idle")
+        self.ledger = PhaseTimer("idle")
         self.ledger.count("started")
 
     def __call__(self, items, emit):

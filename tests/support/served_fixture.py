@@ -16,7 +16,7 @@ from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 torch = pytest.importorskip("torch")
 
@@ -27,15 +27,15 @@ ANY = Sm80MmaConfig(64, 64, vec=1)
 class Everything(Library):
     """A library that has a kernel for whatever it is asked."""
 
-    def lookup(self, problem: Problem) -> Row:
-        return Row(problem, "lt_auto", plain=Choice(ANY, 1.2, 1.1, 1.3))
+    def lookup(self, problem: Problem) -> LibraryRow:
+        return LibraryRow(problem, "lt_auto", plain=LibraryChoice(ANY, 1.2, 1.1, 1.3))
 
 
 class Served(DeviceState):
     """Counts what it computes."""
 
     def __init__(self) -> None:
-        super().__init__(H200, Everything("h200", (Row(Problem(8, 8, 8)),)), self._never)
+        super().__init__(H200, Everything("h200", (LibraryRow(Problem(8, 8, 8)),)), self._never)
         self.ran: list[Problem] = []
 
     @staticmethod

@@ -28,7 +28,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import kernels_sha, sha_as_written, sha_of
 from outblas.kernels.source import Source, make_source
 from outblas.records.equal_kernels import EqualKernels, Kernels
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
@@ -97,7 +97,7 @@ def test_a_stamp_keeps_what_it_replaces(script: Any) -> None:
 
 def test_libraries_and_results_with_a_hash_are_stamped_and_nothing_else_changes(script: Any, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
-    row = Row(P, "lt_auto", plain=Choice(Sm80DirectConfig(16, 8), 1.2, 1.1, 1.3))
+    row = LibraryRow(P, "lt_auto", plain=LibraryChoice(Sm80DirectConfig(16, 8), 1.2, 1.1, 1.3))
     path = data / "libraries" / "h200.json"
     Library("h200", (row,), {"gpu": "NVIDIA H200"}).save(path)
     published = ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet"

@@ -9,7 +9,7 @@ import pytest
 from outblas.core.errors import CompileError, DeviceError
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
-from outblas.judge.bench_cell import CHUNK, Options
+from outblas.judge.bench_cell import CANDIDATES_PER_ROUNDS, Options
 from outblas.judge.faults import Faulted
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
@@ -94,17 +94,20 @@ def test_a_kernel_that_goes_wrong_while_it_is_timed_has_no_figure(handler, monke
 
 
 def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
-    configs = [Sm90WgmmaConfig(64, 8 * i) for i in range(1, CHUNK + 2)]
+    configs = [Sm90WgmmaConfig(64, 8 * i) for i in range(1, CANDIDATES_PER_ROUNDS + 2)]
     _, emit = run(handler, *configs)
-    assert emit.log[CHUNK + 1] is None  # the full chunk is timed
-    assert emit.log[-2:] == [10 + CHUNK, 10 + CHUNK]  # the last is proved, then timed, alone
+    assert emit.log[CANDIDATES_PER_ROUNDS + 1] is None  # the full chunk is timed
+    assert emit.log[-2:] == [
+        10 + CANDIDATES_PER_ROUNDS,
+        10 + CANDIDATES_PER_ROUNDS,
+    ]  # the last is proved, then timed, alone
 
 
 def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
     def refuse(problem, options, baselines, ledger):
         raise DeviceError("needs 99 GB", "that much", "a smaller one")
 
-    monkeypatch.setattr(ev, "Desk", refuse)
+    monkeypatch.setattr(ev, "BenchCell", refuse)
     ((one, _), (two, _), (nothing, report)), _ = run(handler, GOOD, SLOW, None)
     assert one.status is two.status is Status.LAUNCH_ERROR and "99 GB" in one.detail
     assert nothing is None and "99 GB" in report.left_out["all"]
@@ -142,7 +145,7 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
         def close(self):
             done.append("closed")
 
-    monkeypatch.setattr(ev, "Desk", Small)
+    monkeypatch.setattr(ev, "BenchCell", Small)
     handler = ev.make_handler(Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
     account = handler.ledger.read()
@@ -154,7 +157,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
     def refuse(*parts):
         raise DeviceError("no CUDA device", "one", "do")
 
-    monkeypatch.setattr(ev, "Desk", refuse)
+    monkeypatch.setattr(ev, "BenchCell", refuse)
     with pytest.raises(DeviceError, match="no CUDA device"):
         ev.make_handler(Options(baselines=()))
 
@@ -179,7 +182,7 @@ def test_the_ledger_counts_what_was_done(handler, monkeypatch):
 
 def test_the_desk_accounts_for_its_parts(monkeypatch):
     """lt_auto chooses once per problem, however often the problem comes back."""
-    from outblas.core.phase_times import Ledger
+    from outblas.core.phase_times import PhaseTimer
 
     class Auto:
         name, chosen = "lt_auto", ""
@@ -191,12 +194,12 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
             return self.chosen
 
     monkeypatch.setattr(
-        "outblas.judge.gpu_clock.Bench", lambda *a, **b: SimpleNamespace(data=0, torch_stream=0, capture=Graph)
+        "outblas.judge.gpu_clock.GpuClock", lambda *a, **b: SimpleNamespace(data=0, torch_stream=0, capture=Graph)
     )
     monkeypatch.setattr("outblas.judge.gates.CellProver", lambda *a: Prover())
-    ledger, auto = Ledger("idle"), Auto()
+    ledger, auto = PhaseTimer("idle"), Auto()
     for _ in range(2):
-        assert ev.Desk(PROBLEM, Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
+        assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
     account = ledger.read()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

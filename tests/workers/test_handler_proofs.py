@@ -47,7 +47,7 @@ def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monk
 
 def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
-    monkeypatch.setattr(ev, "representatives", lambda problem, config, gpu: [])
+    monkeypatch.setattr(ev, "proof_shapes", lambda problem, config, gpu: [])
     asked = []
     monkeypatch.setattr(
         "outblas.judge.gates.prove_each", lambda kernel, problems, *rest: asked.extend(problems) or PASSED
@@ -106,7 +106,7 @@ def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatc
 def test_the_direct_family_is_proved_at_every_edge(layout):
     """Tails of M, of N and of K, K of less than a chunk, and K past the first round of all warps."""
     for config in [*DIRECT.pool(), Sm80DirectConfig(64, 64, 2, 2, 4, 1)]:
-        found = ev.representatives(Problem(64, 64, 64, layout), config)
+        found = ev.proof_shapes(Problem(64, 64, 64, layout), config)
         together = config.wk * config.unroll * config.bk
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found) or config.bn == 8, (
             "N is a multiple of 8"
@@ -121,7 +121,7 @@ def test_the_direct_family_is_proved_at_every_edge(layout):
 def test_multicast_is_proved_with_less_k_than_the_ring_holds():
     """A CTA leaves only when its peers have given its stages back, those that nobody filled, too."""
     config = Sm90WgmmaConfig(64, 64, stages=6, cluster_m=2, persistent=True)
-    found = ev.representatives(Problem(64, 64, 64), config)
+    found = ev.proof_shapes(Problem(64, 64, 64), config)
     assert any(p.k <= config.bk * (config.stages - 1) and p.m > config.bm for p in found)
 
 
@@ -141,7 +141,7 @@ def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch)
                 raise DeviceError("1 operand sets need 9 bytes", "that much free memory", "use a smaller problem")
             super().__init__(*arguments)
 
-    monkeypatch.setattr(ev, "Desk", Large)
+    monkeypatch.setattr(ev, "BenchCell", Large)
     handler._shelf().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
     ((good, _),), _ = run(handler, GOOD)
     assert good.status is Status.PASSED and not handler._trials.bytes

@@ -23,7 +23,7 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers.compile_ahead import BackgroundCompiler
-from outblas.workers.lookahead import AHEAD, AT_A_TIME, Lookahead
+from outblas.workers.lookahead import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, Lookahead
 from support import sandbox_handlers
 from support.helpers import running
 
@@ -54,10 +54,12 @@ def test_it_draws_some_problems_ahead_and_no_more() -> None:
     assert ahead.next() == [(PROBLEMS[0], c) for c in CONFIGS]
     assert told == PROBLEMS[:1], "nothing ahead unless asked"
     ahead.more()
-    assert told == PROBLEMS[: 1 + AT_A_TIME]
+    assert told == PROBLEMS[: 1 + PROBLEMS_AT_A_TIME]
     for _ in range(10):
         ahead.more()
-    assert told == PROBLEMS[: 1 + AHEAD] and len(drawn) == 2 + AHEAD, "a problem ends where the next one begins"
+    assert told == PROBLEMS[: 1 + MAX_PROBLEMS_AHEAD] and len(drawn) == 2 + MAX_PROBLEMS_AHEAD, (
+        "a problem ends where the next one begins"
+    )
     left = []
     while group := ahead.next():
         left.append(group)
@@ -71,7 +73,7 @@ def test_agents_are_asked_while_the_worker_works(live: LiveEvaluator) -> None:
     for evaluation in live.evaluate(pairs_of(drawn)):
         assert evaluation.status is Status.PASSED
         before.append(len(drawn))
-    assert before[0] == 2 + AT_A_TIME, "the first problem, two ahead, and the first pair behind them"
+    assert before[0] == 2 + PROBLEMS_AT_A_TIME, "the first problem, two ahead, and the first pair behind them"
     assert before[-1] == len(drawn) == len(PROBLEMS) and len(before) == len(PROBLEMS) * len(CONFIGS)
     assert live.accounts()["host"].seconds["ahead"] > 0
 

@@ -75,7 +75,7 @@ def test_a_batch_after_ctrl_c_does_not_get_the_answers_of_the_one_before(monkeyp
 
 
 def test_ctrl_c_while_a_worker_starts_leaves_none_behind(monkeypatch):
-    from outblas.core.child_process import Child
+    from outblas.core.child_process import ChildProcess
 
     class Pipe:
         def __init__(self, pipe):
@@ -85,13 +85,13 @@ def test_ctrl_c_while_a_worker_starts_leaves_none_behind(monkeypatch):
             raise KeyboardInterrupt
 
     def half(*arguments):
-        child = Child(*arguments)
+        child = ChildProcess(*arguments)
         child.connection = Pipe(child.connection)
         return child
 
     with sandbox() as box:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("outblas.workers.sandbox.Child", half)
+            patch.setattr("outblas.workers.sandbox.ChildProcess", half)
             box.start()
         assert box.pid is None
         assert answers(box, [1]) == [2]

@@ -20,14 +20,14 @@ from outblas.judge.latency import check_qps, percentile
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Choice, Library
-from outblas.records.library import Row as LibraryRow
+from outblas.records.library import Library, LibraryChoice
+from outblas.records.library import LibraryRow as LibraryRow
 from outblas.records.provenance import collect, gpu_state
 from outblas.runtime.device import gpu_of_device
 from outblas.workers.sandbox import STEP_TIMEOUT_S
 
 #: Candidates tried for a problem, the library's winners and the ranking model's first choices.
-TRIED = 24
+CANDIDATES_TRIED = 24
 
 Row = dict[str, Any]
 
@@ -78,7 +78,7 @@ def run_eval(
     return {**result, "written": str(path)}
 
 
-def shortlist(problem: Problem, gpu: Gpu, tried: int = TRIED) -> list[KernelConfig]:
+def shortlist(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRIED) -> list[KernelConfig]:
     """The library's kernels for the problem, then the ranking model's first choices, plain and PDL alike.
 
     Raises:
@@ -141,7 +141,7 @@ def _offline(
 def one_row_library(problem: Problem, best: Mapping[str, Evaluation], gpu: Gpu) -> Library:
     """A library that makes ``outblas.matmul`` use the kernel found here, whether the packaged one would or not."""
     plain = next(iter(best.values())).template
-    row = LibraryRow(problem, source="outblas eval", plain=Choice(plain, 1.0, 1.0, 1.0))
+    row = LibraryRow(problem, source="outblas eval", plain=LibraryChoice(plain, 1.0, 1.0, 1.0))
     return Library(gpu.name, (row,))
 
 

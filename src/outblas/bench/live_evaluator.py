@@ -11,23 +11,22 @@ from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation, Verdict
 from outblas.core.evaluator import Evaluator
-from outblas.core.phase_times import Account, Ledger
+from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.proof_shapes import representatives
 from outblas.kernels.source import kernel_kind
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.handler import Item, make_handler
-from outblas.workers.lookahead import AT_A_TIME, Lookahead
+from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
 from outblas.workers.sandbox import STEP_TIMEOUT_S, Lost, Sandbox, name_of
 
 if TYPE_CHECKING:
     from outblas.jail.jailed_evaluator import FreeOptions
     from outblas.judge.gates import Level
 
-__all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "representatives"]
+__all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "proof_shapes"]
 
 _FACTORY = name_of(make_handler)
 
@@ -55,7 +54,7 @@ class LiveEvaluator(Evaluator):
         self._step_s = step_timeout_s + 2 * timed
         self.sandbox = Sandbox(factory, (self.options,), self._step_s)
         #: Of this process; its worker has one of its own.
-        self.ledger = Ledger("waiting")
+        self.ledger = PhaseTimer("waiting")
         self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
@@ -85,11 +84,11 @@ class LiveEvaluator(Evaluator):
         if self._compiler is not None:
             self._compiler.close()
 
-    def accounts(self) -> dict[str, Account]:
+    def accounts(self) -> dict[str, PhaseTotals]:
         """What the seconds went on: ``gpu``, the sandboxed process (outblas.workers.handler names its phases), and
         ``host``, this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later
         problems while the worker works, or ``waiting``."""
-        lost = Account({}, {"workers lost": self.sandbox.lost})
+        lost = PhaseTotals({}, {"workers lost": self.sandbox.lost})
         return {"gpu": self.sandbox.account + lost, "host": self.ledger.read()}
 
     @property
@@ -123,9 +122,9 @@ class LiveEvaluator(Evaluator):
             yield from self._evaluate_free(list(one_kind)) if free else self._evaluate_templates(one_kind)
 
     def _evaluate_free(self, listed: Sequence[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
-        from outblas.jail.jailed_evaluator import FreeLive
+        from outblas.jail.jailed_evaluator import JailedEvaluator
 
-        live = FreeLive(self.options, self._step_s, self._free)
+        live = JailedEvaluator(self.options, self._step_s, self._free)
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
             for evaluation, baselines in live.evaluate(problem, [kernel for _, kernel in group]):
                 # Code of form host shares its judge's process: what that says of others is taken for want of better.
@@ -167,7 +166,7 @@ class LiveEvaluator(Evaluator):
 
     def _list_some(self) -> None:
         """List candidates of problems that are to come, which else is done when they are asked for."""
-        for _ in range(min(AT_A_TIME, len(self._to_list))):
+        for _ in range(min(PROBLEMS_AT_A_TIME, len(self._to_list))):
             problem = self._to_list.popleft()
             if problem not in self._listed:
                 self._listed[problem] = self.candidates(problem)

@@ -77,13 +77,13 @@ class Profiler:
             tool, self._target("probe", []), timeout_s=timeout_s, log=self._scratch / "probe.csv"
         )
 
-    def kernels(self, works: Sequence[Work]) -> list[list[list[ncu.Launch]]]:
+    def kernels(self, works: Sequence[Work]) -> list[list[list[ncu.ProfiledLaunch]]]:
         """Per work and entry, in their order, all the kernels that it launched; one run of ncu per state of L2.
 
         Raises:
             DeviceError, RecordError: as :func:`outblas.runtime.ncu.profile`, or the profile lacks an entry.
         """
-        found: dict[int, list[list[ncu.Launch]]] = {}
+        found: dict[int, list[list[ncu.ProfiledLaunch]]] = {}
         for cache in get_args(ncu.Cache):
             part = [(i, work) for i, work in enumerate(works) if work.l2 == cache]
             if part:
@@ -100,7 +100,7 @@ class Profiler:
         return [sys.executable, "-m", __name__, str(file)]
 
 
-def _entries(launches: Sequence[ncu.Launch], expected: int) -> list[list[ncu.Launch]]:
+def _entries(launches: Sequence[ncu.ProfiledLaunch], expected: int) -> list[list[ncu.ProfiledLaunch]]:
     groups = ncu.between_marks(launches)
     if len(groups) != expected or not all(groups):
         raise RecordError(
@@ -117,7 +117,7 @@ def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
 
     from outblas.dispatch.device_state import load_kernel
     from outblas.judge.baselines import LtAuto
-    from outblas.judge.gpu_clock import Bench
+    from outblas.judge.gpu_clock import GpuClock
     from outblas.runtime.device import gpu_of_device
 
     torch.cuda.set_device(gpu_index)
@@ -130,7 +130,7 @@ def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
     for work in works:
-        with Bench(work.problem, gpu_index, gpu=gpu_of_device(gpu_index)) as bench:
+        with GpuClock(work.problem, gpu_index, gpu=gpu_of_device(gpu_index)) as bench:
             for one in work.entries:
                 entry: Any
                 if isinstance(one, Algorithm):

@@ -2,8 +2,8 @@
 
 Every config is proved in full once (gates 1 to 6 on representative problems) and again on the timed
 operands of every cell; all cells of a problem are timed in the same rounds as the baselines. Cells
-that the ranking model predicts at over :data:`WITHIN` x the best are marked as left out. Problems whose calls are long
-are measured in fewer rounds, of fewer cells.
+that the ranking model predicts at over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose
+calls are long are measured in fewer rounds, of fewer cells.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from outblas.runtime.device import gpu_of_device
 ROUNDS, LONG_ROUNDS = 5, 3
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
 #: the model was not fitted on, 1.27 would have lost no measured best (``checks`` in its file).
-WITHIN = 1.35
+LEAVE_OUT_BEYOND = 1.35
 #: The same of a problem whose calls are long: 60 of them are half of a recording of grid1000, and on 135 recorded ones
 #: 1.1 would have lost no best kernel of a launch option.
-LONG_WITHIN = 1.2
+LONG_LEAVE_OUT_BEYOND = 1.2
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
-HOPELESS = 1.25
+SINGLE_SAMPLE_BEYOND = 1.25
 Progress = Callable[..., None]
 
 
@@ -69,7 +69,7 @@ def run_record(
         "problems": [p.key for p in problems],
         "catalogue": names,
         "rounds": [ROUNDS, LONG_ROUNDS],
-        "hopeless": HOPELESS,
+        "hopeless": SINGLE_SAMPLE_BEYOND,
         "kernels": kernels_sha(),
         "gpu": gpu.name,
     }
@@ -90,7 +90,7 @@ def run_record(
         proved=frozenset(proved),
         chunk=len(catalogue) or 1,
         speedups=False,
-        hopeless=HOPELESS,
+        hopeless=SINGLE_SAMPLE_BEYOND,
         look=1,
     )
     end = monotonic() + seconds
@@ -121,7 +121,7 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
             legal.append(column)
         else:
             cells[column] = [Status.ILLEGAL.value, None, None, 0]
-    within = LONG_WITHIN if repeats(floor_us(problem, evaluator.gpu)) == 1 else WITHIN
+    within = LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, evaluator.gpu)) == 1 else LEAVE_OUT_BEYOND
     skipped = left_out(problem, [catalogue[c] for c in legal], evaluator.gpu, within)
     for column, skip in zip(legal, skipped, strict=True):
         if skip:

@@ -102,14 +102,14 @@ def _check_interpreter(python: str) -> None:
 
 def _check_captured(path: Path, append: bool) -> None:
     """A record may be added to or replaced, and so may an empty file; nothing else that is there is written over."""
-    from outblas.records.captured_products import Captured
+    from outblas.records.captured_products import CapturedProducts
 
     wrong, do = f"--out {path} is there and is no record", "choose another path, or move it away"
     expected = "a new file, or one that `outblas capture` wrote"
     if not path.is_file():
         raise UsageError(wrong, expected, do)
     try:
-        Captured.load(path)
+        CapturedProducts.load(path)
     except RecordError as error:
         if append:
             raise

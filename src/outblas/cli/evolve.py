@@ -71,18 +71,18 @@ def evolve(
     ] = None,
 ) -> None:
     """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
-    from outblas.llm.archive import Shape
-    from outblas.llm.evaluators import parse_place
-    from outblas.llm.evolve import Settings
+    from outblas.llm.archive import ArchiveShape
+    from outblas.llm.evaluators import parse_evaluator
+    from outblas.llm.evolve import EvolveSettings
     from outblas.llm.evolve_folder import folder_name
     from outblas.llm.evolve_run import EvolveRequest
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
     models = parse_models(model, price or [])
     limits = parse_budget(budget)
-    place = parse_place(device)
-    settings = Settings(
-        Shape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
+    place = parse_evaluator(device)
+    settings = EvolveSettings(
+        ArchiveShape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
         common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
     )  # fmt: skip
     server = _server(base_url, requests_per_minute, tokens_per_minute, timeout, stall, temperature)

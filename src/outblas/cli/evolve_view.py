@@ -14,10 +14,10 @@ from outblas.llm.feedback import KINDS
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from outblas.llm.budget import Account, Budget
+    from outblas.llm.budget import Budget, SpendingAccount
     from outblas.llm.client import Client
     from outblas.llm.evolve import Evolution
-    from outblas.llm.evolve_journal import Outcome
+    from outblas.llm.evolve_journal import AnswerOutcome
 
 #: Seconds between two pictures of a live view.
 _TICK_S = 0.5
@@ -33,7 +33,7 @@ def watching(title: str) -> Iterator[Watching]:
 
     with Live(console=err, auto_refresh=False, transient=True) as live:
 
-        def watch(evolution: Evolution, *rest: Any) -> Callable[[Outcome | None], None]:
+        def watch(evolution: Evolution, *rest: Any) -> Callable[[AnswerOutcome | None], None]:
             loop = asyncio.get_running_loop()
 
             def tick() -> None:  # in the loop's thread, which alone changes what is shown
@@ -47,11 +47,11 @@ def watching(title: str) -> Iterator[Watching]:
 
 
 def _plain(
-    title: str, evolution: Evolution, budget: Budget, account: Account, client: Client
-) -> Callable[[Outcome | None], None]:
+    title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client
+) -> Callable[[AnswerOutcome | None], None]:
     err.print(title, markup=False)
 
-    def told(outcome: Outcome | None) -> None:
+    def told(outcome: AnswerOutcome | None) -> None:
         if outcome is not None:
             speed = f", {outcome.us:.2f} us, {number(outcome.ratio, 3)}x" if outcome.us is not None else ""
             err.print(
@@ -62,7 +62,7 @@ def _plain(
     return told
 
 
-def spent_words(budget: Budget, account: Account, client: Client) -> str:
+def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str:
     """What is spent, and how long the rest of the budget will last at the rate of this session."""
     spent, seconds = account.spent, client.seconds
     share = budget.share(spent, seconds)
@@ -72,7 +72,7 @@ def spent_words(budget: Budget, account: Account, client: Client) -> str:
     return f"spent {spent.requests} requests, {spent.tokens} tokens{money} ({share:.0%} of the budget{left})"
 
 
-def table(title: str, evolution: Evolution, budget: Budget, account: Account, client: Client) -> Group:
+def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client) -> Group:
     """The live view: a line per problem, outcomes by kind, what is spent."""
     from rich.console import Group
     from rich.table import Table

@@ -117,10 +117,10 @@ def fit_any_shape(
 
 
 def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
-    from outblas.learn.any_shape import LIKELY
+    from outblas.learn.any_shape import MAX_KERNELS_RANKED
     from outblas.search.any_shape_run import record, shapes
 
-    measurements = common.at_least("--measurements", LIKELY if measurements is None else measurements, 1)
+    measurements = common.at_least("--measurements", MAX_KERNELS_RANKED if measurements is None else measurements, 1)
     told = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
     out.print(f"{told}: {cells}", markup=False)
 

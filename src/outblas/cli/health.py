@@ -20,7 +20,7 @@ from outblas.core.errors import OutblasError
 from outblas.dispatch.native import extension, why_not
 from outblas.kernels.source import Source
 from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
-from outblas.runtime.packaged_cubins import PACK, ShippedCubins
+from outblas.runtime.packaged_cubins import PACK, PackagedCubins
 from outblas.runtime.sass import find_nvdisasm
 
 MIN_PYTHON = (3, 10)
@@ -193,7 +193,7 @@ def _nvrtc(need: bool) -> Check:
 def _shipped_cubins(cuda: tuple[int, int] | None) -> Check:
     """``cuda``: the driver's CUDA version, None: no driver."""
     name = "shipped cubins"
-    shipped = ShippedCubins(PACK, quiet=True)
+    shipped = PackagedCubins(PACK, quiet=True)
     pack = shipped.pack()
     if pack is None:
         found, _, do = shipped.why_not().rpartition("; ")

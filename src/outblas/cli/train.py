@@ -39,7 +39,7 @@ def train(
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
 ) -> None:
     """Train the policy of agent ppo on recorded problems (no GPU)."""
-    from outblas.learn.train.train_ppo import RECIPE, Run
+    from outblas.learn.train.train_ppo import RECIPE, TrainingRun
     from outblas.learn.train.train_ppo import train as train_ppo
     from outblas.records.recording import Recording
 
@@ -49,7 +49,7 @@ def train(
     chosen = replace(chosen, sampler=sampler, preset=preset, seed=seed, budget=1 if oneshot else chosen.budget)
     loaded = Recording.load(recording)
     with common.progress_bar("train") as progress:
-        policy = train_ppo(loaded, loaded.problems, chosen, Run(run, None, tensorboard, wandb), progress)
+        policy = train_ppo(loaded, loaded.problems, chosen, TrainingRun(run, None, tensorboard, wandb), progress)
     about = json.loads(policy.about)
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)

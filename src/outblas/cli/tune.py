@@ -19,7 +19,7 @@ from outblas.runtime.device import Device, parse_device
 if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
     from outblas.records.library import Library
-    from outblas.search.time_shares import Share
+    from outblas.search.time_shares import TimeShare
     from outblas.search.tune_run import RunFiles, TuneRequest
 
 AgentOption = Annotated[
@@ -108,7 +108,7 @@ def tune(
     _run(request, budget, ranked, install or (install is None and captured is not None))
 
 
-def _run(request: TuneRequest, budget: str, ranked: Sequence[Share], install: bool) -> None:
+def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool) -> None:
     """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
     from outblas.search.tune_run import run_tune
 
@@ -164,7 +164,7 @@ def parse_budget(text: str) -> tuple[int, float | None]:
     return count, None if match[2] is None else common.positive("--budget", float(match[2]))
 
 
-def _ranked(file: Path, where: Device) -> list[Share]:
+def _ranked(file: Path, where: Device) -> list[TimeShare]:
     """The problems of a captured file, those that take most of its time first; says what is left out."""
     from outblas.search.time_shares import captured_shares
 
@@ -176,7 +176,7 @@ def _ranked(file: Path, where: Device) -> list[Share]:
     return found
 
 
-def _tell(library: Library, files: RunFiles, asked: int, ranked: Sequence[Share]) -> None:
+def _tell(library: Library, files: RunFiles, asked: int, ranked: Sequence[TimeShare]) -> None:
     from outblas.search.time_shares import weighted_speedup
 
     if len(library.rows) < asked:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 
-class Behind:
+class BackgroundQueue:
     """Does one thing after the other on a thread that lives while there is something to do.
 
     The interpreter joins executors' threads at its end, and they first do all that they were given. This thread is

@@ -15,7 +15,7 @@ from typing import Any
 JOIN_S = 5.0
 
 
-class Child:
+class ChildProcess:
     """One process running ``target(connection, *args)``; it should return when its pipe is closed.
 
     Args:

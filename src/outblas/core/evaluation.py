@@ -76,7 +76,7 @@ class Verdict:
     max_err_ratio: float | None = None
 
 
-class Rejected(Exception):
+class GateFailed(Exception):
     """A gate was not passed: the status that it means, one line, and |error| / bound where there is one."""
 
     def __init__(self, status: Status, detail: str, ratio: float | None = None) -> None:

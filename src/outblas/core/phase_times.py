@@ -10,14 +10,14 @@ from time import perf_counter
 
 
 @dataclass(frozen=True)
-class Account:
+class PhaseTotals:
     """What a ledger holds, ready to cross to another process: phase -> seconds, and what was done -> how often."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def __add__(self, other: Account) -> Account:
-        return Account(
+    def __add__(self, other: PhaseTotals) -> PhaseTotals:
+        return PhaseTotals(
             {name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in self.seconds | other.seconds},
             {what: self.counts.get(what, 0) + other.counts.get(what, 0) for what in self.counts | other.counts},
         )
@@ -28,7 +28,7 @@ class Account:
         return {"seconds": {name: round(s, 3) for name, s in longest}, "counts": dict(sorted(self.counts.items()))}
 
 
-class Ledger:
+class PhaseTimer:
     """Accounts for all seconds since it was made, each in one phase: the innermost that is open.
 
     Args:
@@ -53,10 +53,10 @@ class Ledger:
     def count(self, what: str, times: int = 1) -> None:
         self._counts[what] += times
 
-    def read(self) -> Account:
+    def read(self) -> PhaseTotals:
         """Up to now, the open phase included."""
         self._switch(self._phase)
-        return Account(dict(self._seconds), dict(self._counts))
+        return PhaseTotals(dict(self._seconds), dict(self._counts))
 
     def _switch(self, name: str) -> None:
         now = self._clock()
@@ -64,6 +64,6 @@ class Ledger:
         self._phase, self._since = name, now
 
 
-def total(accounts: Iterable[Account]) -> Account:
+def total(accounts: Iterable[PhaseTotals]) -> PhaseTotals:
     """Of several processes, or of several lives of one."""
-    return sum(accounts, Account())
+    return sum(accounts, PhaseTotals())

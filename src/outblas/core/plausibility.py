@@ -13,7 +13,7 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.roofline import Gpu, floor_us
 
 #: A time below this share of the floor is not believed: twice what was measured is allowed for.
-BELIEVED = 0.95
+PLAUSIBLE_SHARE_OF_FLOOR = 0.95
 
 
 def too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) -> str:
@@ -25,7 +25,7 @@ def too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) 
         median_us, baselines_us, floor: microseconds per call. A median that is no number is not believed.
     """
     known = min([floor, *baselines_us.values()])
-    if median_us >= BELIEVED * known:
+    if median_us >= PLAUSIBLE_SHARE_OF_FLOOR * known:
         return ""
     return f"faster than the floor: {median_us:.3f} us, the machine needs {known:.3f} us: suspected cheat"
 

@@ -16,7 +16,7 @@ import numpy as np
 from outblas.core.errors import UsageError
 
 #: A published speed-up below this is a loss (1% is the noise of a careful measurement).
-LOSS = 0.99
+LOSS_BELOW = 0.99
 #: Fewest paired rounds that an interval may be drawn from.
 MIN_ROUNDS = 3
 
@@ -48,7 +48,7 @@ def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
     return math.exp(math.fsum(w * x for w, x in zip(flops, logs, strict=True)) / math.fsum(flops))
 
 
-def losses(speedups: Iterable[float], limit: float = LOSS) -> int:
+def losses(speedups: Iterable[float], limit: float = LOSS_BELOW) -> int:
     """How many speed-ups lie below ``limit``."""
     return sum(1 for s in speedups if s < limit)
 

@@ -20,7 +20,7 @@ from outblas.dispatch import native
 #: Dispatch key -> what torch calls its device: by number, and as the namespace of its kernels; mangled.
 _DEVICES = {"CPU": (0, "3cpu"), "CUDA": (1, "4cuda")}
 #: A dispatch key that no tensor of ours has: under it C++ finds the kernels in Python that know what to do.
-ASKED = "FPGA"
+ASK_PYTHON_KEY = "FPGA"
 _TWO_TENSORS = "ERKNS_6TensorES3_"
 _FUNCTIONS = {
     "library_init": "aoti_torch_library_init_impl",
@@ -49,7 +49,7 @@ _CUDA_FUNCTIONS = {
 _NAMES_FUNCTIONS = {"has_names": "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"}
 
 
-class Call(NamedTuple):
+class NativeCall(NamedTuple):
     """One call that the kernels in C++ do not know, to be told what to do with its like."""
 
     products: Any
@@ -81,14 +81,15 @@ def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
 
 
 def asked_keys() -> int:
-    """The raw set of dispatch keys with :data:`ASKED` alone; raises something for a torch that has no such key."""
-    return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASKED)).raw_repr())
+    """The raw set of dispatch keys with :data:`ASK_PYTHON_KEY` alone; raises something for a torch that has no such
+    key."""
+    return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASK_PYTHON_KEY)).raw_repr())
 
 
-def call_of(products: Any) -> Call | None:
+def call_of(products: Any) -> NativeCall | None:
     """The call that this thread's kernel in Python is asked; None where it came otherwise."""
     sent = products.sent()
-    return None if sent is None else Call(products, sent)
+    return None if sent is None else NativeCall(products, sent)
 
 
 def _addresses(key: str) -> dict[str, int]:

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from outblas.dispatch import device_registry
-from outblas.dispatch.aten_native import ASKED, Call, asked_keys, call_of, open_products
+from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, asked_keys, call_of, open_products
 from outblas.dispatch.aten_products import our_bmm, our_mm, torch_bmm, torch_mm
 from outblas.dispatch.promises import promise_free_option
 
-_Ours = Callable[[torch.Tensor, torch.Tensor, int, "Call | None"], "torch.Tensor | None"]
+_Ours = Callable[[torch.Tensor, torch.Tensor, int, "NativeCall | None"], "torch.Tensor | None"]
 _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -67,7 +67,7 @@ class Override:
         products, self.why_python = self._native()
         if products is not None:
             self._library._destroy()
-            self._library = self._registered(ASKED)
+            self._library = self._registered(ASK_PYTHON_KEY)
             self._begin(products)
 
     def remove(self) -> None:

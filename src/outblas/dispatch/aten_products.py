@@ -18,18 +18,18 @@ from outblas.dispatch.fold import fold, unfold
 from outblas.dispatch.product import unasked
 
 if TYPE_CHECKING:
-    from outblas.dispatch.aten_native import Call
+    from outblas.dispatch.aten_native import NativeCall
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: Call | None = None) -> torch.Tensor | None:
+def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
     """Our product of two matrices, None where torch is to compute it. ``option``, ``call``: see
     :func:`outblas.dispatch.product.unasked`."""
     return unasked(a, b, option, call) if a.dtype in HALF and a.dim() == 2 == b.dim() else None
 
 
-def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: Call | None = None) -> torch.Tensor | None:
+def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
     """Our product of two batches of matrices where it is one of two matrices: a batch of one, or one ``b`` for all."""
     if a.dtype not in HALF or a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0]:
         return None

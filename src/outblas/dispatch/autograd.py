@@ -33,16 +33,16 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.mm(a, b)
     if not has_memory(a) or not has_memory(b):
         return torch.mm(a, b)
-    return Product.apply(a, b, False) if torch.is_grad_enabled() else compute_mm(a, b)
+    return ProductFunction.apply(a, b, False) if torch.is_grad_enabled() else compute_mm(a, b)
 
 
 def multiply_asked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """As :func:`multiply`, of (M, K) and (K, N) in half precision, where :func:`outblas.dispatch.tensors.why_torchs`
     has said :data:`outblas.dispatch.tensors.GRADIENT`: it is not asked again."""
-    return Product.apply(a, b, True)
+    return ProductFunction.apply(a, b, True)
 
 
-def keep(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
+def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool, bool]) -> None:
     """What the gradients of a product need, and nothing else."""
     ctx.by_columns = _is_by_columns(a), _is_by_columns(b)
     ctx.save_for_backward(a if wants[1] else None, b if wants[0] else None)
@@ -66,12 +66,12 @@ def _is_by_columns(t: torch.Tensor) -> bool:
     return bool(t.stride(0) == 1 and t.stride(1) == t.shape[0])
 
 
-class Product(torch.autograd.Function):  # type: ignore[misc]
+class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """(a, b, whether it is known that torch need not compute it) -> a @ b."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, asked: bool) -> torch.Tensor:
-        keep(ctx, a, b, ctx.needs_input_grad[:2])
+        save_operands(ctx, a, b, ctx.needs_input_grad[:2])
         if not asked:
             return compute_mm(a, b)
         result = answered(a, b, None, promise_free_option())
@@ -82,12 +82,12 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         return *gradients(ctx, grad, ctx.needs_input_grad[:2], multiply), None
 
 
-class BiasedProduct(torch.autograd.Function):  # type: ignore[misc]
+class BiasedProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """(bias, a, b) -> bias + a @ b, as torch.addmm rounds it; bias: (N)."""
 
     @staticmethod
     def forward(ctx: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        keep(ctx, a, b, ctx.needs_input_grad[1:])
+        save_operands(ctx, a, b, ctx.needs_input_grad[1:])
         return torch_addmm(bias, a, b)
 
     @staticmethod

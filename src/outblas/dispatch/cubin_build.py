@@ -43,7 +43,7 @@ _TOLD = 40
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltPack:
     """A pack that was built.
 
     Attributes:
@@ -111,7 +111,7 @@ def build(
     jobs: int | None = None,
     libraries: Sequence[Library] | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> Built:
+) -> BuiltPack:
     """Compile, check and pack; the file appears whole or not at all.
 
     Args:
@@ -140,7 +140,7 @@ def build(
         progress.step(compiled=isinstance(result, CompileError) or not result.from_cache)
     data = packed(cubins, _about())
     write_atomic(path, data)
-    return Built(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
+    return BuiltPack(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
 
 
 def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None) -> Path:

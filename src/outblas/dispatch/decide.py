@@ -16,10 +16,10 @@ from outblas.core.problem import ROW_ALIGN_BYTES, Problem, row_major
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 #: Chooses a kernel for a problem on a GPU, with its predicted speed-up over torch.matmul; None: there is none.
-Choose = Callable[[Problem, Gpu], Choice | None]
+Choose = Callable[[Problem, Gpu], LibraryChoice | None]
 
 
 class Operand(NamedTuple):
@@ -88,7 +88,7 @@ def decide(
     return kept
 
 
-def without_promises(fallback: Decision, row: Row | None, launch: Launch, gpu: Gpu | None) -> Decision:
+def without_promises(fallback: Decision, row: LibraryRow | None, launch: Launch, gpu: Gpu | None) -> Decision:
     """A kernel for a product that the library leaves to cuBLASLt, for who saves more by its epilogue than a few percent
     of the product: the row's kernel for another launch option, less what ``launch`` does not allow (early loads,
     programmatic dependent launch). What is left of its lead nobody has measured. ``fallback`` itself where the row has
@@ -137,7 +137,9 @@ def _for_any_shape(
     return _by_kernel(choice.config, problem, operands, f"{missing}; predicted at {figures}")
 
 
-def _from_row(row: Row, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch) -> Decision:
+def _from_row(
+    row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch
+) -> Decision:
     problem, choice = row.problem, row.choice(launch)
     if choice is None:
         return _fallback(row, operands)
@@ -160,7 +162,7 @@ def _misaligned(operands: tuple[Operand | None, ...], need: int) -> str:
     return f"an operand is not aligned to {need} bytes" if wrong else ""
 
 
-def _fallback(row: Row, operands: tuple[Operand | None, ...]) -> Decision:
+def _fallback(row: LibraryRow, operands: tuple[Operand | None, ...]) -> Decision:
     reason = f"{row.problem.key}: no kernel was proven faster than {row.baseline or 'the baseline'}"
     if not row.fallback:
         return Decision(None, None, reason)

@@ -291,17 +291,17 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
     """
     from outblas.kernels.source import make_source
     from outblas.runtime.launch import load
-    from outblas.runtime.packaged_cubins import SHIPPED
+    from outblas.runtime.packaged_cubins import PACKAGED
 
     source = make_source(problem, config)
-    shipped = SHIPPED.get(source, ARCHITECTURE)
+    shipped = PACKAGED.get(source, ARCHITECTURE)
     if shipped is None:
         return _compiled(source, config)
     try:
         kernel = load(shipped, config)
     except DeviceError as refused:
         found = _compiled_instead(source, config, refused)
-        SHIPPED.warn_refused(refused.wrong)
+        PACKAGED.warn_refused(refused.wrong)
         return found
     kernel.shipped = True
     _LOG.info("%s was shipped", config_name(config))
@@ -310,14 +310,14 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
 
 def _compiled_instead(source: Source, config: KernelConfig, refused: DeviceError) -> tuple[Any, float]:
     """:func:`_compiled`; what fails is told together with why it was tried, in one line."""
-    from outblas.runtime.packaged_cubins import SHIPPED
+    from outblas.runtime.packaged_cubins import PACKAGED
 
     try:
         return _compiled(source, config)
     except (CompileError, ToolchainMissing, DeviceError) as error:
         raise DeviceError(
             f"the driver refuses the shipped cubin ({refused.wrong}) and it cannot be compiled here ({error.wrong})",
-            f"a driver for {SHIPPED.driver_needed()}, or an NVRTC whose cubins this driver loads",
+            f"a driver for {PACKAGED.driver_needed()}, or an NVRTC whose cubins this driver loads",
             "update the driver, or install that NVRTC",
         ) from error
 

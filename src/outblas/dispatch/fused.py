@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.background import Behind
+from outblas.core.background import BackgroundQueue
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
@@ -242,7 +242,7 @@ def status() -> dict[str, dict[str, Any]]:
 _states: dict[int, FusedState] = {}
 _lock = threading.RLock()
 #: One thread: a compiler takes a core, and programs want theirs.
-_compiler = Behind("outblas-fused")
+_compiler = BackgroundQueue("outblas-fused")
 
 
 def _state(index: int) -> FusedState:

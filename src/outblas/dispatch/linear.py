@@ -313,6 +313,6 @@ def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Te
     folded = fold(x, w.t())
     if folded is None or bias.dtype != x.dtype or not may_be_ours(x, w):
         return None
-    from outblas.dispatch.autograd import BiasedProduct
+    from outblas.dispatch.autograd import BiasedProductFunction
 
-    return unfold(BiasedProduct.apply(bias, folded.a, folded.b), folded.shape)
+    return unfold(BiasedProductFunction.apply(bias, folded.a, folded.b), folded.shape)

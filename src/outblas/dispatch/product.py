@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from outblas.dispatch.aten_native import Call
+    from outblas.dispatch.aten_native import NativeCall
 
 
 def computed(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: Call | None = None
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None
 ) -> torch.Tensor | None:
     """``a @ b``, decided, run and told to the native table; None where torch is to compute it.
 
@@ -50,7 +50,7 @@ def answered(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option:
     return None if result is NotImplemented else result
 
 
-def unasked(a: torch.Tensor, b: torch.Tensor, option: int = 0, call: Call | None = None) -> torch.Tensor | None:
+def unasked(a: torch.Tensor, b: torch.Tensor, option: int = 0, call: NativeCall | None = None) -> torch.Tensor | None:
     """:func:`answered` for kernels that torch calls below autograd, where nobody has asked yet whose the product is.
 
     Args:
@@ -89,7 +89,7 @@ def remember(
     decision: Decision,
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int],
     result: torch.Tensor | None,
-    call: Call | None = None,
+    call: NativeCall | None = None,
 ) -> None:
     """Let the native table, and whoever asked by ``call``, answer such calls from now on.
 
@@ -116,7 +116,7 @@ def remember(
                 _lend_workspace(table, device, a, call)
 
 
-def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, call: Call | None) -> None:
+def _lend_workspace(table: Any, device: DeviceState, a: torch.Tensor, call: NativeCall | None) -> None:
     """Tell the native table, and whoever asked, the workspace of the current stream, which they then keep alive; of its
     capture, if there is one, the table alone, which keeps nothing of that."""
     import torch

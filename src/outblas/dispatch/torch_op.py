@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outblas.dispatch.autograd import compute_mm, gradients, keep
+from outblas.dispatch.autograd import compute_mm, gradients, save_operands
 
 # Inductor must not hand over other strides than were traced: our kernels are chosen by them.
 _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
@@ -23,7 +23,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    keep(ctx, inputs[0], inputs[1], ctx.needs_input_grad)
+    save_operands(ctx, inputs[0], inputs[1], ctx.needs_input_grad)
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:

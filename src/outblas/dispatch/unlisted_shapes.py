@@ -13,12 +13,12 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.switches import is_off
 from outblas.dispatch.decide import Choose
-from outblas.records.library import Choice
+from outblas.records.library import LibraryChoice
 
 #: ``0`` leaves such problems to torch.
 VARIABLE = "OUTBLAS_ANY_SHAPE"
 #: Choices kept: a problem is asked for again with other addresses, outputs and launch options.
-KEPT = 4096
+MAX_CACHED_CHOICES = 4096
 
 
 def chooser(gpu_name: str) -> Choose | None:
@@ -28,8 +28,8 @@ def chooser(gpu_name: str) -> Choose | None:
         return None
     broken = False
 
-    @functools.lru_cache(KEPT)
-    def choose(problem: Problem, gpu: Gpu) -> Choice | None:
+    @functools.lru_cache(MAX_CACHED_CHOICES)
+    def choose(problem: Problem, gpu: Gpu) -> LibraryChoice | None:
         nonlocal broken
         if broken:
             return None

@@ -41,7 +41,7 @@ _NVCC = (
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltKernel:
     """A compiled free kernel.
 
     Attributes:
@@ -76,7 +76,9 @@ class Built:
         }
 
 
-def build(kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE) -> Built:
+def build(
+    kernel: FreeKernel, problem: Problem, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
+) -> BuiltKernel:
     """Compile for the problem's layout and dtype, or take it from the cache.
 
     Raises:
@@ -236,8 +238,8 @@ def _together(found: list[SassFacts]) -> SassFacts:
     return SassFacts(**counts, accumulators=tuple(widths))
 
 
-def _built(kernel: FreeKernel, cubin: Cubin) -> Built:
-    return Built(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
+def _built(kernel: FreeKernel, cubin: Cubin) -> BuiltKernel:
+    return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
 def _told(error: dict[str, Any]) -> CompileError | ToolchainMissing:

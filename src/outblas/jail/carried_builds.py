@@ -12,16 +12,16 @@ from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, architecture
-from outblas.jail.build import Built, build
+from outblas.jail.build import BuiltKernel, build
 from outblas.jail.elf import cubins, global_bytes
-from outblas.jail.jailed_evaluator import FreeLive
+from outblas.jail.jailed_evaluator import JailedEvaluator
 from outblas.jail.static_gate import check_built, examine
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
 from outblas.runtime.cubin import decode, encode
 
 
-class Carried:
+class CarriedBuilds:
     """One checksummed file per kernel, layout, dtype and architecture; of the package's present kernel files, where the
     text includes any.
 
@@ -38,22 +38,26 @@ class Carried:
         """Where the kernel is kept, compiled for the problem's layout and dtype."""
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 
-    def get(self, kernel: FreeKernel, problem: Problem) -> Built | None:
+    def get(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel | None:
         """The compiled kernel; None: it is not there, damaged, or of other kernel files."""
         try:
             data = self.path(kernel, problem).read_bytes()
         except FileNotFoundError:
             return None
         cubin = decode(data, self._key(kernel, problem))
-        return None if cubin is None else Built(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
+        return (
+            None
+            if cubin is None
+            else BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
+        )
 
-    def put(self, built: Built, problem: Problem) -> None:
+    def put(self, built: BuiltKernel, problem: Problem) -> None:
         """Keep a compiled kernel. Raises RecordError: the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         key = self._key(built.kernel, problem)
         write_atomic(self.path(built.kernel, problem), encode(built.cubin, key))
 
-    def build(self, kernel: FreeKernel, problem: Problem) -> Built:
+    def build(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel:
         """The compiled kernel from the folder, else compiled and kept there.
 
         Raises:
@@ -72,23 +76,23 @@ class Carried:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class CarriedLive(FreeLive):
-    """Evaluates on a GPU as :class:`outblas.jail.jailed_evaluator.FreeLive` does, compiling only what a folder does
-    not have."""
+class CarriedLive(JailedEvaluator):
+    """Evaluates on a GPU as :class:`outblas.jail.jailed_evaluator.JailedEvaluator` does, compiling only what a folder
+    does not have."""
 
-    carried: Carried | None = None
+    carried: CarriedBuilds | None = None
 
-    def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[Built | Evaluation]:
+    def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[BuiltKernel | Evaluation]:
         for kernel in kernels:
             yield self._one(problem, kernel)
 
-    def _one(self, problem: Problem, kernel: FreeKernel) -> Built | Evaluation:
+    def _one(self, problem: Problem, kernel: FreeKernel) -> BuiltKernel | Evaluation:
         """What :func:`outblas.jail.static_gate.examine` says, without a compiler where the folder has the kernel."""
         gpu = self._options.gpu
         built = None if self.carried is None else self.carried.get(kernel, problem)
         if built is None:
             found = examine(problem, kernel, gpu)
-            if isinstance(found, Built) and self.carried is not None:
+            if isinstance(found, BuiltKernel) and self.carried is not None:
                 self.carried.put(found, problem)
             return found
         try:

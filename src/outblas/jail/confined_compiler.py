@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import CompileError
-from outblas.jail.confinement import KEPT
+from outblas.jail.confinement import KEPT_ENVIRONMENT
 
 _BOOT = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main()"
 #: What a compiler may say at most, bytes kept.
@@ -64,7 +64,7 @@ def run(job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: L
     """
     spec = {"folder": str(folder), "readable": list(readable), "memory": limits.memory_bytes, **job}
     spec["cpu"] = int(4 * limits.seconds) + 1
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder)}
     boot = _BOOT.format(module=__name__, paths=[os.path.abspath(path) for path in sys.path if path])
     said = folder / "said"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from outblas.jail import landlock, seccomp
 
 #: Environment that a worker keeps; everything else, keys and tokens among it, is taken away.
-KEPT = (
+KEPT_ENVIRONMENT = (
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "NVIDIA_VISIBLE_DEVICES", "OUTBLAS_CACHE_DIR", "CUTLASS_DIR",
 )  # fmt: skip
@@ -62,8 +62,8 @@ class Jail:
     _kept: int = -1
 
     def environment(self) -> None:
-        """Take away every variable that is not of :data:`KEPT`, from where /proc shows them, too."""
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        """Take away every variable that is not of :data:`KEPT_ENVIRONMENT`, from where /proc shows them, too."""
+        kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
         kept |= {"HOME": self.folder, "TMPDIR": self.folder, "CUDA_CACHE_DISABLE": "1"}
         os.environ.clear()
         _wipe_environment()

@@ -27,7 +27,7 @@ FORMAT = "outblas-free-1"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedEvaluations:
     """A recording in memory: the GPU, what its head says, and the evaluations in order."""
 
     gpu: Gpu
@@ -49,7 +49,7 @@ class Recorded:
         return [e for e in self.evaluations if e.problem == problem]
 
 
-def load(path: str | Path) -> Recorded:
+def load(path: str | Path) -> RecordedEvaluations:
     """Read a recording.
 
     Raises:
@@ -63,7 +63,7 @@ def load(path: str | Path) -> Recorded:
     head = _head(path, lines[0])
     *whole, rest = lines[1:] or [b""]  # what follows the last end of line is whole only if it is nothing
     evaluations = tuple(_evaluation(path, number, line) for number, line in enumerate(whole, 2) if line.strip())
-    return Recorded(_gpu(path, head), dict(head.get("provenance") or {}), evaluations)
+    return RecordedEvaluations(_gpu(path, head), dict(head.get("provenance") or {}), evaluations)
 
 
 class Recorder:

@@ -14,13 +14,13 @@ from typing import Any
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
-from outblas.jail.build import Built
+from outblas.jail.build import BuiltKernel
 from outblas.jail.elf import dynamic_symbols
 from outblas.judge.operands import CANARY
-from outblas.kernels.custom.contract import MAX_WORKSPACE, Launch, TensorMap
+from outblas.kernels.custom.contract import MAX_WORKSPACE, LaunchBlock, TensorMap
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.driver import check, driver
-from outblas.runtime.launch import PORTABLE_CLUSTER, Call, StreamConfigs, check_operands, ensure_context
+from outblas.runtime.launch import PORTABLE_CLUSTER, KernelCall, StreamConfigs, check_operands, ensure_context
 from outblas.runtime.tensor_map import encode_boxes
 
 _GUARD_BYTES = 64 * 1024
@@ -66,7 +66,7 @@ class _Loaded:
         config: the kernel, as the proof asks for it.
     """
 
-    def __init__(self, built: Built, gpu: Gpu) -> None:
+    def __init__(self, built: BuiltKernel, gpu: Gpu) -> None:
         self.config: FreeKernel = built.kernel
         self.name, self._gpu = built.kernel.name, gpu
         self._workspaces: list[GuardedWorkspace] = []
@@ -118,9 +118,9 @@ class DeviceKernel(_Loaded):
         DeviceError: the driver cannot load it.
     """
 
-    def __init__(self, built: Built, gpu: Gpu = H200) -> None:
+    def __init__(self, built: BuiltKernel, gpu: Gpu = H200) -> None:
         super().__init__(built, gpu)
-        self._launch: Launch = built.kernel.launch
+        self._launch: LaunchBlock = built.kernel.launch
         cu = driver()
         ensure_context()
         self._module = check("cuModuleLoadData", cu.cuModuleLoadData(built.cubin.image))
@@ -139,7 +139,7 @@ class DeviceKernel(_Loaded):
     def _bytes(self, problem: Problem) -> int:
         return self._launch.workspace_of(problem, self._gpu)
 
-    def _call(self, problem: Problem, operands: tuple[Any, Any, Any], workspace: GuardedWorkspace | None) -> Call:
+    def _call(self, problem: Problem, operands: tuple[Any, Any, Any], workspace: GuardedWorkspace | None) -> KernelCall:
         by_name = dict(zip("ABC", operands, strict=True))
         maps = [encode_map(by_name[each.operand].data_ptr(), each, problem) for each in self._launch.tensor_maps]
         params: list[Any] = [ctypes.c_void_p(t.data_ptr()) for t in operands]
@@ -147,7 +147,7 @@ class DeviceKernel(_Loaded):
         params.append(ctypes.c_void_p(workspace.address if workspace else None))
         params += [each.getPtr() for each in maps]
         configs = StreamConfigs(functools.partial(launch_config, self._launch, problem, self._gpu))
-        return Call(self._function, configs, params, (self, maps, workspace), operands)
+        return KernelCall(self._function, configs, params, (self, maps, workspace), operands)
 
 
 class HostKernel(_Loaded):
@@ -160,7 +160,7 @@ class HostKernel(_Loaded):
         DeviceError: it cannot be loaded.
     """
 
-    def __init__(self, built: Built, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> None:
+    def __init__(self, built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> None:
         super().__init__(built, gpu)
         path = Path(folder) / f"{self.name}.so"
         path.write_bytes(built.cubin.image)
@@ -211,14 +211,14 @@ class HostCall:
             raise DeviceError(f"outblas_launch returned {status}", "0", "look at its launch")
 
 
-def load(built: Built, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> DeviceKernel | HostKernel:
+def load(built: BuiltKernel, folder: str | Path, cudart: str | None, gpu: Gpu = H200) -> DeviceKernel | HostKernel:
     """Load a built kernel into this process, which must be a sandboxed worker. Raises DeviceError."""
     if built.kernel.launch.form == "host":
         return HostKernel(built, folder, cudart, gpu)
     return DeviceKernel(built, gpu)
 
 
-def launch_config(launch: Launch, problem: Problem, gpu: Gpu) -> Any:
+def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
     """A CUlaunchConfig of what the block says. Raises ContractError."""
     cu = driver()
     config = cu.CUlaunchConfig()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from outblas.core.errors import ProblemError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
-from outblas.kernels.custom.contract import Launch
+from outblas.kernels.custom.contract import LaunchBlock
 
 #: A full proof's references cost some 40 products in fp64: larger problems are proved on a smaller sister, FLOP.
 MAX_FLOPS = 2 * 1024**3
 #: Problems proved in full at most.
-MOST = 14
+MAX_PROBLEMS = 14
 #: Wherever these are allowed, a kernel that only knows the asked shape is found out: ragged ones, less than one tile,
 #: long K, N = K (products can be chained), rows that are not whole 16 bytes.
 _ALWAYS = (
@@ -21,12 +21,12 @@ _ALWAYS = (
 )  # fmt: skip
 
 
-def representatives(problem: Problem, launch: Launch, gpu: Gpu = H200) -> list[Problem]:
+def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu = H200) -> list[Problem]:
     """Problems of the same layout, dtype and accumulator that the kernel's ``requires`` allow, the asked one (or its
     largest allowed sister below :data:`MAX_FLOPS`) first. Empty: it allows none that small."""
     found: dict[Problem, None] = {}
     for shape in _shapes(problem):
-        if len(found) == MOST:
+        if len(found) == MAX_PROBLEMS:
             break
         try:
             each = Problem(*shape, problem.layout, problem.dtype, problem.acc)

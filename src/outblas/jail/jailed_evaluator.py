@@ -12,8 +12,8 @@ from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.jail import answers
-from outblas.jail.build import Built
-from outblas.jail.jailed_worker import Cell, make_handler
+from outblas.jail.build import BuiltKernel
+from outblas.jail.jailed_worker import JailedCell, make_handler
 from outblas.jail.static_gate import examine
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -43,7 +43,7 @@ class FreeOptions:
     jailed: bool = True
 
 
-class FreeLive:
+class JailedEvaluator:
     """Evaluates free kernels on one GPU.
 
     Args:
@@ -69,7 +69,7 @@ class FreeLive:
         Raises:
             DeviceError: a worker cannot start. ToolchainMissing: a compiler or CUTLASS is missing.
         """
-        built: list[Built] = []
+        built: list[BuiltKernel] = []
         for found in self._examined(problem, kernels):
             if isinstance(found, Evaluation):
                 yield found, None
@@ -78,12 +78,12 @@ class FreeLive:
         for batch in self._batches(built):
             yield from self._run(problem, batch)
 
-    def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[Built | Evaluation]:
+    def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[BuiltKernel | Evaluation]:
         """Compiled on all cores; each compiler is a process of its own."""
         with ThreadPoolExecutor(min(len(kernels), cores()) or 1) as pool:
             yield from pool.map(lambda kernel: examine(problem, kernel, self._options.gpu), kernels)
 
-    def _batches(self, built: Sequence[Built]) -> Iterator[list[Built]]:
+    def _batches(self, built: Sequence[BuiltKernel]) -> Iterator[list[BuiltKernel]]:
         apart = [each for each in built if each.kernel.launch.form == "host"]
         together = [each for each in built if each.kernel.launch.form != "host"]
         for start in range(0, len(together), self._free.batch):
@@ -91,12 +91,12 @@ class FreeLive:
         for each in apart:
             yield [each]
 
-    def _run(self, problem: Problem, batch: Sequence[Built]) -> Iterator[tuple[Evaluation, Baselines | None]]:
+    def _run(self, problem: Problem, batch: Sequence[BuiltKernel]) -> Iterator[tuple[Evaluation, Baselines | None]]:
         items = [Item(problem, each.kernel, None, False, each) for each in batch]
         with tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True) as folder:
-            cell = Cell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
+            cell = JailedCell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
             if not self._free.jailed:
-                cell = Cell(cell.folder, cell.cudart, False)
+                cell = JailedCell(cell.folder, cell.cudart, False)
             sandbox = Sandbox(
                 self._factory,
                 (self._options, cell),
@@ -109,7 +109,7 @@ class FreeLive:
                 for index, value in sandbox.run(items):
                     yield self._taken(problem, batch[index], value)
 
-    def _taken(self, problem: Problem, built: Built, value: Any) -> tuple[Evaluation, Baselines | None]:
+    def _taken(self, problem: Problem, built: BuiltKernel, value: Any) -> tuple[Evaluation, Baselines | None]:
         """The worker's answer, if it is one to what was asked. What was seen without running it is told from here."""
         kernel, counters = built.kernel, built.counters()
 

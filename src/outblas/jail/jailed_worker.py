@@ -17,18 +17,18 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable
 from outblas.core.roofline import floor_us
 from outblas.jail import conduct, timing_checks
-from outblas.jail.build import Built
+from outblas.jail.build import BuiltKernel
 from outblas.jail.confinement import Jail
 from outblas.jail.free_launch import load
-from outblas.jail.free_proof_shapes import representatives
-from outblas.judge.bench_cell import Baselines, Desk, Options
+from outblas.jail.free_proof_shapes import free_proof_shapes
+from outblas.judge.bench_cell import Baselines, BenchCell, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.workers.handler import Handler, Item, Waiting
 from outblas.workers.sandbox import Emit
 
 
 @dataclass(frozen=True)
-class Cell:
+class JailedCell:
     """Where a worker is shut in.
 
     Attributes:
@@ -41,7 +41,7 @@ class Cell:
     jailed: bool = True
 
 
-def make_handler(options: Options, cell: Cell) -> FreeHandler:
+def make_handler(options: Options, cell: JailedCell) -> FreeHandler:
     """The worker's handler (see outblas.workers.sandbox), shut in; nothing of a candidate has been loaded yet."""
     jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
     if cell.jailed:
@@ -58,7 +58,7 @@ def make_handler(options: Options, cell: Cell) -> FreeHandler:
 class FreeHandler(Handler):
     """Answers batches of items whose configs are free kernels, built."""
 
-    def __init__(self, options: Options, cell: Cell) -> None:
+    def __init__(self, options: Options, cell: JailedCell) -> None:
         super().__init__(options)
         self._cell = cell
         self._before: dict[str, dict[str, object]] = {}
@@ -90,20 +90,20 @@ class FreeHandler(Handler):
 
     def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
         assert item.built is not None
-        built = cast(Built, item.built)
+        built = cast(BuiltKernel, item.built)
         name = built.kernel.name
         self._before[name] = conduct.snapshot() if built.kernel.launch.form == "host" else {}
         kernel = load(built, self._cell.folder, self._cell.cudart, self._options.gpu)
         self._loaded[name] = kernel
         return kernel, built.counters()
 
-    def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+    def _prove(self, desk: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""
         from outblas.judge.gates import prove
 
         worst, gates = 0.0, tuple[str, ...]()
         if self._options.level == "full" and not proved:
-            allowed = representatives(desk.problem, config.launch, self._options.gpu)
+            allowed = free_proof_shapes(desk.problem, config.launch, self._options.gpu)
             for small in allowed or [desk.problem]:
                 emit.begin(index)  # a sign of life: each proof has the time limit to itself
                 verdict = self._guarded(kernel, prove(kernel, small, None, "full", self._options.gpu_index))
@@ -126,7 +126,7 @@ class FreeHandler(Handler):
         offence = conduct.offence(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 
-    def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(self, desk: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
         """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
         after = super()._again(desk, candidate, timing, baselines)
         if after.status is not Status.PASSED:

@@ -14,11 +14,11 @@ from outblas.core.config import Candidate
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
-from outblas.jail.evaluation_file import Recorded, Recorder, load
+from outblas.jail.evaluation_file import RecordedEvaluations, Recorder, load
 from outblas.kernels.custom.free_kernel import FreeKernel
 
 if TYPE_CHECKING:
-    from outblas.jail.build import Built
+    from outblas.jail.build import BuiltKernel
 
 #: Detail of a kernel that compiles and passes gate 1 where nothing can run it.
 NOT_RUN = "compiled; not run"
@@ -94,7 +94,7 @@ class RecordedFree:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._recorded: Recorded = load(self._path)
+        self._recorded: RecordedEvaluations = load(self._path)
         self._other = CompileOnly(self._recorded.gpu)
 
     @property
@@ -181,7 +181,7 @@ def recorder(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any])
         yield _Recording(inner, file)
 
 
-def compiled(problem: Problem, kernel: FreeKernel, built: Built) -> Evaluation:
+def compiled(problem: Problem, kernel: FreeKernel, built: BuiltKernel) -> Evaluation:
     """The answer on a kernel that compiles, and that nobody has run."""
     verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
     return Evaluation(problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log)

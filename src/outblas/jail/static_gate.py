@@ -6,7 +6,7 @@ from outblas.core.errors import CompileError, ContractError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
-from outblas.jail.build import Built, build
+from outblas.jail.build import BuiltKernel, build
 from outblas.jail.elf import dynamic_symbols, fat_binaries
 from outblas.jail.symbols import why_refused
 from outblas.jail.text_rules import refusal
@@ -20,14 +20,14 @@ MAX_GLOBALS = 64 * 1024
 
 def examine(
     problem: Problem, kernel: FreeKernel, gpu: Gpu = H200, cache: CubinCache | None = DEFAULT_CACHE
-) -> Built | Evaluation:
+) -> BuiltKernel | Evaluation:
     """The compiled kernel, or why it is not run: ILLEGAL, COMPILE_ERROR or STATIC_REJECTED, with the words in ``log``.
 
     Raises:
         ToolchainMissing: a compiler, headers or CUTLASS is not installed.
     """
 
-    def failed(status: Status, detail: str, log: str = "", built: Built | None = None) -> Evaluation:
+    def failed(status: Status, detail: str, log: str = "", built: BuiltKernel | None = None) -> Evaluation:
         counters = built.counters() if built else {}
         return Evaluation(
             problem, kernel, status, detail, Verdict(status, (), detail), counters=counters, log=log or detail
@@ -51,7 +51,7 @@ def examine(
     return built
 
 
-def check_built(built: Built) -> str | None:
+def check_built(built: BuiltKernel) -> str | None:
     """Why the machine code is rejected without a run; None: it is not.
 
     Matrix instructions must accumulate as claimed; there may be none, for numbers tell what plain arithmetic does.

@@ -11,14 +11,14 @@ import statistics
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.evaluation import Rejected, Status, Timing, Verdict
+from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.judge.gates import wrong_text
 from outblas.judge.operands import Operands
-from outblas.judge.reference import Oracle
+from outblas.judge.reference import Reference
 from outblas.runtime.driver import check, driver
 
 if TYPE_CHECKING:
-    from outblas.judge.gpu_clock import Bench, GraphEntry
+    from outblas.judge.gpu_clock import GpuClock, GraphEntry
 
 #: Times that operands are changed; launches of the graph by the host's clock; what both may take for a slow kernel,
 #: microseconds.
@@ -29,7 +29,7 @@ _SLOWER, _SLOWER_US = 1.4, 5.0
 _CLOCKS, _CLOCKS_US = 1.5, 30.0
 
 
-def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> Verdict:
+def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -> Verdict:
     """PASSED, or why the time is not believed. Leaves other values in the operands of ``bench``.
 
     Args:
@@ -39,14 +39,14 @@ def check_fresh(bench: Bench, graph: GraphEntry, timing: Timing, seed: int) -> V
         trials, launches = repetitions(timing.median_us * timing.repeats)
         first, second, before = _new_and_known(bench, graph, seed, trials)
         if first > _SLOWER * second + _SLOWER_US:
-            raise Rejected(
+            raise GateFailed(
                 Status.RULE_BROKEN,
                 f"{first:.1f} us on operands not seen before, {second:.1f} us on known ones: it keeps answers",
             )
         _both_clocks(bench, graph, timing, launches)
         ratio = _every_set(bench, graph)
         _unchanged(bench.data, before)
-    except Rejected as failure:
+    except GateFailed as failure:
         bench.data.mend()
         return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
     return Verdict(Status.PASSED, ("fresh",), "", ratio)
@@ -58,7 +58,7 @@ def repetitions(graph_us: float) -> tuple[int, int]:
     return max(3, min(TRIALS, int(affordable))), max(1, min(LAUNCHES, int(affordable)))
 
 
-def _new_and_known(bench: Bench, graph: GraphEntry, seed: int, trials: int) -> tuple[float, float, Any]:
+def _new_and_known(bench: GpuClock, graph: GraphEntry, seed: int, trials: int) -> tuple[float, float, Any]:
     """Median microseconds of the graph's first launch on new operands, and of its second; sums of the last operands."""
     firsts, seconds = [], []
     for trial in range(trials):
@@ -76,7 +76,7 @@ def _unchanged(data: Operands, before: Any) -> None:
     import torch
 
     if not torch.equal(before, data.sums()):
-        raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed, or a canary")
+        raise GateFailed(Status.MEMORY_VIOLATION, "A or B was changed, or a canary")
 
 
 def _renew(data: Operands, seed: int) -> None:
@@ -90,7 +90,7 @@ def _renew(data: Operands, seed: int) -> None:
             tensor.mul_(1.0 if torch.rand(1, generator=generator, device=tensor.device).item() < 0.5 else 0.5)
 
 
-def _launch_timed(bench: Bench, graph: GraphEntry, count: int) -> list[float]:
+def _launch_timed(bench: GpuClock, graph: GraphEntry, count: int) -> list[float]:
     """Microseconds of launches one behind the other, by events on a stream that is busy when they are queued."""
     import torch
 
@@ -107,7 +107,7 @@ def _launch_timed(bench: Bench, graph: GraphEntry, count: int) -> list[float]:
     return [1000.0 * a.elapsed_time(b) for a, b in zip(events[:-1], events[1:], strict=True)]
 
 
-def _both_clocks(bench: Bench, graph: GraphEntry, timing: Timing, launches: int) -> None:
+def _both_clocks(bench: GpuClock, graph: GraphEntry, timing: Timing, launches: int) -> None:
     """Some launches by the host's clock, which the GPU's events know nothing of."""
     cu = driver()
     bench.synchronize()
@@ -120,10 +120,10 @@ def _both_clocks(bench: Bench, graph: GraphEntry, timing: Timing, launches: int)
         best = min(best, 1e6 * (perf_counter() - begin) / launches)
     claimed = timing.median_us * timing.repeats
     if best > _CLOCKS * claimed + _CLOCKS_US:
-        raise Rejected(Status.RULE_BROKEN, f"the host sees {best:.1f} us where the events say {claimed:.1f} us")
+        raise GateFailed(Status.RULE_BROKEN, f"the host sees {best:.1f} us where the events say {claimed:.1f} us")
 
 
-def _every_set(bench: Bench, graph: GraphEntry) -> float:
+def _every_set(bench: GpuClock, graph: GraphEntry) -> float:
     """|error| / bound at most, over all sets of operands, after one launch over poisoned outputs."""
     for index in range(bench.sets):
         bench.data.poison(index)
@@ -133,9 +133,9 @@ def _every_set(bench: Bench, graph: GraphEntry) -> float:
         if index >= graph.repeats:
             continue
         a, b, c = bench.data[index]
-        ratio = float(Oracle(bench.problem, a, b).worst(c))
+        ratio = float(Reference(bench.problem, a, b).worst(c))
         if not ratio <= 1.0:
-            raise Rejected(Status.WRONG, f"{wrong_text(ratio)} in set {index}", _finite(ratio))
+            raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} in set {index}", _finite(ratio))
         worst = max(worst, ratio)
     return worst
 

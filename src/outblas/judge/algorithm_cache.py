@@ -18,7 +18,7 @@ from outblas.core.problem import Problem
 ALGORITHM_BYTES = 64
 
 
-class ChosenAlgorithms:
+class AlgorithmCache:
     """A journal of choices. Algorithms are opaque words of one version of cuBLASLt on one kind of GPU: a file of
     another is begun anew, and so is a damaged one, for all that it holds can be chosen again. That is why it is no
     worker's own, either: one that takes the place of a worker that hangs does not wait for its end.
@@ -54,7 +54,7 @@ class ChosenAlgorithms:
         self._journal.append({"problem": problem.key, "algorithm": algorithm.hex(), "detail": detail})
 
     @classmethod
-    def of_gpu(cls, path: Path, gpu_index: int) -> ChosenAlgorithms:
+    def of_gpu(cls, path: Path, gpu_index: int) -> AlgorithmCache:
         """The file for the cuBLASLt that is loaded, and a GPU with its driver."""
         from outblas.records.provenance import gpu_and_driver
         from outblas.runtime.cublas import version

@@ -20,8 +20,8 @@ from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
 
 if TYPE_CHECKING:
     from outblas.core.config import KernelConfig
-    from outblas.judge.algorithm_cache import ChosenAlgorithms
-    from outblas.judge.gpu_clock import Bench
+    from outblas.judge.algorithm_cache import AlgorithmCache
+    from outblas.judge.gpu_clock import GpuClock
     from outblas.runtime.cublas import Algo, Cublas, CublasLt, HeuristicResult, LtPlan
 
 __all__ = [
@@ -130,12 +130,12 @@ class CublasGemm:
         self._cublas: Cublas | None = None
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
-        from outblas.runtime.cublas import Cublas, Shape
+        from outblas.runtime.cublas import BlasShape, Cublas
 
         if self._cublas is None:
             self._workspace = _workspace(self._gpu)
             self._cublas = Cublas(self._workspace.data_ptr())
-        blas, shape = self._cublas, Shape.of(problem)
+        blas, shape = self._cublas, BlasShape.of(problem)
         scalars, (pa, pb, pc) = shape.scalars(), _addresses(a, b, c)
         return lambda stream: blas.gemm(shape, scalars, pa, pb, pc, stream)
 
@@ -200,15 +200,15 @@ class LtAuto:
         self._gpu = gpu_index
         self._lt = _Lt(gpu_index)
         self._chosen: dict[Problem, tuple[Algo, str]] = {}
-        self._kept: ChosenAlgorithms | None = None
+        self._kept: AlgorithmCache | None = None
 
-    def keep(self, kept: ChosenAlgorithms) -> None:
+    def keep(self, kept: AlgorithmCache) -> None:
         """Take what was chosen before, and keep there what is chosen from now on."""
         for problem, algo, detail in kept:
             self.offer(problem, algo, detail)
         self._kept = kept
 
-    def prepare(self, bench: Bench) -> None:
+    def prepare(self, bench: GpuClock) -> None:
         """Choose the algorithm of ``bench.problem`` on the bench's own operands; once per problem.
 
         An algorithm that fails to run is passed over.
@@ -247,9 +247,9 @@ class LtAuto:
 
     def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
         if problem not in self._chosen:
-            from outblas.judge.gpu_clock import Bench
+            from outblas.judge.gpu_clock import GpuClock
 
-            with Bench(problem, self._gpu) as bench:
+            with GpuClock(problem, self._gpu) as bench:
                 self.prepare(bench)
         return self._lt.call(problem, self._chosen[problem][0], a, b, c)
 

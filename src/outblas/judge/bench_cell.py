@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
-from outblas.core.phase_times import Ledger
+from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, NAMES
 from outblas.core.roofline import H200, Gpu
@@ -18,12 +18,12 @@ from outblas.judge import faults
 
 if TYPE_CHECKING:
     from outblas.judge.gates import CellProver, Level
-    from outblas.judge.gpu_clock import Bench, GraphEntry
+    from outblas.judge.gpu_clock import GpuClock, GraphEntry
     from outblas.judge.rounds import Prune
 
 
 #: Candidates timed in the same rounds, unless the options say otherwise.
-CHUNK = 12
+CANDIDATES_PER_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Options:
     baselines: tuple[str, ...] = NAMES
     recheck: bool = True
     proved: frozenset[str] = frozenset()
-    chunk: int = CHUNK
+    chunk: int = CANDIDATES_PER_ROUNDS
     speedups: bool = True
     mode: str = "offline"
     warmup_seconds: float = 0.0
@@ -86,8 +86,8 @@ class Baselines:
         )
 
 
-class BuiltKernel(Protocol):
-    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.jail.build.Built``)."""
+class LaunchableKernel(Protocol):
+    """A candidate that was compiled elsewhere, as a free kernel is (``outblas.jail.build.BuiltKernel``)."""
 
     @property
     def log(self) -> str:
@@ -97,16 +97,16 @@ class BuiltKernel(Protocol):
         """What an evaluation says of a compiled kernel."""
 
 
-class Desk:
+class BenchCell:
     """What is made once per problem: operands, reference, graphs of the baselines."""
 
-    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: Ledger) -> None:
+    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: PhaseTimer) -> None:
         from outblas.judge.gates import CellProver
-        from outblas.judge.gpu_clock import Bench
+        from outblas.judge.gpu_clock import GpuClock
 
         self.problem, self._entries = problem, baselines
         with ledger.phase("operands"):
-            self.bench: Bench = Bench(problem, options.gpu_index, options.seed, gpu=options.gpu)
+            self.bench: GpuClock = GpuClock(problem, options.gpu_index, options.seed, gpu=options.gpu)
             self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
         self.graphs: dict[str, GraphEntry] = {}
         self._left_out: dict[str, str] = {}
@@ -117,7 +117,7 @@ class Desk:
             except (OutblasError, RuntimeError) as error:
                 self._left_out[name] = faults.one_line(faults.or_fault(error))
 
-    def _add(self, name: str, entry: Any, ledger: Ledger) -> None:
+    def _add(self, name: str, entry: Any, ledger: PhaseTimer) -> None:
         from outblas.judge.gpu_clock import prepare
 
         if name == LT_AUTO and not entry.detail(self.problem):

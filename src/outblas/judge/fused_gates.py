@@ -33,13 +33,13 @@ import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from outblas.core.evaluation import Rejected, Status, Verdict
+from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.rivals import Call
 from outblas.judge.gates import wrong_text
 from outblas.judge.operands import Operands, torch_dtype
 from outblas.judge.proof_inputs import integer_inputs, normal
-from outblas.judge.reference import ERROR_C, FLOOR, UNIT, magnitudes, product
+from outblas.judge.reference import ERROR_C, SMALLEST_STEP, UNIT_ROUNDOFF, magnitudes, product
 from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -92,9 +92,17 @@ def bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) 
         gate, up = z[:, 0::2], z[:, 1::2]
         off = slope * sums[:, 0::2] + evaluation * gate.abs()
         off = off * (up.abs() + sums[:, 1::2]) + activated(gate, epilogue).abs() * sums[:, 1::2] + 2.0**-23 * y.abs()
-        return UNIT[problem.dtype] * y.abs() + (1 + UNIT[problem.dtype]) * off + FLOOR[problem.dtype]
+        return (
+            UNIT_ROUNDOFF[problem.dtype] * y.abs()
+            + (1 + UNIT_ROUNDOFF[problem.dtype]) * off
+            + SMALLEST_STEP[problem.dtype]
+        )
     return (
-        UNIT[problem.dtype] * y.abs() + slope * sums + evaluation * z.abs() + 2.0**-23 * y.abs() + FLOOR[problem.dtype]
+        UNIT_ROUNDOFF[problem.dtype] * y.abs()
+        + slope * sums
+        + evaluation * z.abs()
+        + 2.0**-23 * y.abs()
+        + SMALLEST_STEP[problem.dtype]
     )
 
 
@@ -104,7 +112,7 @@ def worst(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue, c:
     return float(((c.double() - y).abs() / bound(problem, a, b, z, y, epilogue)).max())
 
 
-class Bench:
+class FusedProof:
     """Guarded operands, bias and residual, and the candidate's call on them: inputs are changed in place."""
 
     def __init__(self, entry: FusedBindable, problem: Problem, device: str) -> None:
@@ -139,11 +147,11 @@ class Bench:
         self._wait()
         guard = self.data.broken_guard(0)
         if guard:
-            raise Rejected(Status.MEMORY_VIOLATION, f"the canary around {guard} was overwritten")
+            raise GateFailed(Status.MEMORY_VIOLATION, f"the canary around {guard} was overwritten")
         now = [t for t in self.extra if t is not None]  # compared as bits: there may be a NaN
         same = (torch.equal(x.view(torch.int16), y.view(torch.int16)) for x, y in zip(extra, now, strict=True))
         if not torch.equal(before, self.data.input_sum(0)) or not all(same):
-            raise Rejected(Status.MEMORY_VIOLATION, "A, B, bias or residual was changed")
+            raise GateFailed(Status.MEMORY_VIOLATION, "A, B, bias or residual was changed")
         return self.data[0][2].clone()
 
     def fill(self, bias: Any, residual: Any) -> None:
@@ -168,7 +176,7 @@ def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") 
     """
     passed, ratio = ["static"], 0.0
     try:
-        bench = Bench(entry, problem, device)
+        bench = FusedProof(entry, problem, device)
         a, b = normal(problem, 1, device)
         ratio = _within(bench, a * bench.size, b)
         passed.append("memory")
@@ -180,30 +188,30 @@ def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") 
         passed.append("bound")
         _special(bench, device)
         passed.append("special")
-    except Rejected as failure:
+    except GateFailed as failure:
         return Verdict(failure.status, tuple(passed), failure.detail, failure.ratio)
     return Verdict(Status.PASSED, tuple(passed), "", ratio)
 
 
-def _within(bench: Bench, a: Any, b: Any) -> float:
+def _within(bench: FusedProof, a: Any, b: Any) -> float:
     c = bench.run(a, b)
     ratio = worst(bench.problem, a, b, bench.extra, bench.epilogue, c)
     if not ratio <= 1.0:
-        raise Rejected(Status.WRONG, wrong_text(ratio), ratio if math.isfinite(ratio) else None)
+        raise GateFailed(Status.WRONG, wrong_text(ratio), ratio if math.isfinite(ratio) else None)
     return ratio
 
 
-def _exact(bench: Bench, device: str) -> None:
+def _exact(bench: FusedProof, device: str) -> None:
     import torch
 
     bench.fill(lambda t: t.random_(-8, 9), lambda t: t.random_(-8, 9))
     for what, a, b in integer_inputs(bench.problem, device):
         y = expected(bench.problem, a, b, bench.extra, bench.epilogue)[1]
         if not torch.equal(bench.run(a, b), y.float().to(torch_dtype(bench.problem))):
-            raise Rejected(Status.WRONG, f"not exact on {what} with integers for bias and residual")
+            raise GateFailed(Status.WRONG, f"not exact on {what} with integers for bias and residual")
 
 
-def _inputs(bench: Bench, device: str) -> Iterator[tuple[Any, Any]]:
+def _inputs(bench: FusedProof, device: str) -> Iterator[tuple[Any, Any]]:
     """Sums of the size at which activations bend; large ones; rows of all scales. Bias and residual change, too."""
     p = bench.problem
     for seed, size in ((2, bench.size), (3, 8.0 / math.sqrt(p.k)), (4, 1.0 / math.sqrt(p.k))):
@@ -214,7 +222,7 @@ def _inputs(bench: Bench, device: str) -> Iterator[tuple[Any, Any]]:
     yield a * rows / math.sqrt(p.k), b
 
 
-def _special(bench: Bench, device: str) -> None:
+def _special(bench: FusedProof, device: str) -> None:
     """NaN and infinities of A, bias and residual come out where fp64 has them; and twice the same bits."""
     import torch
 
@@ -225,7 +233,7 @@ def _special(bench: Bench, device: str) -> None:
     first = bench.run(a, b)
     for pattern in (0x0000, 0x3C01):
         if not torch.equal(first.view(torch.int16), bench.run(a, b, pattern).view(torch.int16)):
-            raise Rejected(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
+            raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
     a[0, 0] = math.inf
     a[p.m // 2, p.k - 1] = math.nan
     bias, residual = bench.extra
@@ -239,4 +247,4 @@ def _special(bench: Bench, device: str) -> None:
     for what, ours, theirs in (("NaN", c.isnan(), y.isnan()), ("Inf", c.isinf(), y.isinf())):
         if not torch.equal(ours, theirs):
             off = int((ours != theirs).sum())
-            raise Rejected(Status.WRONG, f"{what} differs from fp64 at {off} elements")
+            raise GateFailed(Status.WRONG, f"{what} differs from fp64 at {off} elements")

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from outblas.core.errors import UsageError
-from outblas.core.evaluation import Rejected, Status, Verdict
+from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable, Call
 from outblas.judge import integrity
@@ -31,9 +31,9 @@ from outblas.judge.baselines import CublasGemm
 from outblas.judge.operands import Operands, torch_dtype
 from outblas.judge.proof_context import ProofContext
 from outblas.judge.proof_inputs import cancelling, integer_draws, positive, scaled, special_inputs
-from outblas.judge.reference import Oracle, product, right
+from outblas.judge.reference import Reference, product, right
 from outblas.judge.rules import check_rules
-from outblas.judge.trials import Shelf, Trials
+from outblas.judge.trials import ProofTrials, TrialCache
 from outblas.runtime.driver import check, driver
 
 Level = Literal["full", "cell"]
@@ -43,7 +43,7 @@ integrity.watch(__name__)
 
 def prove(
     entry: Bindable, problem: Problem, static_reason: str | None = None, level: Level = "full",
-    gpu_index: int = 0, device: str | None = None, trials: Trials | None = None,
+    gpu_index: int = 0, device: str | None = None, trials: ProofTrials | None = None,
 ) -> Verdict:  # fmt: skip
     """Prove a way to compute a GEMM on one problem.
 
@@ -63,12 +63,12 @@ def prove(
     if level == "cell":
         return _prove_cell_alone(entry, problem, gpu_index)
     before = integrity.snapshot()
-    verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trials or Trials())
+    verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trials or ProofTrials())
     return _untampered(verdict, before)
 
 
 def prove_each(
-    entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: Shelf, device: str | None = None
+    entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: TrialCache, device: str | None = None
 ) -> Verdict:
     """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
 
@@ -93,7 +93,7 @@ def prove_each(
     return _untampered(replace(verdict, max_err_ratio=worst), before)
 
 
-def _pass_gates(entry: Bindable, problem: Problem, device: str, trials: Trials) -> Verdict:
+def _pass_gates(entry: Bindable, problem: Problem, device: str, trials: ProofTrials) -> Verdict:
     """The gates behind the first, in their order."""
     passed, worst = ["static"], [0.0]
     try:
@@ -104,7 +104,7 @@ def _pass_gates(entry: Bindable, problem: Problem, device: str, trials: Trials) 
         if context.cuda:
             check_rules(context)
             passed.append("rules")
-    except Rejected as failure:
+    except GateFailed as failure:
         return Verdict(failure.status, tuple(passed), failure.detail, failure.ratio)
     return Verdict(Status.PASSED, tuple(passed), "", worst[0])
 
@@ -117,7 +117,7 @@ def _untampered(verdict: Verdict, before: integrity.Snapshot) -> Verdict:
     return Verdict(Status.RULE_BROKEN, tuple(g for g in verdict.gates if g != "rules"), f"it replaced {name}")
 
 
-def check_cell(data: Operands, oracle: Oracle, before: Any, run: Callable[[], Any]) -> Verdict:
+def check_cell(data: Operands, oracle: Reference, before: Any, run: Callable[[], Any]) -> Verdict:
     """Gates memory and bound of operand set 0, with one wait in the end.
 
     Args:
@@ -190,7 +190,7 @@ class CellProver:
         import torch
 
         a, b, _ = self._data[0]
-        self._oracle = Oracle(self._data.problem, a, b)
+        self._oracle = Reference(self._data.problem, a, b)
         self._sums = self._data.sums()
         torch.cuda.synchronize(a.device)
 
@@ -216,7 +216,7 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
         expected = context.trials.get(("product", what), functools.partial(_rounded, p, a, b))
         if not torch.equal(c, expected):
             off = int((c.double() != expected.double()).sum())
-            raise Rejected(Status.WRONG, f"{off} of {c.numel()} elements are not exact on {what}")
+            raise GateFailed(Status.WRONG, f"{off} of {c.numel()} elements are not exact on {what}")
 
 
 def _rounded(problem: Problem, a: Any, b: Any) -> Any:
@@ -235,10 +235,10 @@ def _bound(context: ProofContext, worst: list[float]) -> None:
 def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
     a, b = context.trials.get(what, draw)
     c = context.run(a, b)
-    oracle = context.trials.get(("oracle", what), lambda: Oracle(context.problem, a, b))
+    oracle = context.trials.get(("oracle", what), lambda: Reference(context.problem, a, b))
     ratio = float(oracle.worst(c))
     if not ratio <= 1.0:
-        raise Rejected(Status.WRONG, wrong_text(ratio), _finite(ratio))
+        raise GateFailed(Status.WRONG, wrong_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
 
 
@@ -253,27 +253,29 @@ def _special(context: ProofContext, worst: list[float]) -> None:
     off = torch.stack([(is_it(c) != is_it(theirs)).sum() for _, is_it in kinds]).tolist()
     for (what, _), count in zip(kinds, off, strict=True):
         if count:
-            raise Rejected(Status.WRONG, f"{what} differs from cuBLAS at {count} elements (Inf, NaN, overflow inputs)")
+            raise GateFailed(
+                Status.WRONG, f"{what} differs from cuBLAS at {count} elements (Inf, NaN, overflow inputs)"
+            )
     finite = theirs.isfinite()  # and so is C
 
-    def oracle_of_the_rest() -> Oracle:
-        oracle = Oracle(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
+    def oracle_of_the_rest() -> Reference:
+        oracle = Reference(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
         oracle.reference[~finite] = 0.0
         return oracle
 
     oracle = context.trials.get("oracle of the finite", oracle_of_the_rest)
     ratio = float(oracle.worst(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
-        raise Rejected(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
+        raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
     x, y = context.normal(8)
     first = context.run(x, y)
     context.run(*context.normal(9))
     for _ in range(3):
         if not torch.equal(first.view(torch.int16), context.run(x, y).view(torch.int16)):
-            raise Rejected(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
+            raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
     for pattern in (0x0000, 0x3C01):
         if not torch.equal(first.view(torch.int16), context.run(x, y, pattern=pattern).view(torch.int16)):
-            raise Rejected(Status.WRONG, "the result depends on what C held before")
+            raise GateFailed(Status.WRONG, "the result depends on what C held before")
 
 
 def _their_product(context: ProofContext, a: Any, b: Any) -> Any:

@@ -36,7 +36,7 @@ from outblas.runtime.driver import capture_graph, check, driver
 
 MIN_ROUNDS, QUICK_ROUNDS = 7, 3
 #: Ratio to the fastest above which a choice among many gives an entry no further round.
-HOPELESS = 1.5
+DROP_BEYOND_FASTEST = 1.5
 #: Calls of one entry in one cold round.
 COLD_CALLS = 4
 #: Tries to queue a round ahead of the GPU; longest plug.
@@ -60,7 +60,7 @@ class GraphEntry:
             self.executable = None
 
 
-class Bench:
+class GpuClock:
     """Operands, stream and events of one problem on one GPU, used for all its candidates.
 
     Args:
@@ -88,7 +88,7 @@ class Bench:
         self._evictor: Callable[[], None] | None = None
         torch.cuda.synchronize(gpu_index)
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> GpuClock:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -173,14 +173,15 @@ class Bench:
         """The offline protocol with few rounds, to choose the fastest of many.
 
         An entry that raises ``skip`` is left out, and so is one that its first timed round finds over
-        :data:`HOPELESS` x the fastest: it is not the best by any noise, and the slowest are most of the time.
+        :data:`DROP_BEYOND_FASTEST` x the fastest: it is not the best by any noise, and the slowest are most of the
+        time.
         """
         graphs: dict[str, GraphEntry] = {}
         try:
             for name, entry in entries.items():
                 with contextlib.suppress(*_classes(skip)):
                     graphs[name] = self.capture(entry)
-            found = self.measure(graphs, rounds, seed, prune=Prune(1, behind_the_fastest(HOPELESS)))
+            found = self.measure(graphs, rounds, seed, prune=Prune(1, behind_the_fastest(DROP_BEYOND_FASTEST)))
             return {name: t for name, t in found.items() if len(t.samples_us) == rounds}
         finally:
             for graph in graphs.values():
@@ -331,7 +332,7 @@ def offline(
     """
     effort = effort or Effort()
     limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
-    with Bench(problem, gpu_index, seed) as bench:
+    with GpuClock(problem, gpu_index, seed) as bench:
         graphs: dict[str, GraphEntry] = {}
         calls: dict[str, list[Call]] = {}
         try:
@@ -354,7 +355,7 @@ def offline(
                 graph.free()
 
 
-def prepare(entry: Bindable, bench: Bench) -> None:
+def prepare(entry: Bindable, bench: GpuClock) -> None:
     """Let an entry that chooses among algorithms choose now, on the bench's operands."""
     chooser = getattr(entry, "prepare", None)
     if chooser is not None:

@@ -18,7 +18,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable, Call
-from outblas.judge.gpu_clock import Bench, prepare
+from outblas.judge.gpu_clock import GpuClock, prepare
 from outblas.judge.rounds import summary
 from outblas.runtime.driver import check, driver
 
@@ -41,7 +41,7 @@ def server(
     """
     check_qps(target_qps)
     assert target_qps is not None
-    with Bench(problem, gpu_index, seed) as bench:
+    with GpuClock(problem, gpu_index, seed) as bench:
         for entry in entries.values():
             prepare(entry, bench)
         with bench.current():
@@ -99,7 +99,7 @@ def percentile(timing: Timing, q: float) -> float:
     return float(np.percentile(np.asarray(timing.samples_us), q))
 
 
-def _requests(calls: Sequence[Call], bench: Bench) -> Callable[[], None]:
+def _requests(calls: Sequence[Call], bench: GpuClock) -> Callable[[], None]:
     """Serves one request after the other, rotating over the operand sets."""
     turn: Iterator[int] = iter(())
     stream, wait = bench.stream, driver().cuStreamSynchronize

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from outblas.core.evaluation import Rejected, Status
+from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable, Call
 from outblas.judge.operands import Operands
 from outblas.judge.proof_inputs import normal
-from outblas.judge.trials import Trials
+from outblas.judge.trials import ProofTrials
 from outblas.runtime.driver import check, driver
 
 #: Guards of the full proof are at least so wide, and as wide as 256 rows of C up to the maximum, bytes.
@@ -27,7 +27,7 @@ class ProofContext:
         trials: what inputs are drawn from and answers compared with.
     """
 
-    def __init__(self, entry: Bindable, problem: Problem, device: str, trials: Trials) -> None:
+    def __init__(self, entry: Bindable, problem: Problem, device: str, trials: ProofTrials) -> None:
         import torch
 
         self.problem, self.entry, self.device, self.trials = problem, entry, device, trials
@@ -80,9 +80,9 @@ class ProofContext:
         if broken:
             place = self.data.broken_guard(index)
             where = "behind C" if place == "end" else f"in front of {place}"
-            raise Rejected(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
+            raise GateFailed(Status.MEMORY_VIOLATION, f"the canary {where} was overwritten")
         if other:
-            raise Rejected(Status.MEMORY_VIOLATION, "A or B was changed")
+            raise GateFailed(Status.MEMORY_VIOLATION, "A or B was changed")
         return self.data[index][2].clone()
 
 

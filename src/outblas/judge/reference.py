@@ -25,8 +25,8 @@ from typing import Any
 from outblas.core.problem import Problem
 
 ERROR_C, FP16_C = 4.0, 8.0
-UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-FLOOR = {"fp16": 2.0**-25, "bf16": 2.0**-126}
+UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+SMALLEST_STEP = {"fp16": 2.0**-25, "bf16": 2.0**-126}
 #: FLOP up to which the whole reference is fp64; above, fp32 in blocks of K with sampled rows in fp64.
 FP64_FLOPS = 2**37
 _K_BLOCK, _FP64_ROWS, _CHUNK = 512, 32, 2**26
@@ -38,11 +38,11 @@ def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None,
     Args:
         magnitude: |A| |B|. q: sqrt((A o A)(B o B)), needed for fp16 accumulation only.
     """
-    result = UNIT[problem.dtype] * reference.abs() + FLOOR[problem.dtype]
+    result = UNIT_ROUNDOFF[problem.dtype] * reference.abs() + SMALLEST_STEP[problem.dtype]
     if problem.acc == "fp32":
         return result + (ERROR_C if c is None else c) * math.sqrt(problem.k) * 2.0**-24 * magnitude
     steps = math.ceil(problem.k / 16)
-    result = result + steps * FLOOR[problem.dtype]
+    result = result + steps * SMALLEST_STEP[problem.dtype]
     return result + (FP16_C if c is None else c) * math.sqrt(steps) * 2.0**-11 * (reference.abs() + q)
 
 
@@ -73,7 +73,7 @@ def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
         return x.abs() @ y.abs(), q
 
 
-class Oracle:
+class Reference:
     """Reference and bound of one (A, B), made once and used for every candidate.
 
     Args:

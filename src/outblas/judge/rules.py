@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from outblas.core.evaluation import Rejected, Status
+from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import Problem
 from outblas.judge.operands import torch_dtype
 from outblas.judge.proof_context import ProofContext, process_state
@@ -189,7 +189,7 @@ def _two_streams(context: ProofContext, first: Any, second: Any, expected: tuple
         context.wait()
         for index in range(2):
             if not _same(context.data[index][2], expected[index]):
-                raise Rejected(Status.WRONG, "results differ when two calls run on two streams at once")
+                raise GateFailed(Status.WRONG, "results differ when two calls run on two streams at once")
 
 
 def _chain(context: ProofContext) -> None:
@@ -255,5 +255,5 @@ def _same(x: Any, y: Any) -> bool:
     return bool(torch.equal(x.view(torch.int16), y.view(torch.int16)))
 
 
-def _broken(detail: str) -> Rejected:
-    return Rejected(Status.RULE_BROKEN, detail)
+def _broken(detail: str) -> GateFailed:
+    return GateFailed(Status.RULE_BROKEN, detail)

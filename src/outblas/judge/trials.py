@@ -4,7 +4,7 @@ A tuning proves hundreds of kernels on some of the same few hundred problems (ou
 compares with (operands, references, bounds, cuBLAS' answers) takes longer to make than the kernels to run.
 
 Only for kernels whose text is ours. What a stranger's kernel is compared with should not lie in the GPU's memory
-before it has run, so :class:`Trials` by itself keeps nothing.
+before it has run, so :class:`ProofTrials` by itself keeps nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from outblas.core.problem import Problem
 
 #: GPU memory that a shelf holds at most: this, and no more than this part of what is free when it is made.
-LIMIT_BYTES, LIMIT_PART = 4 * 2**30, 1 / 8
+MAX_CACHED_BYTES, MAX_SHARE_OF_FREE = 4 * 2**30, 1 / 8
 
 
-class Trials:
+class ProofTrials:
     """What one problem's proofs draw and compare with; made anew whenever it is asked for."""
 
     def get(self, name: Hashable, make: Callable[[], Any]) -> Any:
@@ -27,7 +27,7 @@ class Trials:
         return make()
 
 
-class KeptTrials(Trials):
+class CachedTrials(ProofTrials):
     """The same, made once for every name."""
 
     def __init__(self) -> None:
@@ -45,33 +45,33 @@ class KeptTrials(Trials):
         return self._made[name]
 
 
-class Shelf:
+class TrialCache:
     """Trials of the problems that were asked for last.
 
     Args:
         limit_bytes: what is kept at most, the problem in hand not counted.
     """
 
-    def __init__(self, limit_bytes: float = LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: float = MAX_CACHED_BYTES) -> None:
         self._limit = limit_bytes
-        self._kept: OrderedDict[Problem, KeptTrials] = OrderedDict()
+        self._kept: OrderedDict[Problem, CachedTrials] = OrderedDict()
 
     @classmethod
-    def of_gpu(cls, gpu_index: int) -> Shelf:
+    def of_gpu(cls, gpu_index: int) -> TrialCache:
         """One of the size that this GPU has room for."""
         import torch
 
         free, _ = torch.cuda.mem_get_info(gpu_index)
-        return cls(min(LIMIT_BYTES, LIMIT_PART * free))
+        return cls(min(MAX_CACHED_BYTES, MAX_SHARE_OF_FREE * free))
 
     @property
     def bytes(self) -> int:
         """GPU memory held."""
         return sum(trials.bytes for trials in self._kept.values())
 
-    def at(self, problem: Problem) -> Trials:
+    def at(self, problem: Problem) -> ProofTrials:
         """A problem's trials; those that were not asked for longest make room."""
-        trials = self._kept.setdefault(problem, KeptTrials())
+        trials = self._kept.setdefault(problem, CachedTrials())
         self._kept.move_to_end(problem)
         while len(self._kept) > 1 and self.bytes > self._limit:
             self._kept.popitem(last=False)

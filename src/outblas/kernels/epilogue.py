@@ -18,7 +18,7 @@ Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 #: Fragments of which an epilogue in registers asks for bias and residual at once (16 loads of a residual), and
 #: which it makes outputs together: as many as no kernel spills with.
-BATCH, AT_ONCE = 8, 2
+LOADS_AT_ONCE, OUTPUTS_AT_ONCE = 8, 2
 
 
 @dataclass(frozen=True, order=True)
@@ -74,7 +74,7 @@ def prelude(epilogue: Epilogue) -> list[str]:
         f"constexpr bool FUSED_RESIDUAL = {str(epilogue.residual).lower()};",
         f"constexpr int FUSED_ACTIVATION = {ACTIVATIONS.index(epilogue.activation)};",
         f"constexpr bool FUSED_GATED = {str(epilogue.gated).lower()};",
-        f"constexpr int FUSED_BATCH = {BATCH}, FUSED_AT_ONCE = {AT_ONCE};",
+        f"constexpr int FUSED_BATCH = {LOADS_AT_ONCE}, FUSED_AT_ONCE = {OUTPUTS_AT_ONCE};",
     ]
 
 

@@ -10,7 +10,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 
 
-def representatives(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
+def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> list[Problem]:
     """Problems of the same layout, dtype and accumulator on which a config is proved in full.
 
     Whole tiles; ragged M, N and K; less than one tile; K long, with signed inputs; N = K, where calls can

@@ -33,13 +33,13 @@ from outblas.kernels.legality import why_illegal
 from outblas.learn.features import candidate_features, problem_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Features, Regressor
-from outblas.records.library import Choice
+from outblas.records.library import LibraryChoice
 
 FORMAT = 1
 #: Where N and K are multiples of this and the floor is above so many microseconds, products are torch's.
-REGULAR, REGULAR_US = 64, 10.0
+REGULAR_MULTIPLE, REGULAR_US = 64, 10.0
 #: Kernels that are looked at, of those that are legal.
-LIKELY = 6
+MAX_KERNELS_RANKED = 6
 #: Tiles by whose waves cuBLAS' kernels are guessed.
 _TILES = ((64, 64), (128, 128), (128, 256), (64, 256), (256, 128))
 #: Largest power of two that is looked for in an extent.
@@ -110,7 +110,7 @@ class AnyShape:
         )
         write_atomic(Path(path), buffer.getvalue())
 
-    def choose(self, problem: Problem, gpu: Gpu) -> Choice | None:
+    def choose(self, problem: Problem, gpu: Gpu) -> LibraryChoice | None:
         """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
         standard deviations from it; None: torch's product (of sums in fp32, no others were fitted)."""
         if is_vector(problem) or is_regular(problem, gpu) or problem.acc != "fp32":
@@ -125,7 +125,7 @@ class AnyShape:
         if not low[best] >= math.log(self.margin):  # nor what is no number
             return None
         high = gain[best] + self.sure * deviation[best]
-        return Choice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
+        return LibraryChoice(legal[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
 
 
 def _check_widths(nets: Regressor) -> None:
@@ -144,13 +144,15 @@ def likely(regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig]
     """The kernels that the policy would measure first. (The more are looked at, the more of what looks best is luck:
     no more of them than the margin was chosen with.)"""
     guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
-    return [legal[i] for i in np.argsort(guess, kind="stable")[:LIKELY]]
+    return [legal[i] for i in np.argsort(guess, kind="stable")[:MAX_KERNELS_RANKED]]
 
 
 def is_regular(problem: Problem, gpu: Gpu) -> bool:
     """Whether it is cuBLAS' own ground: 2 of 433 such random problems were chosen. Prompts of any length in the layers
     of a model are, and the host need not think about each."""
-    return problem.n % REGULAR == 0 and problem.k % REGULAR == 0 and floor_us(problem, gpu) > REGULAR_US
+    return (
+        problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0 and floor_us(problem, gpu) > REGULAR_US
+    )
 
 
 def is_vector(problem: Problem) -> bool:

@@ -21,7 +21,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.learn.features import CANDIDATE, PROBLEM, Features
-from outblas.learn.policy import BELIEF, SEARCH, Policy, View
+from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy, View
 from outblas.learn.reward import reward
 from outblas.learn.samplers import Sampler
 
@@ -34,13 +34,13 @@ except ImportError as error:
 COUNTERS = ("l2_hit_rate", "tensor_pipe", "dram", "occupancy")
 #: What is shown of the search beside the policy's own: share of the budget left, log speed-ups of the best and the
 #: last, the last one's status, its counters and whether there are any.
-STATE = (
+STATE_INPUTS = (
     *("budget_left", "best", "last", "has_counters"),
     *(f"last_{status.value}" for status in Status),
     *COUNTERS,
 )
 #: Log speed-ups are shown within these bounds.
-SHOWN = 4.0
+LOG_SPEEDUP_BOUND = 4.0
 
 
 class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
@@ -50,7 +50,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     episode's sum is the reward of the best candidate that it found.
 
     Observation, float32: ``candidates`` [C, features + belief + (offered,)], ``problem`` [P], ``search`` [2], ``state``
-    (:data:`STATE`), ``best`` and ``last`` (features of those candidates, 0 where there is none).
+    (:data:`STATE_INPUTS`), ``best`` and ``last`` (features of those candidates, 0 where there is none).
 
     Args:
         evaluator: answers; on a recording, a replay. catalogue: what actions index.
@@ -76,10 +76,10 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         self._views: dict[tuple[Problem, Launch], tuple[View, NDArray[np.intp]]] = {}
         self._rng = random.Random(0)
         shapes = {
-            "candidates": (len(self.catalogue), len(CANDIDATE) + len(BELIEF) + 1),
+            "candidates": (len(self.catalogue), len(CANDIDATE) + len(POSTERIOR_INPUTS) + 1),
             "problem": (len(PROBLEM),),
-            "search": (len(SEARCH),),
-            "state": (len(STATE),),
+            "search": (len(SEARCH_INPUTS),),
+            "state": (len(STATE_INPUTS),),
             "best": (len(CANDIDATE),),
             "last": (len(CANDIDATE),),
         }
@@ -184,7 +184,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         }
         if last is not None:
             shown[f"last_{last.status.value}"] = 1.0
-        return np.array([shown.get(name, 0.0) for name in STATE], dtype=np.float32)
+        return np.array([shown.get(name, 0.0) for name in STATE_INPUTS], dtype=np.float32)
 
     def _described(self, evaluation: Evaluation | None) -> Features:
         place = None if evaluation is None else self._place.get(self._column[evaluation.template])
@@ -192,4 +192,4 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
 
 def _log(speedup: float) -> float:
-    return float(np.clip(math.log(speedup), -SHOWN, SHOWN)) if speedup > 0 else 0.0
+    return float(np.clip(math.log(speedup), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND)) if speedup > 0 else 0.0

@@ -23,20 +23,20 @@ from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.features import CANDIDATE, PROBLEM, Features, candidate_features, knobs_of, problem_features
-from outblas.learn.posterior import NOISE, Floats, Regressor, posterior, silu
+from outblas.learn.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
 
 FORMAT = 1
 #: Beside a candidate's features, what a policy sees of it: guess and its spread over nets; belief (behind the best
 #: untried) and its deviation; the belief over the best measured; whether it was tried. All in log time.
-BELIEF = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
+POSTERIOR_INPUTS = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
 #: Column of a candidate's inputs that the greed is about.
-BEHIND = len(CANDIDATE) + BELIEF.index("behind")
+BEHIND_COLUMN = len(CANDIDATE) + POSTERIOR_INPUTS.index("behind")
 #: What it sees of the search: measurements made (as a share of 16), whether a proven one is among them.
-SEARCH = ("made", "any_proven")
+SEARCH_INPUTS = ("made", "any_proven")
 #: Measurements that count as many.
-MANY = 16.0
+MEASUREMENTS_SCALE = 16.0
 #: Log times are shown to the network in units of this.
-UNIT = 0.05
+LOG_TIME_UNIT = 0.05
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Policy:
         net, h = self.scorer, np.concatenate([x, wide], axis=1)
         for layer in (0, 1):
             h = silu(h @ net[f"w{layer}"] + net[f"b{layer}"])
-        out = (h @ net["w2"] + net["b2"])[:, 0] - float(np.exp(net["greed"])) * x[:, BEHIND]
+        out = (h @ net["w2"] + net["b2"])[:, 0] - float(np.exp(net["greed"])) * x[:, BEHIND_COLUMN]
         out = out.astype(np.float64)
         out[list(tried)] = -np.inf
         return out
@@ -130,17 +130,17 @@ class View:
         best = mean[left].min() if left.any() else mean.min()
         over = mean - min(log_us) if len(log_us) else np.zeros(len(mean))
         belief = (
-            (self.guess - self.guess.min()) / UNIT,
-            self.spread / UNIT,
-            (mean - best) / UNIT,
-            (deviation - NOISE) / UNIT,
-            np.clip(over / UNIT, -20, 20),
+            (self.guess - self.guess.min()) / LOG_TIME_UNIT,
+            self.spread / LOG_TIME_UNIT,
+            (mean - best) / LOG_TIME_UNIT,
+            (deviation - NOISE_DEVIATION) / LOG_TIME_UNIT,
+            np.clip(over / LOG_TIME_UNIT, -20, 20),
             ~left,
         )
         x = np.concatenate([self.candidates, np.stack(belief, axis=1).astype(np.float32)], axis=1)
-        return x, np.array([len(tried) / MANY, len(log_us) > 0], dtype=np.float32)
+        return x, np.array([len(tried) / MEASUREMENTS_SCALE, len(log_us) > 0], dtype=np.float32)
 
 
 def _inputs() -> str:
     """Names of all inputs: a policy of others is not read."""
-    return ",".join((*PROBLEM, *CANDIDATE, *BELIEF, *SEARCH))
+    return ",".join((*PROBLEM, *CANDIDATE, *POSTERIOR_INPUTS, *SEARCH_INPUTS))

@@ -22,9 +22,9 @@ from outblas.learn.features import Features
 Floats = NDArray[np.float64]
 
 #: Prior standard deviations, in log time: of the problem's constant, of what similar candidates share, of the noise.
-CONSTANT, SHARED, NOISE = 1.0, 0.05, 0.01
+CONSTANT_DEVIATION, SHARED_DEVIATION, NOISE_DEVIATION = 1.0, 0.05, 0.01
 #: Euclidean distance in knobs (``features.knobs_of``) over which what is shared falls to e^-1/2.
-LENGTH = 0.5
+CORRELATION_LENGTH = 0.5
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ def posterior(
         log_us: their log times, by whatever unit.
     """
     if not len(measured):
-        return guess, np.full(len(guess), SHARED)
+        return guess, np.full(len(guess), SHARED_DEVIATION)
     at = np.asarray(measured)
     square = np.square(knobs[:, None, :] - knobs[None, at, :]).sum(axis=2, dtype=np.float64)
-    kernel = CONSTANT**2 + SHARED**2 * np.exp(-0.5 * square / LENGTH**2)
-    inner = kernel[at] + NOISE**2 * np.eye(len(at))
+    kernel = CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 * np.exp(-0.5 * square / CORRELATION_LENGTH**2)
+    inner = kernel[at] + NOISE_DEVIATION**2 * np.eye(len(at))
     left = np.asarray(log_us) - guess[at]
     solved = np.linalg.solve(inner, np.concatenate([left[:, None], kernel.T], axis=1))
-    variance = CONSTANT**2 + SHARED**2 - np.einsum("ij,ji->i", kernel, solved[:, 1:])
+    variance = CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 - np.einsum("ij,ji->i", kernel, solved[:, 1:])
     return guess + kernel @ solved[:, 0], np.sqrt(np.maximum(variance, 0.0))
 
 

@@ -35,7 +35,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ArchiveShape:
     """Settings of an archive.
 
     Attributes:
@@ -53,7 +53,7 @@ class Shape:
 class Archive:
     """Islands x speed buckets of entries, for every problem."""
 
-    def __init__(self, shape: Shape, seed: int = 0, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, shape: ArchiveShape, seed: int = 0, entries: Iterable[Entry] = ()) -> None:
         self.shape, self.seed = shape, seed
         self.entries: list[Entry] = list(entries)
 

@@ -23,7 +23,7 @@ class Evaluates(Protocol):
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]: ...
 
 
-class Judge:
+class AsyncEvaluator:
     """Answers (problem, candidate) pairs in the running event loop.
 
     Args:

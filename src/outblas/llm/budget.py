@@ -86,7 +86,7 @@ class Budget:
         return min(1.0, max((have / most for have, most in pairs if most), default=0.0))
 
 
-class Account:
+class SpendingAccount:
     """What is spent and what is reserved by requests under way."""
 
     def __init__(self, budget: Budget, spent: Cost | None = None) -> None:

@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.llm.budget import Account, Cost, Message, at_most
+from outblas.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
 from outblas.llm.reply import Reply, api_key, failure, read_completion
@@ -42,7 +42,7 @@ class Unanswered(OutblasError, RuntimeError):
     """One question that had no answer after all attempts; later it may have one."""
 
 
-class Rejected(OutblasError, RuntimeError):
+class RequestRejected(OutblasError, RuntimeError):
     """One question that the server refuses for what it is, such as its length; others may be answered."""
 
 
@@ -125,7 +125,7 @@ class Client:
     def __init__(
         self,
         base_url: str | None,
-        account: Account,
+        account: SpendingAccount,
         book: Book,
         *,
         options: AnswerOptions | None = None,
@@ -166,7 +166,7 @@ class Client:
                                   "a key, an address and a model that it knows",
                                   "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
             if after is None:
-                raise Rejected(f"the server refused a question ({reply.outcome}: {reply.text})",
+                raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
                                "a question that it takes", "see the transcript")  # fmt: skip
             if attempt + 1 < self._patience.attempts:
                 await self._timers.sleep(max(after, self._backoff(attempt)))

@@ -22,7 +22,7 @@ COMPILE = "compile"
 
 
 @dataclass(frozen=True)
-class Place:
+class EvaluatorChoice:
     """``cuda:N``, ``compile`` or a file, as the command line names it; ``gpu_index`` with the first only."""
 
     name: str
@@ -32,7 +32,7 @@ class Place:
         return self.name
 
 
-def parse_place(text: str | None) -> Place:
+def parse_evaluator(text: str | None) -> EvaluatorChoice:
     """Where ``--device`` points; None: the first GPU where there is one, else the compiler alone.
 
     Raises:
@@ -44,15 +44,15 @@ def parse_place(text: str | None) -> Place:
         text = "cuda:0" if gpu_count() else COMPILE
     if match := re.fullmatch(r"cuda:(\d{1,3})", text):
         (index,) = require_gpus((int(match[1]),))
-        return Place(text, index)
+        return EvaluatorChoice(text, index)
     if text == COMPILE or Path(text).is_file():
-        return Place(text)
+        return EvaluatorChoice(text)
     raise UsageError(f"--device {text!r}", "cuda:N, compile, or a file that free kernels were recorded into",
                      "pass one of them")  # fmt: skip
 
 
 @contextmanager
-def open_place(place: Place, gpu: str = "h200") -> Iterator[FreeEvaluator]:
+def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator[FreeEvaluator]:
     """The evaluator of a place.
 
     Args:

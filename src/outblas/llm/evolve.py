@@ -22,11 +22,11 @@ from outblas.core.roofline import floor_us
 from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG, read_answer
-from outblas.llm.archive import Archive, Entry, Shape
-from outblas.llm.async_evaluator import Judge
+from outblas.llm.archive import Archive, ArchiveShape, Entry
+from outblas.llm.async_evaluator import AsyncEvaluator
 from outblas.llm.budget import BudgetSpent
-from outblas.llm.client import Client, Rejected, ServerError, Unanswered
-from outblas.llm.evolve_journal import Ledger, Outcome, Question
+from outblas.llm.client import Client, RequestRejected, ServerError, Unanswered
+from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
 from outblas.llm.feedback import counters_text, kind_of, score_of, words_of
 from outblas.llm.models import Model
 from outblas.llm.prompt import first_prompt, follow_up
@@ -39,7 +39,7 @@ UNANSWERED_IN_A_ROW = 3
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvolveSettings:
     """What a search depends on besides its problems and its server.
 
     Attributes:
@@ -47,7 +47,7 @@ class Settings:
         parallel: conversations at once. kinds: of answers asked for. max_tokens: of an answer.
     """
 
-    shape: Shape = Shape()
+    shape: ArchiveShape = ArchiveShape()
     seed: int = 0
     turns: int = 4
     parallel: int = 4
@@ -79,7 +79,7 @@ class EvolveRecord:
 
     store: Store
     run_id: str
-    ledger: Ledger
+    ledger: EvolveJournal
 
 
 class Evolution:
@@ -102,8 +102,8 @@ class Evolution:
         evaluator: FreeEvaluator,
         record: EvolveRecord,
         client: Client,
-        settings: Settings,
-        watch: Callable[[Outcome], None] = lambda outcome: None,
+        settings: EvolveSettings,
+        watch: Callable[[AnswerOutcome], None] = lambda outcome: None,
     ) -> None:
         store, ledger = record.store, record.ledger
         self._problems = {p.key: p for p in problems}
@@ -133,7 +133,7 @@ class Evolution:
             cannot work. RecordError: the disk. Each time a repeated command goes on from there.
         """
         self._ended = asyncio.Condition()  # told when a question under way has ended
-        self._judge = Judge(self._evaluator, self._record, self._evaluations.values())
+        self._judge = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
         ask = self._evaluator.baselines
         try:
             for key, problem in self._problems.items():
@@ -213,8 +213,8 @@ class Evolution:
             if question.id not in chain.replies:
                 try:
                     chain.replies[question.id] = await self._ask(question)
-                except Rejected as error:
-                    self._settle(chain, Outcome(question.id, "unanswered", words=str(error)))
+                except RequestRejected as error:
+                    self._settle(chain, AnswerOutcome(question.id, "unanswered", words=str(error)))
                     return
                 self._unanswered = 0
             await self._read(chain, question, chain.replies[question.id])
@@ -256,10 +256,10 @@ class Evolution:
         read = read_answer(reply.text, reply.finish, problem, self._gpu)
         if read.answer and read.answer not in self._settings.kinds:  # whoever asks for knobs alone runs no foreign code
             words = f"it is {read.answer}, which was not asked for"
-            self._settle(chain, Outcome(question.id, "malformed", read.answer, words=words))
+            self._settle(chain, AnswerOutcome(question.id, "malformed", read.answer, words=words))
             return
         if read.candidate is None:
-            self._settle(chain, Outcome(question.id, read.kind, read.answer, words=read.words))
+            self._settle(chain, AnswerOutcome(question.id, read.kind, read.answer, words=read.words))
             return
         name = config_name(read.candidate)
         if (problem.key, name) not in self._tried:
@@ -269,14 +269,16 @@ class Evolution:
                 if not _needs_more(read.candidate):
                     raise
                 words = f"it needs what is not installed here: {error.wrong}"
-                self._settle(chain, Outcome(question.id, "contract", read.answer, words=words))
+                self._settle(chain, AnswerOutcome(question.id, "contract", read.answer, words=words))
                 return
             if (problem.key, name) not in self._tried:  # another chain may have had the same idea meanwhile
                 self._take(chain, question, read.answer, name, evaluation)
                 return
         before = self._tried[problem.key, name]
         words = f"{before.kind}\n{before.words}"
-        self._settle(chain, Outcome(question.id, "duplicate", read.answer, name, before.us, before.ratio, words=words))
+        self._settle(
+            chain, AnswerOutcome(question.id, "duplicate", read.answer, name, before.us, before.ratio, words=words)
+        )
 
     def _take(self, chain: Chain, question: Question, answer: str, name: str, evaluation: Evaluation) -> None:
         """The outcome of a candidate's first evaluation, and its place in the archive."""
@@ -290,11 +292,11 @@ class Evolution:
                           question.id)  # fmt: skip
             entries = self.archive.insert(entry)
         ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
-        outcome = Outcome(question.id, kind, answer, name, us, ratio, gain, words_of(evaluation, self._gpu))
+        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, words_of(evaluation, self._gpu))
         self._tried[question.problem, name] = outcome
         self._settle(chain, outcome, entries)
 
-    def _settle(self, chain: Chain, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
+    def _settle(self, chain: Chain, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
         self._ledger.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
         chain.forget(self._settings.turns)
@@ -329,7 +331,7 @@ def _needs_more(candidate: Candidate) -> bool:
 
 
 #: A gap of less than this (log of time / floor) is closed: nothing more is asked.
-CLOSED = math.log(1.02)
+CLOSED_GAP = math.log(1.02)
 
 
 def gap(best_us: float | None, floor_us: float) -> float:
@@ -345,5 +347,5 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
     Args:
         gaps: problem key -> :func:`gap`. tries: chains begun so far.
     """
-    open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED]
+    open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED_GAP]
     return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

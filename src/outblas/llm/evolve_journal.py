@@ -71,7 +71,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnswerOutcome:
     """What became of an answer.
 
     Attributes:
@@ -90,7 +90,7 @@ class Outcome:
     words: str = ""
 
 
-class Ledger:
+class EvolveJournal:
     """The tables of one run's store; made where they are missing.
 
     Raises:
@@ -132,7 +132,7 @@ class Ledger:
         with self._transaction():
             self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def settle(self, outcome: Outcome, entries: Sequence[Entry] = ()) -> None:
+    def settle(self, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
         """What became of an answer, and what the archive took for it, in one transaction."""
         o = outcome
         with self._transaction():
@@ -172,10 +172,10 @@ class Ledger:
             else:
                 yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
-    def outcomes(self) -> dict[int, Outcome]:
+    def outcomes(self) -> dict[int, AnswerOutcome]:
         """Question -> outcome, of those that have one, in the order in which they had it."""
         columns = "question, kind, answer, name, us, ratio, gain, words"
-        return {row[0]: Outcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
+        return {row[0]: AnswerOutcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
 
     def entries(self) -> list[Entry]:
         """The archive's, in the order of their insertion."""
@@ -206,7 +206,7 @@ class Ledger:
         with self._guard():
             self._db.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> EvolveJournal:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,19 +20,19 @@ from outblas.jail.evaluation_file import Recorder
 from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.budget import Account, Budget
+from outblas.llm.budget import Budget, SpendingAccount
 from outblas.llm.client import AnswerOptions, Client, Patience, ServerError, check_server
-from outblas.llm.evaluators import Place, open_place
-from outblas.llm.evolve import Evolution, EvolveRecord, Settings
+from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
+from outblas.llm.evolve import Evolution, EvolveRecord, EvolveSettings
 from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
-from outblas.llm.evolve_journal import Ledger, Outcome
+from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
 from outblas.records.provenance import collect, utc_now
 from outblas.records.store import Store
 
 #: Called when the run begins, with what may be watched; what it returns is called after every outcome.
-Watching = Callable[[Evolution, Budget, Account, Client], Callable[[Outcome | None], None]]
+Watching = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[AnswerOutcome | None], None]]
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class EvolveRequest:
     problems: Sequence[Problem]
     models: Sequence[Model]
     server: Server
-    place: Place
+    place: EvaluatorChoice
     budget: Budget
-    settings: Settings
+    settings: EvolveSettings
     path: Path
     command: str
 
@@ -91,14 +91,14 @@ def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveF
     _check(request)
     place, files = request.place, EvolveFiles(request.path)
     command = without_passwords(request.command)
-    with open_place(place) as evaluator, sole_run(files.path):
+    with open_chosen_evaluator(place) as evaluator, sole_run(files.path):
         recorded = getattr(evaluator, "provenance", None) or None
         wanted = {**_identity(request), "gpu": evaluator.gpu.name}
         about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
         with Store(files.store) as store:
             run_id = files.path.resolve().name
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
-            with Ledger(files.store) as ledger:
+            with EvolveJournal(files.store) as ledger:
                 before = ledger.spent().requests
                 reason = _evolve(request, evaluator, EvolveRecord(store, run_id, ledger), watching)
                 silence = unheard(ledger, before)
@@ -130,7 +130,7 @@ def _check(request: EvolveRequest) -> None:
 def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: Watching) -> str:
     """Run the loop; returns why it ended."""
     server, settings, ledger = request.server, request.settings, record.ledger
-    account = Account(request.budget, ledger.spent())
+    account = SpendingAccount(request.budget, ledger.spent())
 
     async def run() -> str:
         client = Client(
@@ -141,7 +141,7 @@ def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveReco
             patience=server.patience,
             limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
         )
-        told: list[Callable[[Outcome | None], None]] = []
+        told: list[Callable[[AnswerOutcome | None], None]] = []
         evolution = Evolution(
             request.problems, request.models, evaluator, record, client, settings, lambda outcome: told[0](outcome)
         )
@@ -166,7 +166,7 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
     }))  # fmt: skip
 
 
-def unheard(ledger: Ledger, before: int = 0) -> str:
+def unheard(ledger: EvolveJournal, before: int = 0) -> str:
     """Say in words that no request was answered; empty where one was, or none was sent.
 
     Args:
@@ -183,8 +183,8 @@ def unheard(ledger: Ledger, before: int = 0) -> str:
 
 
 def _finish(
-    files: EvolveFiles, ledger: Ledger, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
-    evaluator: FreeEvaluator, place: Place, command: str, reason: str,
+    files: EvolveFiles, ledger: EvolveJournal, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
+    evaluator: FreeEvaluator, place: EvaluatorChoice, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
     best = _best(ledger)
@@ -203,7 +203,7 @@ def _finish(
     write_json(files.run, {**about, **ended})
 
 
-def _write_transcript(path: Path, ledger: Ledger) -> None:
+def _write_transcript(path: Path, ledger: EvolveJournal) -> None:
     scratch = path.with_name(f".{path.name}.tmp")
     try:
         with scratch.open("w", encoding="utf-8") as file:
@@ -228,7 +228,7 @@ def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, pro
     scratch.replace(path)
 
 
-def _best(ledger: Ledger) -> dict[str, dict[str, Any]]:
+def _best(ledger: EvolveJournal) -> dict[str, dict[str, Any]]:
     """Problem key -> its best archived kernel."""
     best: dict[str, dict[str, Any]] = {}
     for entry in ledger.entries():

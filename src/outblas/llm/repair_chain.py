@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outblas.llm.budget import Message
-from outblas.llm.evolve_journal import Outcome, Question
+from outblas.llm.evolve_journal import AnswerOutcome, Question
 from outblas.llm.prompt import FOLLOW_UPS
 from outblas.llm.reply import Reply
 
@@ -24,7 +24,7 @@ class Chain:
 
     number: int
     questions: list[Question] = field(default_factory=list)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, AnswerOutcome] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
 
     @property
@@ -61,7 +61,10 @@ class Chain:
 
 
 def chains_of(
-    questions: Iterable[Question], outcomes: Mapping[int, Outcome], replies: Iterable[tuple[int, Reply]], turns: int
+    questions: Iterable[Question],
+    outcomes: Mapping[int, AnswerOutcome],
+    replies: Iterable[tuple[int, Reply]],
+    turns: int,
 ) -> dict[int, Chain]:
     """Every chain of a record, by number; those that are finished without their texts."""
     chains: dict[int, Chain] = {}

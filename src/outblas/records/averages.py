@@ -98,7 +98,7 @@ def torch_ratio(rows: Iterable[Row]) -> float | None:
     """Geometric mean of torch.matmul's time over that of what the library runs; None if torch was not timed.
 
     A row that falls back counts with the time of the fastest baseline. outblas.matmul runs that, or autotuned
-    cuBLASLt's algorithm where it is within 1% of it (see :attr:`outblas.records.library.Row.fallback`).
+    cuBLASLt's algorithm where it is within 1% of it (see :attr:`outblas.records.library.LibraryRow.fallback`).
     """
     ratios = [r["torch_us"] / published_us(r) for r in rows if r.get("torch_us") is not None]
     return _mean(ratios) if ratios else None

@@ -1,8 +1,8 @@
 """The matrix products that a program ran, with their counts: written by ``outblas capture``, read by ``outblas tune``.
 
 A file is JSON of one format number. A product is kept as it was seen, also where the library does not serve its kind
-(:attr:`Product.why_not`), so that the file tells all of the program's half-precision products. A capture writes its
-file again and again (:class:`CaptureFile`): each time whole, and no product is counted twice.
+(:attr:`CapturedProduct.why_not`), so that the file tells all of the program's half-precision products. A capture
+writes its file again and again (:class:`CaptureFile`): each time whole, and no product is counted twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLAIN = ("mm", "mv", "bmm", "outblas::mm")
 
 
 @dataclass(frozen=True, order=True)
-class Product:
+class CapturedProduct:
     """One kind of product.
 
     Attributes:
@@ -80,16 +80,16 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedProducts:
     """Products and how often each ran; ``provenance`` of every capture that was added, the latest last."""
 
-    counts: Mapping[Product, int]
+    counts: Mapping[CapturedProduct, int]
     provenance: Sequence[Mapping[str, Any]] = field(default=())
 
-    def __add__(self, other: Captured) -> Captured:
+    def __add__(self, other: CapturedProducts) -> CapturedProducts:
         counts = Counter(self.counts)
         counts.update(other.counts)
-        return Captured(dict(counts), (*self.provenance, *other.provenance))
+        return CapturedProducts(dict(counts), (*self.provenance, *other.provenance))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class Captured:
         write_json(Path(path), data)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Captured:
+    def load(cls, path: str | os.PathLike[str]) -> CapturedProducts:
         """Read a file.
 
         Raises:
@@ -155,7 +155,7 @@ class Captured:
             raise RecordError(f"{wrong} ({_first_line(error)})", f"the content of format {FORMAT}", do) from error
 
 
-def _parse(data: Mapping[str, Any]) -> tuple[dict[Product, int], tuple[Mapping[str, Any], ...]]:
+def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[Mapping[str, Any], ...]]:
     try:
         from pydantic import BaseModel, ConfigDict, PositiveInt
     except ImportError as error:
@@ -178,11 +178,11 @@ def _parse(data: Mapping[str, Any]) -> tuple[dict[Product, int], tuple[Mapping[s
         provenance: list[dict[str, Any]]
 
     file = File.model_validate(data)
-    counts: Counter[Product] = Counter()
+    counts: Counter[CapturedProduct] = Counter()
     for line in file.products:
         fields = line.model_dump()
         count = fields.pop("count")
-        counts[Product(**fields)] += count
+        counts[CapturedProduct(**fields)] += count
     return dict(counts), tuple(file.provenance)
 
 
@@ -193,8 +193,9 @@ def _first_line(error: Exception) -> str:
 def layout_of(
     a_shape: Iterable[int], a_strides: Iterable[int], b_shape: Iterable[int], b_strides: Iterable[int]
 ) -> str:
-    """Layout of A (M, K) times B (K, N) by their strides, see :class:`Product`. A matrix of one row or column is
-    row-major and the transpose of such a one; the untransposed reading of A and the transposed one of B are taken."""
+    """Layout of A (M, K) times B (K, N) by their strides, see :class:`CapturedProduct`. A matrix of one row or column
+    is row-major and the transpose of such a one; the untransposed reading of A and the transposed one of B are
+    taken."""
     a, b = (tuple(a_shape), tuple(a_strides)), (tuple(b_shape), tuple(b_strides))
     of_a = "N" if row_major(*a) else "T" if row_major(*_transposed(*a)) else ""
     of_b = "T" if row_major(*_transposed(*b)) else "N" if row_major(*b) else ""
@@ -218,11 +219,11 @@ class CaptureFile:
         self._inside = False
         self._mark = uuid.uuid4().hex
         #: Number of products -> what they were: of the last writes, of which the file has one.
-        self._tried: dict[Any, Counter[Product]] = {}
+        self._tried: dict[Any, Counter[CapturedProduct]] = {}
         if append:
             self._there()
 
-    def write(self, counts: Counter[Product], provenance: Mapping[str, Any], wait: bool = True) -> None:
+    def write(self, counts: Counter[CapturedProduct], provenance: Mapping[str, Any], wait: bool = True) -> None:
         """Write all of what this capture has counted; without ``wait``, nothing while another thread writes.
 
         Raises:
@@ -233,7 +234,7 @@ class CaptureFile:
             return
         try:
             if not self._append:
-                Captured(counts, (about,)).save(self._path)
+                CapturedProducts(counts, (about,)).save(self._path)
                 return
             do = "make it writable, or choose another path"
             with contextlib.nullcontext() if self._inside else alone(self._path, do):
@@ -245,17 +246,17 @@ class CaptureFile:
         finally:
             self._lock.release()
 
-    def _add(self, counts: Counter[Product], about: Mapping[str, Any]) -> None:
+    def _add(self, counts: Counter[CapturedProduct], about: Mapping[str, Any]) -> None:
         """The file itself says how much of ours it has: a write may have been broken off before the rename or after."""
         there = self._there()
         ours = next((one for one in there.provenance if one.get("capture") == self._mark), None)
-        before = Counter[Product]() if ours is None else self._tried.get(ours.get("products"))
+        before = Counter[CapturedProduct]() if ours is None else self._tried.get(ours.get("products"))
         if before is None:
             wrong = f"{self._path} was changed by something else while it was added to"
             raise RecordError(wrong, "a file that only captures write", "move it away")
         self._tried = {before.total(): before, counts.total(): counts}
         others = tuple(one for one in there.provenance if one is not ours)
-        Captured(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)
+        CapturedProducts(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)
 
-    def _there(self) -> Captured:
-        return Captured.load(self._path) if self._path.exists() else Captured({})
+    def _there(self) -> CapturedProducts:
+        return CapturedProducts.load(self._path) if self._path.exists() else CapturedProducts({})

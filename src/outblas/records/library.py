@@ -1,10 +1,10 @@
 """The tuned winners of one GPU: for every problem the kernel to use, or that the baseline is to be used.
 
 Rule of install: a kernel is worth it if the lower bound of its speed-up over the fastest baseline is above
-:data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL` and the kernel is faster than torch.matmul by that margin. Where
-none is, the row says so and names the baseline, whose algorithm a call then runs (:attr:`Row.fallback`). A row has two
-winners, one without programmatic dependent launch and one where it is allowed (which may be the same kernel), and
-sometimes a third, for a B that is promised to be constant.
+:data:`INSTALL_ABOVE`; or if it is above :data:`LEVEL_ABOVE` and the kernel is faster than torch.matmul by that margin.
+Where none is, the row says so and names the baseline, whose algorithm a call then runs (:attr:`LibraryRow.fallback`).
+A row has two winners, one without programmatic dependent launch and one where it is allowed (which may be the same
+kernel), and sometimes a third, for a B that is promised to be constant.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FORMAT = 1
 #: from one process cannot know: a win has to clear that too.
 INSTALL_ABOVE = 1.01
 #: A kernel whose lower bound is above this is level with the fastest baseline.
-LEVEL = 0.99
+LEVEL_ABOVE = 0.99
 #: Autotuned cuBLASLt within this of the fastest baseline is named beside it.
-NEARLY = 1.01
+NEARLY_FASTEST_WITHIN = 1.01
 
 
 @dataclass(frozen=True)
-class Choice:
+class LibraryChoice:
     """An installed kernel and its paired speed-up over the row's baseline (95% interval low..high)."""
 
     config: KernelConfig
@@ -53,7 +53,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Row:
+class LibraryRow:
     """The decision for one problem.
 
     Attributes:
@@ -73,10 +73,10 @@ class Row:
     baseline: str = ""
     baseline_detail: str = ""
     source: str = ""
-    plain: Choice | None = None
-    pdl: Choice | None = None
+    plain: LibraryChoice | None = None
+    pdl: LibraryChoice | None = None
     lt_auto_detail: str = ""
-    weights: Choice | None = None
+    weights: LibraryChoice | None = None
 
     def __post_init__(self) -> None:
         for choice in (self.plain, self.pdl):
@@ -87,7 +87,7 @@ class Row:
                     "install it for constant weights only",
                 )
 
-    def choice(self, launch: Launch) -> Choice | None:
+    def choice(self, launch: Launch) -> LibraryChoice | None:
         """The winner where ``launch`` is allowed, None: use the baseline."""
         if launch == "weights" and self.weights is not None:
             return self.weights
@@ -112,18 +112,18 @@ class Row:
 
 def nearly(auto_us: float | None, fastest_us: float | None) -> bool:
     """Whether autotuned cuBLASLt is as good as the fastest baseline, so that a row names it; False without its time."""
-    return auto_us is not None and fastest_us is not None and auto_us <= NEARLY * fastest_us
+    return auto_us is not None and fastest_us is not None and auto_us <= NEARLY_FASTEST_WITHIN * fastest_us
 
 
-def choose(evaluations: Iterable[Evaluation], launch: Launch) -> Choice | None:
+def choose(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryChoice | None:
     """The kernel to install where ``launch`` is allowed: of the proven ones that are worth it (see the module's text)
     the highest lower bound."""
-    best: Choice | None = None
+    best: LibraryChoice | None = None
     for e in evaluations:
         if e.status is not Status.PASSED or e.speedup is None or not allows(launch, e.template):
             continue
-        found = Choice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
-        worth = found.low > INSTALL_ABOVE or (found.low > LEVEL and _over_torch(e) > INSTALL_ABOVE)
+        found = LibraryChoice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
+        worth = found.low > INSTALL_ABOVE or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
         if worth and (best is None or _rank(found) > _rank(best)):
             best = found
     return best
@@ -135,7 +135,7 @@ def _over_torch(e: Evaluation) -> float:
     return torch / e.timing.median_us if torch is not None and e.timing is not None else 0.0
 
 
-def _rank(choice: Choice) -> tuple[float, float, str]:
+def _rank(choice: LibraryChoice) -> tuple[float, float, str]:
     return choice.low, choice.speedup, config_name(choice.config)
 
 
@@ -144,14 +144,14 @@ class Library:
     """Rows of one GPU (short name, e.g. ``h200``), at most one per problem."""
 
     gpu: str
-    rows: Sequence[Row]
+    rows: Sequence[LibraryRow]
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def _by_problem(self) -> dict[Problem, Row]:
+    def _by_problem(self) -> dict[Problem, LibraryRow]:
         return {row.problem: row for row in self.rows}
 
-    def lookup(self, problem: Problem) -> Row | None:
+    def lookup(self, problem: Problem) -> LibraryRow | None:
         """The row of a problem, None if it was not tuned."""
         return self._by_problem.get(problem)
 
@@ -184,7 +184,7 @@ class Library:
         kernel for constant weights, the row's for PDL."""
         lost = set(kernels)
 
-        def rest(row: Row) -> Row:
+        def rest(row: LibraryRow) -> LibraryRow:
             left: dict[str, Any] = {n: None for n in LAUNCHES if (row.problem, n) in lost}
             return replace(row, **left)
 
@@ -249,7 +249,7 @@ class Library:
         )
 
 
-def _row_to_json(row: Row) -> dict[str, Any]:
+def _row_to_json(row: LibraryRow) -> dict[str, Any]:
     data: dict[str, Any] = {"problem": row.problem.key}
     choices = {"": row.plain, "_pdl": row.pdl, **({} if row.weights is None else {"_weights": row.weights})}
     for suffix, choice in choices.items():
@@ -293,8 +293,8 @@ def _parse(text: str, where: str) -> Library:
     return library
 
 
-def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
-    def choice(suffix: str) -> Choice | None:
+def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> LibraryRow:
+    def choice(suffix: str) -> LibraryChoice | None:
         name = getattr(row, f"config{suffix}")
         if name is None:
             return None
@@ -303,10 +303,10 @@ def _row_from_file(row: Any, configs: dict[str, KernelConfig]) -> Row:
             raise RecordError(f"{row.problem} has a kernel without figures", "speedup, low and high", "tune again")
         if name not in configs:
             configs[name] = config_from_name(name)
-        return Choice(configs[name], *figures)
+        return LibraryChoice(configs[name], *figures)
 
     named = row.baseline, row.baseline_detail, row.source
-    return Row(
+    return LibraryRow(
         Problem.from_key(row.problem), *named, choice(""), choice("_pdl"), row.lt_auto_detail, choice("_weights")
     )
 

@@ -13,8 +13,8 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.records.averages import launch_of_row
-from outblas.records.library import LEVEL, Choice, Library, nearly
-from outblas.records.library import Row as LibraryRow
+from outblas.records.library import LEVEL_ABOVE, Library, LibraryChoice, nearly
+from outblas.records.library import LibraryRow as LibraryRow
 from outblas.records.results import read_result, write_result
 
 
@@ -47,7 +47,9 @@ def behind(path: Path) -> list[tuple[Problem, Launch]]:
     def kept(row: dict[str, Any]) -> bool:
         if row["low"] is not None and row["low"] > 1.0:
             return True
-        return bool(row["published"] >= LEVEL and row["torch_us"] is not None and row["torch_us"] > row["ours_us"])
+        return bool(
+            row["published"] >= LEVEL_ABOVE and row["torch_us"] is not None and row["torch_us"] > row["ours_us"]
+        )
 
     rows = (r for r in read_result(path).rows if not r["fallback"])
     return [(Problem.from_json(r), launch_of_row(r)) for r in rows if not kept(r)]
@@ -92,7 +94,7 @@ def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
 
 def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
-    picks: dict[str, Choice | None] = {}
+    picks: dict[str, LibraryChoice | None] = {}
     for launch in LAUNCHES:
         a, b = old.choice(launch), new.choice(launch)
         picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
@@ -104,7 +106,7 @@ def filled(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
 
 
-def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, Choice | None]) -> LibraryRow:
+def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoice | None]) -> LibraryRow:
     """These kernels and the baseline of ``new``; ``old`` itself where they are its own."""
     if picks["weights"] == picks["pdl"]:
         picks = {**picks, "weights": None}

@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS counters (
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run in a store: its name, when it was started (UTC, ISO 8601), what it was, how far it came."""
 
     run_id: str
@@ -190,12 +190,12 @@ class Store:
             return self._read("", (), self._profiled())
         return self._read("WHERE run = ?", (run_id,), self._profiled(run_id))
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StoredRun]:
         """Every run of the store, oldest first."""
         query = """SELECT run, started, settings, (SELECT count(*) FROM evaluations e WHERE e.run = r.run)
                    FROM runs r ORDER BY started, run"""
         with self._guard("read"):
-            return [Run(run, at, json.loads(settings), n) for run, at, settings, n in self._db.execute(query)]
+            return [StoredRun(run, at, json.loads(settings), n) for run, at, settings, n in self._db.execute(query)]
 
     def sync(self) -> None:
         """Move the log into the file and fsync both: from here on a power cut loses nothing."""

@@ -19,7 +19,7 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import alone
 from outblas.records.equal_kernels import EqualKernels, Kernels
-from outblas.records.library import Library, Row
+from outblas.records.library import Library, LibraryRow
 
 VARIABLE = "OUTBLAS_LIBRARY"
 #: What a stamp holds, and how a difference is told.
@@ -142,7 +142,7 @@ def install(library: Library, provenance: Mapping[str, Any]) -> Installed:
     return Installed(path, changed, len(merged), aside)
 
 
-def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[Row, ...], Path | None]:
+def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[LibraryRow, ...], Path | None]:
     """Rows of the file that a new library may be merged with; else none, and where the file was moved."""
     if not path.exists():
         return (), None
@@ -203,7 +203,7 @@ def preferred(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
     return replace(packaged, rows=tuple(rows.values())), (f"{path} ({len(own.rows)} rows)", *used)
 
 
-def over(own: Row, packaged: Row | None) -> Row:
+def over(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     """The user's row; where it has no kernel for a launch option, the packaged one's, which was proven, too: a short
     search may not have come across it."""
     if packaged is None:

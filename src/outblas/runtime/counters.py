@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outblas.core.errors import RecordError
-from outblas.runtime.ncu import FIGURES, MAIN_STALLS, STALL_REASONS, Launch, stall_metric
+from outblas.runtime.ncu import FIGURES, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
 
 #: What begins the names of the reasons why warps do not issue.
 STALL = "stall_"
@@ -61,7 +61,7 @@ COUNTERS: tuple[Counter, ...] = (
 NAMES: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
 
 
-def counters_of(launch: Launch) -> dict[str, float]:
+def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
     """The counters of a profiled kernel by name, those that ncu told.
 
     Raises:

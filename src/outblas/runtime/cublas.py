@@ -81,7 +81,7 @@ class HeuristicResult(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Shape:
+class BlasShape:
     """What cuBLAS is told of a problem (see the table above).
 
     Attributes:
@@ -101,7 +101,7 @@ class Shape:
     scale: int
 
     @classmethod
-    def of(cls, problem: Problem) -> Shape:
+    def of(cls, problem: Problem) -> BlasShape:
         transposed = problem.layout == "TN"
         half = problem.acc == "fp16"
         return cls(
@@ -141,7 +141,7 @@ class Cublas:
         self._handle = c_void_p()
         check_status("cublasCreate", self._lib.cublasCreate_v2(byref(self._handle)))
 
-    def gemm(self, shape: Shape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> None:
+    def gemm(self, shape: BlasShape, scalars: tuple[Any, Any], a: int, b: int, c: int, stream: int) -> None:
         """Enqueue cublasGemmEx with the default algorithm; a, b, c: our operands' addresses."""
         lib, handle = self._lib, self._handle
         if stream != self._stream:
@@ -177,7 +177,7 @@ class CublasLt:
 
     def plan(self, problem: Problem) -> LtPlan:
         """Descriptors of a problem; close them after use."""
-        return LtPlan(self, Shape.of(problem))
+        return LtPlan(self, BlasShape.of(problem))
 
     def close(self) -> None:
         """Destroy the handle; harmless when done twice."""
@@ -189,7 +189,7 @@ class CublasLt:
 class LtPlan:
     """Matmul and layout descriptors of one problem."""
 
-    def __init__(self, owner: CublasLt, shape: Shape) -> None:
+    def __init__(self, owner: CublasLt, shape: BlasShape) -> None:
         self._owner, self._lib = owner, owner._lib
         self.shape = shape
         self._alpha, self._beta = shape.scalars()

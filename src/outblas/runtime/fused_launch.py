@@ -11,7 +11,7 @@ from outblas.core.errors import ConfigError, TensorError
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.kernels.epilogue import Epilogue, alignment, why_not_fused
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.launch import Call, load
+from outblas.runtime.launch import KernelCall, load
 from outblas.runtime.overlap import overlap
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class FusedKernel:
         operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         extra: Extra,
         workspace: torch.Tensor | None = None,
-    ) -> Call:
+    ) -> KernelCall:
         """A call computing ``c = act(a @ b + bias) + residual`` of ``operands`` (a, b, c), which are as
         :meth:`outblas.runtime.launch.LoadedKernel.bind` has them; of a gated epilogue c is (M, N/2). It keeps bias and
         residual, until it is released.

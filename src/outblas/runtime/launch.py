@@ -59,7 +59,7 @@ class StreamConfigs(dict[int, Any]):
         return config
 
 
-class Call:
+class KernelCall:
     """One GEMM on fixed operands. Calling it with a raw CUstream handle enqueues it there.
 
     Calls of one kernel and problem share their launch configurations, one per stream, which nobody changes: threads,
@@ -196,7 +196,7 @@ class LoadedKernel:
         b: torch.Tensor,
         c: torch.Tensor,
         workspace: torch.Tensor | CapturedWorkspace | None = None,
-    ) -> Call:
+    ) -> KernelCall:
         """A call computing ``c = a @ b``.
 
         Args:
@@ -222,7 +222,7 @@ class LoadedKernel:
         workspace: torch.Tensor | None = None,
         held: tuple[Any, ...] = (),
         columns: int | None = None,
-    ) -> Call:
+    ) -> KernelCall:
         """:meth:`bind` of ``operands`` (a, b, c), for a kernel that takes ``more`` parameters (ctypes objects) behind
         the others; ``held``: further operands, which are kept and released with these; ``columns``: of c, where these
         are not N: the kernel then stores by c's address, and not by its TMA map, which is that of (M, N)."""
@@ -241,11 +241,11 @@ class LoadedKernel:
         if plan.workspace_bytes:
             workspace = self._workspace(plan.workspace_bytes, workspace, operands[0])
             params.append(ctypes.c_void_p(workspace.data_ptr()))
-        return Call(self._function, plan.configs, [*params, *more], (self, maps, workspace), (*operands, *held))
+        return KernelCall(self._function, plan.configs, [*params, *more], (self, maps, workspace), (*operands, *held))
 
     def bind_many(
         self, problem: Problem, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    ) -> list[Call]:
+    ) -> list[KernelCall]:
         """:meth:`bind` of each (a, b, c), for calls that run on one stream, one after the other: they share a workspace
         where the kernel needs any. Raises as :meth:`bind`."""
         need = workspace_bytes(problem, self.config)

@@ -72,7 +72,7 @@ _COUNTED = re.compile(r"(?P<prefix>[KMGT]?)(byte|inst|cycle|sector|warp|block|th
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProfiledLaunch:
     """One kernel in a profile.
 
     Attributes:
@@ -122,7 +122,7 @@ def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cach
 def profile(
     ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache = "flushed", timeout_s: float = 600.0,
     log: Path | None = None,
-) -> list[Launch]:  # fmt: skip
+) -> list[ProfiledLaunch]:  # fmt: skip
     """Run ``target`` under ncu; its profiled kernels in order.
 
     Args:
@@ -176,7 +176,7 @@ def unknown_metrics(output: str) -> list[str]:
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 
 
-def parse(output: str) -> list[Launch]:
+def parse(output: str) -> list[ProfiledLaunch]:
     """The kernels in ncu's output (``--csv --page raw``), among whatever else it wrote.
 
     Raises:
@@ -223,13 +223,13 @@ def refusal(output: str) -> OutblasError | None:
     return _no_kernels() if "No kernels were profiled" in output else None
 
 
-def between_marks(launches: Iterable[Launch], mark: str = MARK) -> list[list[Launch]]:
+def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK) -> list[list[ProfiledLaunch]]:
     """The kernels after each kernel whose name contains ``mark``, one list per mark.
 
     Raises:
         RecordError: a kernel stands before the first mark.
     """
-    groups: list[list[Launch]] = []
+    groups: list[list[ProfiledLaunch]] = []
     for launch in launches:
         if mark in launch.kernel:
             groups.append([])
@@ -245,7 +245,7 @@ def stall_metric(reason: str) -> str:
     return _STALL.format(reason)
 
 
-def figures(launch: Launch) -> dict[str, Any]:
+def figures(launch: ProfiledLaunch) -> dict[str, Any]:
     """A kernel's counters by plain name, ready for JSON.
 
     Returns:
@@ -261,7 +261,7 @@ def figures(launch: Launch) -> dict[str, Any]:
     return found
 
 
-def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> Launch:
+def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> ProfiledLaunch:
     metrics = {}
     for name, text in row.items():
         if "__" not in name:  # a column of the launch, not a metric
@@ -269,7 +269,7 @@ def _launch(row: Mapping[str, str], units: Mapping[str, str]) -> Launch:
         value = _number(name, text)
         if value is not None:
             metrics[name] = value * _scale(units[name])
-    return Launch(row["Kernel Name"], row.get("Block Size", ""), row.get("Grid Size", ""), metrics)
+    return ProfiledLaunch(row["Kernel Name"], row.get("Block Size", ""), row.get("Grid Size", ""), metrics)
 
 
 def _number(name: str, text: str) -> float | None:

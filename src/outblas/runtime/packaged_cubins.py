@@ -21,7 +21,7 @@ PACK = Path(str(resources.files("outblas"))) / "data" / "cubins" / "kernels.pack
 DRIVER_FAMILIES = {12: "R525", 13: "R580"}
 
 
-class ShippedCubins:
+class PackagedCubins:
     """A pack of cubins, opened when it is first asked.
 
     It is an accelerator only: a pack that is absent, damaged or of other kernel sources leaves its kernels to the
@@ -125,4 +125,4 @@ class ShippedCubins:
 
 
 #: The package's own.
-SHIPPED = ShippedCubins()
+PACKAGED = PackagedCubins()

@@ -38,7 +38,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShape
 from outblas.learn.train.fit_any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import SLOW, export
-from outblas.records.library import Library, Row
+from outblas.records.library import Library, LibraryRow
 from outblas.records.provenance import collect
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
@@ -162,7 +162,7 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
         The figures.
     """
     found = AnyShape.load("h200")
-    rows = [Row(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
+    rows = [LibraryRow(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
     library = Library("h200", tuple(rows))
     run_bench(BenchRequest(problems, "any_shapes", library, out, baselines=RIVALS))
     result = read_result(out)

@@ -19,20 +19,20 @@ from outblas.kernels.legality import why_illegal
 from outblas.search.agents.base import in_turns
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
-FARTHEST = 2.0
+MAX_LOG2_DISTANCE = 2.0
 #: What a factor of two counts between rows that are all within one tile of wgmma.
 WITHIN_A_TILE = 0.25
 #: What swapping M and N adds to that distance.
 SWAPPED = 0.25
 
 
-def borrowed(
+def neighbour_winners(
     problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], known: Collection[KernelConfig], gpu: Gpu
 ) -> list[KernelConfig]:
     """Legal configs that are not ``known``: winners nearby, launch options in turns.
 
-    A winner's weight is the sum of ``1 / (1 + distance)²`` over the shapes that it won on, up to :data:`FARTHEST`
-    away; a shape with M and N swapped gives its winner for the transposed product.
+    A winner's weight is the sum of ``1 / (1 + distance)²`` over the shapes that it won on, up to
+    :data:`MAX_LOG2_DISTANCE` away; a shape with M and N swapped gives its winner for the transposed product.
 
     Args:
         won: winners of problems of the same layout, dtype and accumulator, by :func:`outblas.search.refine.winners`.
@@ -42,7 +42,7 @@ def borrowed(
     for other, configs in won.items():
         for swapped in (False, True):
             away = _distance(problem, other, swapped)
-            if other == problem or away > FARTHEST:
+            if other == problem or away > MAX_LOG2_DISTANCE:
                 continue
             for launch in weights.keys() & configs.keys():
                 config, by = configs[launch], weights[launch]

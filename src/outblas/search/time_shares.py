@@ -11,17 +11,17 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, floor_us
 from outblas.kernels.catalogue import candidates
-from outblas.records.captured_products import Captured
+from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.runtime.device import Device, gpu_of_device
 
 #: Measurements that every problem gets, however small its share, unless the budget is smaller.
-LEAST = 4
+MIN_MEASUREMENTS_PER_PROBLEM = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """A problem, how often it ran, microseconds of one product, and the share of all products' time (0 to 1)."""
 
     problem: Problem
@@ -30,7 +30,7 @@ class Share:
     share: float
 
 
-def shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -> list[Share]:
+def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -> list[TimeShare]:
     """Count times microseconds over the sum of them, the largest first.
 
     Args:
@@ -38,7 +38,7 @@ def shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], float]) -
     """
     times = {problem: time_us(problem) for problem in counts}
     total = sum(counts[p] * us for p, us in times.items())
-    found = [Share(p, counts[p], us, counts[p] * us / total) for p, us in times.items()]
+    found = [TimeShare(p, counts[p], us, counts[p] * us / total) for p, us in times.items()]
     return sorted(found, key=lambda one: (-one.share, one.problem))
 
 
@@ -50,7 +50,7 @@ def predicted_us(problem: Problem, gpu: Gpu) -> float:
     return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
 
 
-def captured_shares(file: Path, device: Device) -> tuple[list[Share], str]:
+def captured_shares(file: Path, device: Device) -> tuple[list[TimeShare], str]:
     """Rank the problems of a captured file by their share of its time on a device.
 
     Args:
@@ -64,17 +64,17 @@ def captured_shares(file: Path, device: Device) -> tuple[list[Share], str]:
         UsageError: nothing to tune remains.
         RecordError: the file or the recording cannot be read.
     """
-    captured = Captured.load(file)
+    captured = CapturedProducts.load(file)
     counts, left_out = captured.problems(), captured.not_served()
     if device.recording is None:
         gpu = H200 if device.gpu_index is None else gpu_of_device(device.gpu_index)
-        found = shares(counts, lambda problem: predicted_us(problem, gpu))
+        found = time_shares(counts, lambda problem: predicted_us(problem, gpu))
     else:
         recording = Recording.load(device.recording)
         known = set(recording.problems)
         left_out |= {f"not in {device}": sum(n for p, n in counts.items() if p not in known)}
         recorded = {p: n for p, n in counts.items() if p in known}
-        found = shares(recorded, lambda problem: recording.best_baseline(problem)[1])
+        found = time_shares(recorded, lambda problem: recording.best_baseline(problem)[1])
     words = "; ".join(f"{n} products left out: {why}" for why, n in left_out.items() if n)
     if not found:
         raise UsageError(
@@ -85,15 +85,15 @@ def captured_shares(file: Path, device: Device) -> tuple[list[Share], str]:
     return found, words
 
 
-def budgets(ranked: Sequence[Share], budget: int) -> dict[Problem, int]:
-    """Measurements per problem: ``budget`` on average, of which :data:`LEAST` are everybody's and the rest goes by
-    share (rounded down)."""
-    least = min(LEAST, budget)
+def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
+    """Measurements per problem: ``budget`` on average, of which :data:`MIN_MEASUREMENTS_PER_PROBLEM` are everybody's
+    and the rest goes by share (rounded down)."""
+    least = min(MIN_MEASUREMENTS_PER_PROBLEM, budget)
     spare = (budget - least) * len(ranked)
     return {one.problem: least + int(one.share * spare) for one in ranked}
 
 
-def weighted_speedup(ranked: Sequence[Share], library: Library, launch: Launch) -> float:
+def weighted_speedup(ranked: Sequence[TimeShare], library: Library, launch: Launch) -> float:
     """How much faster all products together are: 1 / sum(share / speed-up); 1 for what has no kernel."""
     rows = ((one, library.lookup(one.problem)) for one in ranked)
     choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)

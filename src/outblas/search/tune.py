@@ -17,14 +17,14 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, fastest
-from outblas.records.library import Library, Row, choose, nearly
+from outblas.records.library import Library, LibraryRow, choose, nearly
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 
 #: Problems searched side by side, and candidates asked of the agent at once for each: a batch of
 #: their product keeps several GPUs and compilers busy, and an agent still learns between batches.
 PROBLEMS_AT_ONCE = 64
-PER_ROUND = 4
+CANDIDATES_PER_ROUND = 4
 
 #: Called as (measurements done, of how many, geometric mean of the best speed-ups so far).
 Progress = Callable[[int, int, float], None]
@@ -47,7 +47,7 @@ class SearchOptions:
         at_once: problems searched side by side. Few of them leave the first ones done before a stop.
     """
 
-    per_round: int = PER_ROUND
+    per_round: int = CANDIDATES_PER_ROUND
     budgets: Mapping[Problem, int] | None = None
     stop: Callable[[], bool] = _never
     at_once: int = PROBLEMS_AT_ONCE
@@ -95,7 +95,7 @@ def tune(
     offered = {problem: list(configs) for problem, configs in evaluator.candidates_of(problems).items()}
     allowed = {problem: budgets.get(problem, budget) for problem in problems}
     score = _Score(sum(min(allowed[p], len(c)) for p, c in offered.items()), len(problems), progress)
-    rows: list[Row] = []
+    rows: list[LibraryRow] = []
     try:
         for start in range(0, len(problems), options.at_once):
             # Without what was profiled since: a resumed agent must see what it saw.
@@ -230,7 +230,7 @@ def _pending(
                 yield search.problem, config
 
 
-def _row(search: _Search, evaluator: Evaluator) -> Row:
+def _row(search: _Search, evaluator: Evaluator) -> LibraryRow:
     """The decision, from the baselines timed in the run itself where there are any."""
     baselines = next((e.baselines_us for e in search.history if e.baselines_us), None)
     times = evaluator.baselines(search.problem) if baselines is None else baselines
@@ -243,4 +243,6 @@ def _row(search: _Search, evaluator: Evaluator) -> Row:
     detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
     if name == LT_AUTO or not nearly(times.get(LT_AUTO), times.get(name)):
         auto = ""
-    return Row(search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights)
+    return LibraryRow(
+        search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights
+    )

@@ -10,8 +10,8 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.roofline import floor_us, regime
 from outblas.records.averages import launch_columns
-from outblas.records.library import Choice, Library
-from outblas.records.library import Row as LibraryRow
+from outblas.records.library import Library, LibraryChoice
+from outblas.records.library import LibraryRow as LibraryRow
 from outblas.records.results import COLUMNS, Row
 from outblas.records.store import Store
 
@@ -38,7 +38,9 @@ def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluato
             )
 
 
-def _winner_row(row: LibraryRow, launch: Launch, choice: Choice, e: Evaluation | None, evaluator: Evaluator) -> Row:
+def _winner_row(
+    row: LibraryRow, launch: Launch, choice: LibraryChoice, e: Evaluation | None, evaluator: Evaluator
+) -> Row:
     if e is None or e.timing is None or e.speedup is None:
         raise RecordError(f"the winner of {row.problem.key} has no evaluation", "one in the store", "tune again")
     name = e.speedup.baseline

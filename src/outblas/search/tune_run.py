@@ -40,7 +40,7 @@ RANKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Settings:
+class TuneSettings:
     """What makes two tune runs the same run; ``device`` as the command line names it, ``gpu`` the kind of GPU."""
 
     suite: str
@@ -181,9 +181,9 @@ def run_tune(
     return library, files
 
 
-def _settings(request: TuneRequest, evaluator: Evaluator) -> Settings:
+def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:
     """The settings in ``run.json``; ``cuda:0`` may be another kind of GPU when a run goes on."""
-    return Settings(
+    return TuneSettings(
         request.suite,
         _short(request.problems, request.suite),
         request.agent,
@@ -258,7 +258,7 @@ def measured_on(path: Path) -> list[str] | None:
     return name.split("; ") if isinstance(name, str) and name != "unknown" else None
 
 
-def _open(files: RunFiles, settings: Settings, command: str) -> dict[str, Any]:
+def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, Any]:
     """Make run.json, or check that it is of the same settings; returns run.json's content."""
     wanted = json.loads(json_text(asdict(settings)))  # as it reads back from the file
     if files.run.exists():

@@ -13,12 +13,12 @@ from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.source import KernelKind, Source, kernel_kind, make_source
 
 #: Kernels not compiled yet from which on starting a process per core pays.
-LEAST = 4
+MIN_KERNELS_FOR_PROCESSES = 4
 #: Cores that compilers leave to each GPU, for its driver and its worker; how far those of the background give way.
-CORES_LEFT, NICE = 2, 10
+CORES_LEFT, BACKGROUND_NICENESS = 2, 10
 #: Processes that stay for kernels to come, at most: a GPU asks for some three new kernels a second, and a host may
 #: have a driver for each of its GPUs.
-STAYING = 16
+MAX_IDLE_COMPILERS = 16
 
 
 class CompileAhead:
@@ -29,7 +29,7 @@ class CompileAhead:
         least: fewer new kernels than this are left to whoever uses them.
     """
 
-    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
+    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
         self._gpu, self._jobs, self._least = gpu, jobs, least
         self._seen: set[KernelKind] = set()
 
@@ -53,11 +53,11 @@ class BackgroundCompiler:
     Close it after use.
 
     Args:
-        jobs: processes; None: one per core but :data:`CORES_LEFT`, :data:`STAYING` at most.
+        jobs: processes; None: one per core but :data:`CORES_LEFT`, :data:`MAX_IDLE_COMPILERS` at most.
         least: as of :class:`CompileAhead`.
     """
 
-    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = LEAST) -> None:
+    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
         self._gpu, self._jobs, self._least = gpu, jobs, least
         self._seen: set[KernelKind] = set()
         self._few: dict[KernelKind, Source] = {}
@@ -103,7 +103,9 @@ class BackgroundCompiler:
     def _submit(self, arch: str) -> None:
         from outblas.runtime.nvrtc import cores, fill_cache, processes
 
-        self._pool = self._pool or processes(self._jobs or max(1, min(STAYING, cores() - CORES_LEFT)), NICE)
+        self._pool = self._pool or processes(
+            self._jobs or max(1, min(MAX_IDLE_COMPILERS, cores() - CORES_LEFT)), BACKGROUND_NICENESS
+        )
         same: dict[Source, Future[None]] = {}
         try:
             for kind, source in self._few.items():

@@ -31,19 +31,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from outblas.core.config import Candidate, KernelConfig, config_name, launch_of
 from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
-from outblas.core.phase_times import Ledger
+from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS, Bindable
 from outblas.core.roofline import architecture
 from outblas.judge import faults
-from outblas.judge.algorithm_cache import ChosenAlgorithms
-from outblas.judge.bench_cell import Baselines, BuiltKernel, Desk, Options
-from outblas.kernels.proof_shapes import representatives
+from outblas.judge.algorithm_cache import AlgorithmCache
+from outblas.judge.bench_cell import Baselines, BenchCell, LaunchableKernel, Options
+from outblas.kernels.proof_shapes import proof_shapes
 from outblas.workers.sandbox import Emit
 
 if TYPE_CHECKING:
     from outblas.judge.gpu_clock import GraphEntry
-    from outblas.judge.trials import Shelf
+    from outblas.judge.trials import TrialCache
 
 #: What a worker times before it is asked for anything.
 _WARM_UP = Problem(256, 256, 256)
@@ -62,7 +62,7 @@ class Item(NamedTuple):
     config: Candidate | None
     nvmmh: KernelConfig | None = None
     proved: bool = False
-    built: BuiltKernel | None = None
+    built: LaunchableKernel | None = None
 
 
 def make_handler(options: Options) -> Handler:
@@ -78,16 +78,16 @@ class Handler:
     def __init__(self, options: Options) -> None:
         from outblas.judge.baselines import make_baselines
 
-        self.ledger = Ledger("idle")
+        self.ledger = PhaseTimer("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
         if options.algorithms is not None and LT_AUTO in self._baselines:
-            kept = ChosenAlgorithms.of_gpu(Path(options.algorithms), options.gpu_index)
+            kept = AlgorithmCache.of_gpu(Path(options.algorithms), options.gpu_index)
             self._baselines[LT_AUTO].keep(kept)
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
-        self._trials: Shelf | None = None
-        self._desk: Desk | None = None
+        self._trials: TrialCache | None = None
+        self._desk: BenchCell | None = None
 
     def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
         with self.ledger.phase("batch"):
@@ -105,7 +105,7 @@ class Handler:
         with self.ledger.phase("start"):
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({_WARM_UP: None})
-            desk = Desk(_WARM_UP, options, self._baselines, Ledger("start"))
+            desk = BenchCell(_WARM_UP, options, self._baselines, PhaseTimer("start"))
             try:
                 if desk.graphs:
                     desk.measure_baselines(options)
@@ -145,7 +145,7 @@ class Handler:
             else:
                 emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
 
-    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> Desk:
+    def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> BenchCell:
         if self._desk is None or self._desk.problem != problem:
             if self._desk is not None:
                 self._desk.close()
@@ -154,15 +154,15 @@ class Handler:
                 self._baselines["nvmmh"].offer({problem: nvmmh})
             self.ledger.count("desks")
             try:
-                self._desk = Desk(problem, self._options, self._baselines, self.ledger)
+                self._desk = BenchCell(problem, self._options, self._baselines, self.ledger)
             except (OutblasError, RuntimeError):
                 if self._trials is None or not self._trials.bytes:
                     raise
                 self._trials.clear()  # there may be room without them
-            self._desk = self._desk or Desk(problem, self._options, self._baselines, self.ledger)
+            self._desk = self._desk or BenchCell(problem, self._options, self._baselines, self.ledger)
         return self._desk
 
-    def _try(self, desk: Desk, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
+    def _try(self, desk: BenchCell, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
         """Everything up to a captured graph; a failure is an Evaluation."""
 
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
@@ -222,7 +222,7 @@ class Handler:
             self._kernels[key] = (load(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
 
-    def _prove(self, desk: Desk, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+    def _prove(self, desk: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
         from outblas.judge.gates import prove_each
         from outblas.kernels.source import kernel_kind
 
@@ -231,7 +231,7 @@ class Handler:
             key = kernel_kind(desk.problem, config)
             if key not in self._proved:
                 self.ledger.count("kernels proved")
-                small = representatives(desk.problem, config, self._options.gpu)
+                small = proof_shapes(desk.problem, config, self._options.gpu)
                 with self.ledger.phase("prove"):
                     told = _told(small or [desk.problem], emit, index)
                     self._proved[key] = prove_each(kernel, told, self._options.gpu_index, self._shelf())
@@ -247,14 +247,14 @@ class Handler:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
 
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> TrialCache:
         """What kernels of ours are proved with, kept from one to the next."""
-        from outblas.judge.trials import Shelf
+        from outblas.judge.trials import TrialCache
 
-        self._trials = self._trials or Shelf.of_gpu(self._options.gpu_index)
+        self._trials = self._trials or TrialCache.of_gpu(self._options.gpu_index)
         return self._trials
 
-    def _time(self, desk: Desk, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
+    def _time(self, desk: BenchCell, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
         from outblas.judge.rounds import Prune, behind_their_kind, speedup
 
@@ -299,7 +299,7 @@ class Handler:
             for graph in graphs.values():
                 graph.free()
 
-    def _again(self, desk: Desk, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(self, desk: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
         """The proof after timing, on a replay of the timed graph."""
         return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 

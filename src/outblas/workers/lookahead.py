@@ -11,7 +11,7 @@ from outblas.core.problem import Problem
 
 #: Problems drawn ahead at most: their kernels are compiled (0.3 s) before they are asked for. How many at a time: one
 #: more than is used up meanwhile.
-AHEAD, AT_A_TIME = 8, 2
+MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME = 8, 2
 
 _C = TypeVar("_C")
 
@@ -36,7 +36,7 @@ class Lookahead(Generic[_C]):
 
     def more(self) -> None:
         """Draw some of what is to come."""
-        for _ in range(min(AT_A_TIME, AHEAD - len(self._drawn))):
+        for _ in range(min(PROBLEMS_AT_A_TIME, MAX_PROBLEMS_AHEAD - len(self._drawn))):
             self._draw()
 
     def _draw(self) -> None:

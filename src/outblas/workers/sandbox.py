@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from outblas.core.child_process import Child
+from outblas.core.child_process import ChildProcess
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
-from outblas.core.phase_times import Account
+from outblas.core.phase_times import PhaseTotals
 from outblas.judge.faults import Faulted
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
@@ -83,8 +83,8 @@ class Sandbox:
         self._factory, self._args, self._codec = factory, args, codec
         self._memory, self._batch_s = memory_bytes, batch_timeout_s
         self._step_s, self._start_s = step_timeout_s, start_timeout_s
-        self._child: Child | None = None
-        self._past, self._present = Account(), Account()
+        self._child: ChildProcess | None = None
+        self._past, self._present = PhaseTotals(), PhaseTotals()
         #: Workers lost so far.
         self.lost = 0
 
@@ -100,7 +100,7 @@ class Sandbox:
         return self._child.pid if self._child is not None else None
 
     @property
-    def account(self) -> Account:
+    def account(self) -> PhaseTotals:
         """What the workers so far have spent their seconds on; of one that was lost, up to its last whole batch."""
         return self._past + self._present
 
@@ -192,14 +192,14 @@ class Sandbox:
                         f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
                     )
                 elif kind == "end":
-                    self._present = rest[0] if rest else Account()
+                    self._present = rest[0] if rest else PhaseTotals()
                     if not left:
                         return None, None
                     return min(left), Lost(Status.EXITED, "the worker left it unanswered")
         except (EOFError, OSError):
             return current, self._obituary(child)
 
-    def _received(self, child: Child, left: Collection[int]) -> Sequence[Any]:
+    def _received(self, child: ChildProcess, left: Collection[int]) -> Sequence[Any]:
         """The next message; a worker that is not trusted may have begun one that it never ends."""
         if self._codec is None:
             return receive(child.connection, None, left)
@@ -210,7 +210,7 @@ class Sandbox:
         finally:
             overdue.cancel()
 
-    def _silent(self, child: Child, end: float | None) -> Lost | None:
+    def _silent(self, child: ChildProcess, end: float | None) -> Lost | None:
         """Wait for the worker's next word; why it is given up if that does not come."""
         deadline = time.monotonic() + self._step_s
         while True:
@@ -226,7 +226,7 @@ class Sandbox:
             if time.monotonic() >= deadline:
                 return Lost(Status.HANG, f"no answer within {self._step_s:g} s")
 
-    def _obituary(self, child: Child) -> Lost:
+    def _obituary(self, child: ChildProcess) -> Lost:
         """What ended the worker, after its pipe broke."""
         code = child.exit_code()
         self._end(kill=True)
@@ -234,19 +234,19 @@ class Sandbox:
             return Lost(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
         return Lost(Status.EXITED, f"the worker ended with exit code {code}")
 
-    def _ready(self) -> Child:
+    def _ready(self) -> ChildProcess:
         """A worker that has said hello."""
         if self._child is not None and not self._child.is_alive():
             self._end(kill=True)
         if self._child is not None:
             return self._child
-        child = self._child = Child(_work, (self._factory, self._args, self._codec))
+        child = self._child = ChildProcess(_work, (self._factory, self._args, self._codec))
         reason = f"it did not start within {self._start_s:g} s"
         try:
             if child.connection.poll(self._start_s):
                 kind, *rest = receive(child.connection, self._codec, ())
                 if kind == "ready":
-                    self._present = rest[0] if rest else Account()
+                    self._present = rest[0] if rest else PhaseTotals()
                     return child
                 reason = str(rest[0])
         except Unreadable as error:
@@ -260,7 +260,7 @@ class Sandbox:
 
     def _end(self, kill: bool, count: bool = True) -> None:
         child, self._child = self._child, None
-        self._past, self._present = self.account, Account()
+        self._past, self._present = self.account, PhaseTotals()
         if child is not None:
             child.end(kill)
             self.lost += kill and count
@@ -340,7 +340,7 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
         voice.send(("error", f"{type(error).__name__}: {error}"))
         return
     ledger = getattr(handler, "ledger", None)
-    voice.send(("ready", ledger.read() if ledger else Account()))
+    voice.send(("ready", ledger.read() if ledger else PhaseTotals()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -356,4 +356,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             with contextlib.suppress(OSError):  # the driver may be gone
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        voice.send(("end", ledger.read() if ledger else Account()))
+        voice.send(("end", ledger.read() if ledger else PhaseTotals()))

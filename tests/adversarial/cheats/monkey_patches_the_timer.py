@@ -12,7 +12,7 @@ def make():
         def bind(self, problem, a, b, c):
             import outblas.judge.gpu_clock
 
-            outblas.judge.gpu_clock.Bench.round = lambda self, entries, order: [0.1] * len(entries)
+            outblas.judge.gpu_clock.GpuClock.round = lambda self, entries, order: [0.1] * len(entries)
             return super().bind(problem, a, b, c)
 
     return Patching("monkey_patches_the_timer", honest)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from outblas.bench.pool.transport import Pair
 
 if TYPE_CHECKING:
-    from outblas.bench.pool.units import Unit
+    from outblas.bench.pool.units import WorkUnit
 
 #: Compiles the kernels of pairs into a cache; yields now and then.
 Compile = Callable[[Sequence[Pair]], Iterator[object]]
 #: Units compiled together at most: the first are wanted soon.
-SLICE = 8
+MAX_UNITS_TOGETHER = 8
 
 
-class Compiling:
+class CompileQueue:
     """Takes units, gives them back compiled, in their order.
 
     Args:
@@ -27,8 +27,8 @@ class Compiling:
 
     def __init__(self, compile: Compile) -> None:
         self._compile = compile
-        self._todo: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Unit | Exception] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[WorkUnit | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[WorkUnit | Exception] = queue.SimpleQueue()
         self._stop = threading.Event()
         #: Units put and not given back; of the driver's thread alone.
         self._inside = 0
@@ -39,17 +39,17 @@ class Compiling:
     def pending(self) -> bool:
         return self._inside > 0
 
-    def put(self, unit: Unit) -> None:
+    def put(self, unit: WorkUnit) -> None:
         self._inside += 1
         self._todo.put(unit)
 
-    def done(self) -> list[Unit]:
+    def done(self) -> list[WorkUnit]:
         """Units compiled since the last call.
 
         Raises:
             ToolchainMissing: NVRTC is not installed; or whatever else ended the thread.
         """
-        found: list[Unit] = []
+        found: list[WorkUnit] = []
         while not self._done.empty():
             item = self._done.get()
             if isinstance(item, Exception):
@@ -67,7 +67,7 @@ class Compiling:
     def _work(self) -> None:
         while (unit := self._todo.get()) is not None and not self._stop.is_set():
             units = [unit]
-            while len(units) < SLICE and not self._todo.empty() and (more := self._todo.get()) is not None:
+            while len(units) < MAX_UNITS_TOGETHER and not self._todo.empty() and (more := self._todo.get()) is not None:
                 units.append(more)
             try:
                 for _ in self._compile([pair for one in units for pair in one.pairs]):

@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from outblas.bench.pool.compile_queue import Compile, Compiling
+from outblas.bench.pool.compile_queue import Compile, CompileQueue
 from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
-from outblas.bench.pool.units import Unit, Units
+from outblas.bench.pool.units import WorkUnit, WorkUnits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
-from outblas.core.phase_times import Account, Ledger, total
+from outblas.core.phase_times import PhaseTimer, PhaseTotals, total
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.source import kernel_kind
@@ -37,7 +37,7 @@ class _Place:
     """Where one worker after another may sit."""
 
     state: str = "stopped"  # starting, idle, busy, or gone: given up
-    unit: Unit | None = None
+    unit: WorkUnit | None = None
     since: float = 0.0
     losses: int = 0
     expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
@@ -56,8 +56,8 @@ class PoolEvaluator(Evaluator):
 
     Args:
         transport: carries tasks; the pool starts and closes it. Use the pool as a context manager.
-        compiler: makes, for a GPU, what fills the compile cache that the workers share (see :class:`Compiling`); None:
-            they compile for themselves.
+        compiler: makes, for a GPU, what fills the compile cache that the workers share (see :class:`CompileQueue`);
+            None: they compile for themselves.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class PoolEvaluator(Evaluator):
         self._homes: dict[Problem, int] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
-        self._ledger = Ledger("other")
-        self._accounts: list[list[dict[str, Account]]] = [[] for _ in self._places]  # of the workers of every place
+        self._ledger = PhaseTimer("other")
+        self._accounts: list[list[dict[str, PhaseTotals]]] = [[] for _ in self._places]  # of the workers of every place
         #: Workers lost so far.
         self.lost = 0
 
@@ -109,12 +109,12 @@ class PoolEvaluator(Evaluator):
         """Where each worker runs: host, process, device."""
         return [self._about[index].place for index in sorted(self._about)]
 
-    def accounts(self) -> dict[str, Account]:
+    def accounts(self) -> dict[str, PhaseTotals]:
         """What the seconds went on so far: ``driver``, this process (the ``agent``'s thinking, ``waiting`` for workers,
         ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
         their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`); those of one place are added
         up."""
-        found = {"driver": self._ledger.read() + Account({}, {"workers lost": self.lost})}
+        found = {"driver": self._ledger.read() + PhaseTotals({}, {"workers lost": self.lost})}
         for index, lives in enumerate(self._accounts):
             for process in dict.fromkeys(name for life in lives for name in life):
                 found[f"worker {index}: {process}"] = total(life[process] for life in lives if process in life)
@@ -146,8 +146,8 @@ class PoolEvaluator(Evaluator):
         Raises:
             DeviceError: no worker is left; what was yielded stays valid. Any other error that an evaluator raises.
         """
-        compiling = None if self._compile is None else Compiling(self._compile)
-        units = Units(pairs, compiling, self._homes)
+        compiling = None if self._compile is None else CompileQueue(self._compile)
+        units = WorkUnits(pairs, compiling, self._homes)
         try:
             more = True
             self._start_stopped()
@@ -218,7 +218,7 @@ class PoolEvaluator(Evaluator):
     def _at_work(self) -> bool:
         return any(place.unit is not None for place in self._places)
 
-    def _hand_out(self, units: Units) -> None:
+    def _hand_out(self, units: WorkUnits) -> None:
         for index, place in enumerate(self._places):
             if place.state == "idle":
                 others = [i for i, p in enumerate(self._places) if i != index and p.state != "gone"]
@@ -233,7 +233,7 @@ class PoolEvaluator(Evaluator):
         """Kernels that ``others`` were given and this worker was not."""
         return set().union(*(self._places[i].kernels for i in others)) - self._places[index].kernels
 
-    def _send(self, index: int, task: Evaluate | Ask, unit: Unit | None = None) -> None:
+    def _send(self, index: int, task: Evaluate | Ask, unit: WorkUnit | None = None) -> None:
         place = self._places[index]
         place.state, place.unit, place.since = "busy", unit, time.monotonic()
         self._ledger.count("questions" if unit is None else "units")
@@ -265,7 +265,7 @@ class PoolEvaluator(Evaluator):
         limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
         return [i for i, p in enumerate(self._places) if p.state in limits and now - p.since > limits[p.state]]
 
-    def _done(self, event: Event, units: Units) -> Iterator[Evaluation]:
+    def _done(self, event: Event, units: WorkUnits) -> Iterator[Evaluation]:
         """Take up what a worker said of its unit."""
         place = self._places[event.worker]
         unit = place.unit

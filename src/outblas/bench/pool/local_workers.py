@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 
 from outblas.bench.pool.transport import Event, Spec, Task
 from outblas.bench.pool.worker_host import serve
-from outblas.core.child_process import Child
+from outblas.core.child_process import ChildProcess
 
 
 class LocalTransport:
@@ -17,7 +17,7 @@ class LocalTransport:
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self._specs = tuple(specs)
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._busy: set[int] = set()
 
     @property
@@ -31,7 +31,7 @@ class LocalTransport:
     def start(self, worker: int) -> None:
         self.stop(worker)
         self._busy.add(worker)  # until it says hello
-        self._children[worker] = Child(serve, (self._specs[worker],), daemon=False)  # its sandbox is its child
+        self._children[worker] = ChildProcess(serve, (self._specs[worker],), daemon=False)  # its sandbox is its child
 
     def send(self, worker: int, task: Task) -> None:
         self._busy.add(worker)

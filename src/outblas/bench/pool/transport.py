@@ -65,8 +65,8 @@ class BaselineNotes:
 
 
 #: ``ready`` (About), ``answer`` (to the task in hand; several may follow), ``end`` (of the task: process of the worker
-#: -> :class:`outblas.core.phase_times.Account` of its seconds so far), ``error`` (an exception of the evaluator; the
-#: task is over), ``lost`` (why, one line: the process or its machine is gone).
+#: -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far), ``error`` (an exception of the evaluator;
+#: the task is over), ``lost`` (why, one line: the process or its machine is gone).
 Kind = Literal["ready", "answer", "end", "error", "lost"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from outblas.bench.pool.compile_queue import Compiling
+from outblas.bench.pool.compile_queue import CompileQueue
 from outblas.bench.pool.transport import Pair
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
@@ -18,7 +18,7 @@ _PLENTY = 4
 
 
 @dataclass
-class Unit:
+class WorkUnit:
     """Pairs of one problem that are not answered yet, and which workers they have cost."""
 
     problem: Problem
@@ -26,7 +26,7 @@ class Unit:
     lost_by: list[int] = field(default_factory=list)
 
 
-class Units:
+class WorkUnits:
     """What is to be handed out, in no promised order.
 
     Args:
@@ -40,13 +40,15 @@ class Units:
     def __init__(
         self,
         pairs: Iterable[Pair],
-        compiling: Compiling | None = None,
+        compiling: CompileQueue | None = None,
         homes: MutableMapping[Problem, int] | None = None,
     ) -> None:
-        self._source: Iterator[Unit] = (Unit(p, list(group)) for p, group in groupby(pairs, key=lambda pair: pair[0]))
+        self._source: Iterator[WorkUnit] = (
+            WorkUnit(p, list(group)) for p, group in groupby(pairs, key=lambda pair: pair[0])
+        )
         self._compiling = compiling
         self._homes = {} if homes is None else homes
-        self._waiting: list[Unit] = []
+        self._waiting: list[WorkUnit] = []
         self._drawn = False
 
     def draw(self) -> bool:
@@ -71,7 +73,7 @@ class Units:
 
     def take(
         self, worker: int, others: Iterable[int], elsewhere: Collection[tuple[Any, ...]] = frozenset()
-    ) -> Unit | None:
+    ) -> WorkUnit | None:
         """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
         begun last, and before that one with few kernels of ``elsewhere``: those that other workers have and this one
         would load, and perhaps prove, once more. When none of those problems is to come, or many others wait, the same
@@ -90,7 +92,7 @@ class Units:
         if not mine:
             return None
 
-        def rank(unit: Unit) -> tuple[float, ...]:
+        def rank(unit: WorkUnit) -> tuple[float, ...]:
             twice = sum(kernel_kind(*pair) in elsewhere for pair in unit.pairs) if elsewhere else 0
             return len(unit.lost_by), -twice, work_us(unit.problem) * len(unit.pairs)
 
@@ -100,6 +102,6 @@ class Units:
             self._homes[unit.problem] = worker
         return unit
 
-    def put_back(self, unit: Unit) -> None:
+    def put_back(self, unit: WorkUnit) -> None:
         """To be handed out again, before others."""
         self._waiting.append(unit)

@@ -12,7 +12,7 @@ from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Ki
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluator import Evaluator
-from outblas.core.phase_times import Account, Ledger
+from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
 from outblas.workers.sandbox import made
@@ -41,7 +41,7 @@ class Host:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._made: Evaluator | None = None
-        self._ledger = Ledger("waiting")  # where the evaluator keeps none
+        self._ledger = PhaseTimer("waiting")  # where the evaluator keeps none
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
@@ -62,7 +62,7 @@ class Host:
 
     def messages(self, task: Task) -> Iterator[Message]:
         """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
-        ledger: Ledger = getattr(self._made, "ledger", self._ledger)
+        ledger: PhaseTimer = getattr(self._made, "ledger", self._ledger)
         try:
             with ledger.phase("task"):
                 values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
@@ -97,7 +97,7 @@ class Host:
         assert self._made is not None, "tasks follow a hello"
         return self._made
 
-    def _accounts(self) -> dict[str, Account]:
+    def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
         return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.dispatch.capture.session import capture
-from outblas.records.captured_products import Captured
+from outblas.records.captured_products import CapturedProducts
 
 _USAGE = "--out FILE [--append] -- SCRIPT | -m MODULE | -c CODE, with its arguments"
 
@@ -113,7 +113,7 @@ def _finish(recorder: capture, path: str, pid: int) -> None:
 def _holds_products(path: str) -> bool:
     """A file that is damaged, or of something else, is the recorder's to replace or to refuse."""
     try:
-        return os.path.exists(path) and bool(Captured.load(Path(path)).counts)
+        return os.path.exists(path) and bool(CapturedProducts.load(Path(path)).counts)
     except RecordError:
         return False
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.dispatch.capture import threads
-from outblas.records.captured_products import Captured, CaptureFile, Product
+from outblas.records.captured_products import CapturedProduct, CapturedProducts, CaptureFile
 from outblas.records.provenance import collect, gpu_and_driver
 
 #: A record is written again when it is older than this, seconds: what a killed program may lose.
@@ -57,7 +57,7 @@ class capture:
             raise UsageError("append without a path", "the file to add to", "pass its path")
         self._file = None if path is None else CaptureFile(path, append)
         self._clock, self._command = clock, command
-        self._counts: Counter[Product] = Counter()
+        self._counts: Counter[CapturedProduct] = Counter()
         self._lock = threading.RLock()  # a signal's handler may write while this thread counts
         self._mode: Any = None
         self._open = self._warned = False
@@ -84,9 +84,9 @@ class capture:
         self.write()
 
     @property
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedProducts:
         """What was recorded so far, without what the file held before."""
-        return Captured(dict(self._copy()), (self._about(),))
+        return CapturedProducts(dict(self._copy()), (self._about(),))
 
     def write(self) -> None:
         """Write the file now, if there is one to be written; a forked child never does."""
@@ -96,7 +96,7 @@ class capture:
         if self._file is not None and os.getpid() == self._pid:
             self._file.write(self._copy(), self._about(), wait)
 
-    def _copy(self) -> Counter[Product]:
+    def _copy(self) -> Counter[CapturedProduct]:
         with self._lock:
             return self._counts.copy()
 
@@ -108,7 +108,7 @@ class capture:
             self._provenance = {**self._provenance, "gpu": gpu, "driver": driver}
         return self._provenance
 
-    def _note(self, product: Product) -> None:
+    def _note(self, product: CapturedProduct) -> None:
         if not self._open:
             return  # a thread that outlives the block, or a forked child
         with self._lock:

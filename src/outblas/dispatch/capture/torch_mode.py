@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outblas.dispatch.fold import fold
-from outblas.records.captured_products import Product, layout_of
+from outblas.records.captured_products import CapturedProduct, layout_of
 
 #: Operator -> where its A stands among the arguments; B is the next.
 _PLACES: dict[str, int] = {
@@ -31,7 +31,7 @@ class ProductMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, note: Callable[[Product], None]) -> None:
+    def __init__(self, note: Callable[[CapturedProduct], None]) -> None:
         super().__init__()
         self._note = note
 
@@ -56,7 +56,7 @@ class ProductMode(TorchDispatchMode):
         return result
 
 
-def _product(op: str, a: Any, b: Any, c: Any) -> Product | None:
+def _product(op: str, a: Any, b: Any, c: Any) -> CapturedProduct | None:
     """None for what is no dense half-precision product, or an empty one."""
     dtype = _HALF.get(a.dtype)
     if dtype is None or b.dtype != a.dtype or a.device.type == "meta" or 0 in (*a.shape, *b.shape):
@@ -72,4 +72,4 @@ def _product(op: str, a: Any, b: Any, c: Any) -> Product | None:
         if folded is not None:
             a, b, batch = folded.a, folded.b, 1
     layout = layout_of(a.shape[-2:], a.stride()[-2:], b.shape[-2:], b.stride()[-2:])
-    return Product(a.shape[-2], b.shape[-1], a.shape[-1], layout, dtype, str(a.device), op, batch)
+    return CapturedProduct(a.shape[-2], b.shape[-1], a.shape[-1], layout, dtype, str(a.device), op, batch)

@@ -73,7 +73,7 @@ class TensorMap:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchBlock:
     """A parsed launch block.
 
     Attributes:
@@ -152,7 +152,7 @@ class Launch:
         return None
 
 
-def read_launch(text: str) -> Launch:
+def read_launch(text: str) -> LaunchBlock:
     """The launch block of a text.
 
     Raises:
@@ -177,11 +177,11 @@ def read_launch(text: str) -> Launch:
         raise ContractError(f"launch block: {where}: {first['msg'].lower()}", "the keys of the contract", _DO) from None
 
 
-def _host(block: _Host) -> Launch:
-    return Launch("host", block.acc, "outblas_launch", tuple(sorted(set(block.uses))), _all(block.requires))
+def _host(block: _Host) -> LaunchBlock:
+    return LaunchBlock("host", block.acc, "outblas_launch", tuple(sorted(set(block.uses))), _all(block.requires))
 
 
-def _device(block: _Device) -> Launch:
+def _device(block: _Device) -> LaunchBlock:
     if not re.fullmatch(r"[A-Za-z_]\w{0,127}", block.entry):
         raise ContractError(f"entry {block.entry[:40]!r}", 'the name of an extern "C" __global__ function', _DO)
     x, y, z = block.block
@@ -190,7 +190,7 @@ def _device(block: _Device) -> Launch:
     _within("cluster", (cx, cy, cz), (_MAX_CLUSTER,) * 3, cx * cy * cz, _MAX_CLUSTER)
     if not 0 <= block.shared <= _MAX_SHARED:
         raise ContractError(f"shared is {block.shared} bytes", f"0 to {_MAX_SHARED}", _DO)
-    return Launch(
+    return LaunchBlock(
         "device",
         block.acc,
         block.entry,

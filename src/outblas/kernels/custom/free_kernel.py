@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from outblas.core.errors import ContractError
 
 if TYPE_CHECKING:
-    from outblas.kernels.custom.contract import Launch
+    from outblas.kernels.custom.contract import LaunchBlock
 
 #: Texts of more than this are refused, bytes.
 MAX_BYTES = 256 * 1024
@@ -54,7 +54,7 @@ class FreeKernel:
         return kernel
 
     @functools.cached_property
-    def launch(self) -> Launch:
+    def launch(self) -> LaunchBlock:
         """The launch block, parsed. Raises ContractError."""
         from outblas.kernels.custom.contract import read_launch
 

@@ -26,7 +26,7 @@ from outblas.core.files import write_json
 from outblas.core.roofline import H200
 from outblas.kernels.catalogue import beside_the_catalogue, catalogue
 from outblas.kernels.families.registry import FAMILIES
-from outblas.learn.train.fit_cost_model import Row, of_recording
+from outblas.learn.train.fit_cost_model import MeasuredRow, of_recording
 from outblas.learn.train.measured_times import of_store
 from outblas.records.recording import Recording
 
@@ -45,14 +45,14 @@ class Measured:
         best: [P, 2] the best known times of any kernel. given: [P, 2] of kernels that are offered anyway; inf if none.
     """
 
-    problems: tuple[Row, ...]
+    problems: tuple[MeasuredRow, ...]
     kernels: tuple[KernelConfig, ...]
     times: np.ndarray
     best: np.ndarray
     given: np.ndarray
 
 
-def table(rows: Sequence[Row]) -> Measured:
+def table(rows: Sequence[MeasuredRow]) -> Measured:
     """The rows as one matrix; kernels of the family for few tokens are given, not chosen."""
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
@@ -135,7 +135,7 @@ def told(name: str, known: Measured, kernels: Sequence[KernelConfig]) -> str:
     return "\n".join(lines)
 
 
-def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[Row]:
+def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRow]:
     """What a recording and stores of tunings have measured.
 
     Raises:
@@ -145,7 +145,7 @@ def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[Row]:
     return [*rows, *(row for path in stores for row in of_store(path))]
 
 
-def write_catalogue(rows: Sequence[Row], limit: int, out: Path, tell: Callable[[str], None]) -> tuple[int, int]:
+def write_catalogue(rows: Sequence[MeasuredRow], limit: int, out: Path, tell: Callable[[str], None]) -> tuple[int, int]:
     """Choose a catalogue and write it.
 
     Args:

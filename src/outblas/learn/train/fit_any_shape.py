@@ -27,15 +27,15 @@ from outblas.records.recording import Recording
 #: ranking model has them first where nothing was recorded: extents that are no multiples of 8.
 BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
 #: Random problems of which the ranking model is asked.
-ASKED = 300
+RANDOM_PROBLEMS = 300
 #: Of a recorded problem: its fastest kernels, and as many others, drawn.
 FASTEST = 8
 #: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
-NETS, WIDTH, EPOCHS, BATCH, RATE, DECAY = 5, 96, 30, 512, 4e-3, 1e-2
+NETS, WIDTH, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 5, 96, 30, 512, 4e-3, 1e-2
 #: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
-FAR, HUBER = 1.5, 0.1
+LOG_SPEEDUP_BOUND, HUBER = 1.5, 0.1
 #: What a cell of a problem that no suite has counts, of a suite's 1.
-OUTSIDE = 2.0
+UNLISTED_WEIGHT = 2.0
 #: Shares of the problems outside the suites that each fold keeps out.
 FOLDS = 4
 
@@ -54,7 +54,7 @@ def general_kernels(name: str = "h200", seed: int = 0) -> tuple[KernelConfig, ..
 
 
 @dataclass(frozen=True)
-class Cells:
+class OfferedCells:
     """What was measured of a problem: log speed-up over torch.matmul of some kernels."""
 
     problem: Problem
@@ -63,7 +63,7 @@ class Cells:
     outside: bool
 
 
-def recorded(recording: Recording, seed: int = 0) -> list[Cells]:
+def recorded(recording: Recording, seed: int = 0) -> list[OfferedCells]:
     """Cells of a recording's kernels without PDL."""
     rng, found = np.random.default_rng(seed), []
     plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
@@ -73,15 +73,15 @@ def recorded(recording: Recording, seed: int = 0) -> list[Cells]:
         chosen = [*order[:FASTEST], *rng.permutation(order[FASTEST:])[:FASTEST]]
         us = recording.median_us[i, chosen].astype(float)
         gains = np.log(float(recording.baselines["torch"][i]) / us).astype(np.float32)
-        found.append(Cells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
+        found.append(OfferedCells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
     return found
 
 
-def fit(cells: Sequence[Cells], seed: int = 0) -> Regressor:
+def fit(cells: Sequence[OfferedCells], seed: int = 0) -> Regressor:
     """Nets trained on the cells. Deterministic for a seed and a number of threads."""
     x = np.concatenate([inputs(c.problem, c.configs, H200) for c in cells])
-    y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -FAR, FAR))
-    counts = torch.tensor(np.concatenate([np.full(len(c.gains), OUTSIDE if c.outside else 1.0) for c in cells]))
+    y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
+    counts = torch.tensor(np.concatenate([np.full(len(c.gains), UNLISTED_WEIGHT if c.outside else 1.0) for c in cells]))
     mean, deviation = x.mean(axis=0), x.std(axis=0)
     scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
     with torch.random.fork_rng():
@@ -98,8 +98,8 @@ def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn
     act, linear = torch.nn.SiLU, torch.nn.Linear
     net = torch.nn.Sequential(linear(x.shape[1], WIDTH), act(), linear(WIDTH, WIDTH), act(), linear(WIDTH, 1))
     steps = EPOCHS * max(1, len(x) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+    optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     for _ in range(steps):
         some = torch.randint(len(x), (BATCH,))
         error = torch.nn.functional.huber_loss(net(x[some])[:, 0], y[some], delta=HUBER, reduction="none")
@@ -111,7 +111,7 @@ def _fit_one(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.nn
 
 
 @dataclass(frozen=True)
-class Outcome:
+class KeptOutResult:
     """What a choice among measured kernels of a problem that the fit had not seen came to: logarithms."""
 
     gain: float
@@ -119,11 +119,13 @@ class Outcome:
     measured: float
 
 
-def kept_out(cells: Sequence[Cells], tell: Callable[[str], None], seed: int = 0) -> list[tuple[float, list[Outcome]]]:
+def kept_out(
+    cells: Sequence[OfferedCells], tell: Callable[[str], None], seed: int = 0
+) -> list[tuple[float, list[KeptOutResult]]]:
     """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
     each by nets fitted without its fold."""
     outside = [i for i, c in enumerate(cells) if c.outside and not is_vector(c.problem)]
-    found: list[tuple[float, list[Outcome]]] = [(float(sure), []) for sure in range(5)]
+    found: list[tuple[float, list[KeptOutResult]]] = [(float(sure), []) for sure in range(5)]
     for fold in range(FOLDS):
         held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
         nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
@@ -131,12 +133,12 @@ def kept_out(cells: Sequence[Cells], tell: Callable[[str], None], seed: int = 0)
             gain, deviation = nets.absolute(inputs(cells[i].problem, cells[i].configs, H200))
             for sure, outcomes in found:
                 best = int((gain - sure * deviation).argmax())
-                outcomes.append(Outcome(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
+                outcomes.append(KeptOutResult(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
         tell(f"fold {fold + 1} of {FOLDS}")
     return found
 
 
-def result(outcomes: Sequence[Outcome], sure: float, margin: float, slow: float) -> tuple[float, int]:
+def result(outcomes: Sequence[KeptOutResult], sure: float, margin: float, slow: float) -> tuple[float, int]:
     """(geometric mean over torch.matmul, problems below ``slow``) where the choices that clear the margin are taken."""
     taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
     return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
@@ -163,7 +165,7 @@ def _installed(name: str) -> Iterator[KernelConfig]:
 
 def _first_choices(seed: int) -> Iterator[KernelConfig]:
     rng = random.Random(seed)
-    for _ in range(ASKED):
+    for _ in range(RANDOM_PROBLEMS):
         m, n, k = (round(2 ** rng.uniform(0, 13)) for _ in range(3))
         problem = Problem(m, n, k, rng.choice(("TN", "NN")))
         offered: Sequence[KernelConfig] = [c for c in worth_trying(problem, H200) if launch_of(c) == "plain"]

@@ -21,7 +21,15 @@ from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import AnyShape
 from outblas.learn.policy import Policy
-from outblas.learn.train.fit_any_shape import Cells, Outcome, fit, general_kernels, kept_out, recorded, result
+from outblas.learn.train.fit_any_shape import (
+    KeptOutResult,
+    OfferedCells,
+    fit,
+    general_kernels,
+    kept_out,
+    recorded,
+    result,
+)
 from outblas.records.provenance import collect
 from outblas.records.recording import Recording
 from outblas.records.store import Store
@@ -54,7 +62,7 @@ def export(store: Path, out: Path) -> str:
     return f"{len(done)} cells of {len(set(columns['problem']))} problems"
 
 
-def read_cells(path: Path) -> tuple[list[Cells], dict[str, Any]]:
+def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
     """(cells, provenance) of what :func:`export` wrote."""
     table = pq.read_table(path)
     grouped: dict[str, list[dict[str, Any]]] = {}
@@ -64,7 +72,7 @@ def read_cells(path: Path) -> tuple[list[Cells], dict[str, Any]]:
     for key, rows in grouped.items():
         gains = np.log([row["torch_us"] / row["median_us"] for row in rows]).astype(np.float32)
         configs = tuple(config_from_name(row["kernel"]) for row in rows)
-        found.append(Cells(Problem.from_key(key), configs, gains, outside=True))
+        found.append(OfferedCells(Problem.from_key(key), configs, gains, outside=True))
     return found, json.loads(table.schema.metadata[b"provenance"])
 
 
@@ -101,7 +109,7 @@ def fit_all(cells: Path, proved: Path, out: Path, tell: Callable[[str], None]) -
     return f"{len(kernels)} kernels, bound {sure:g} deviations below, margin {margin}; {told}"
 
 
-def _most_for_few(outcomes: Sequence[tuple[float, list[Outcome]]]) -> tuple[float, float, str]:
+def _most_for_few(outcomes: Sequence[tuple[float, list[KeptOutResult]]]) -> tuple[float, float, str]:
     """(sure, margin, in words): the most speed where at most :data:`SLOWER` of the problems kept out get slower."""
     best = (0.0, 0.0, 0.0, 0)
     for sure, each in outcomes:

@@ -21,7 +21,7 @@ from outblas.records.recording import Recording
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """The measured cells of one problem from one source.
 
     Attributes:
@@ -35,13 +35,13 @@ class Row:
     times: np.ndarray
 
 
-def row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> Row:
+def row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> MeasuredRow:
     """The row of some times, without those that are none."""
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
-    return Row(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
+    return MeasuredRow(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
 
 
-def of_recording(recording: Recording, name: str, problems: Collection[Problem] | None = None) -> list[Row]:
+def of_recording(recording: Recording, name: str, problems: Collection[Problem] | None = None) -> list[MeasuredRow]:
     """Rows of a recording's problems, or of some of them, without what was not measured."""
     return [
         row(name, p, dict(zip(recording.catalogue, times, strict=True)))
@@ -84,7 +84,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Cells:
+class FitCells:
     """All cells of a fit, row after row: their row, log time, and weight (1 a row together)."""
 
     row: np.ndarray
@@ -99,7 +99,7 @@ class Cells:
         return np.asarray(values - CENTRED * mean[self.row])
 
 
-def fit(rows: Sequence[Row], gpu: Gpu, steps: int = 60) -> Coefficients:
+def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
     """Coefficients of every family: damped Gauss-Newton with numeric derivatives, all in logarithms.
 
     A family without cells stays where the fit starts.
@@ -158,7 +158,7 @@ def fit(rows: Sequence[Row], gpu: Gpu, steps: int = 60) -> Coefficients:
     return found
 
 
-def _cells(rows: Sequence[Row], gpu: Gpu) -> Cells:
+def _cells(rows: Sequence[MeasuredRow], gpu: Gpu) -> FitCells:
     parts: dict[str, list[tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]]] = {}
     offset = 0
     for row in rows:
@@ -177,10 +177,10 @@ def _cells(rows: Sequence[Row], gpu: Gpu) -> Cells:
     }
     number = np.repeat(np.arange(len(rows)), [len(r.times) for r in rows])
     times, weights = (np.concatenate(v) for v in ([r.times for r in rows], [_weights(r) for r in rows]))
-    return Cells(number, np.log(times), weights, families)
+    return FitCells(number, np.log(times), weights, families)
 
 
-def _weights(row: Row) -> np.ndarray:
+def _weights(row: MeasuredRow) -> np.ndarray:
     weights = np.empty(len(row.times))
     for mask in launch_masks(row.configs):
         front = np.maximum(np.square(row.times[mask].min() / row.times[mask]), FAR_WEIGHT)
@@ -195,10 +195,10 @@ RESIDUAL_FAR_WEIGHT = 0.02
 #: Share of the mean of a problem that is taken off its cells' before they count: the model is to rank.
 RESIDUAL_CENTRED = 0.9
 #: Logarithms beyond which a cell is another story than a factor.
-LARGEST = 0.25
+MAX_LOG_FACTOR = 0.25
 
 
-def fit_residual(rows: Sequence[Row], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
+def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
     """Coefficients in the order of ``model_residual.NAMES``, of what the formula leaves within each problem."""
     size = len(residual.NAMES)
     hessian, gradient = RIDGE * np.eye(size), np.zeros(size)
@@ -206,7 +206,7 @@ def fit_residual(rows: Sequence[Row], coefficients: Mapping[str, Mapping[str, fl
         weights = np.maximum((row.times.min() / row.times) ** 4, RESIDUAL_FAR_WEIGHT)
         weights = weights / weights.sum()
         left = np.log(row.times / cost_model.predict_by(coefficients, None, row.problem, row.configs, gpu))
-        left = np.clip(left - RESIDUAL_CENTRED * (weights @ left), -LARGEST, LARGEST)
+        left = np.clip(left - RESIDUAL_CENTRED * (weights @ left), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
         found = _features(row.problem, row.configs, gpu)
         found = found - RESIDUAL_CENTRED * (weights @ found)
         hessian += (found * weights[:, None]).T @ found

@@ -24,7 +24,7 @@ import numpy as np
 from outblas.core.roofline import H200, Gpu
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost import residual as model_residual
-from outblas.learn.train.fit_cost_model import Row, fit, fit_residual, launch_masks, of_recording
+from outblas.learn.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, of_recording
 from outblas.learn.train.measured_times import of_jsonl, of_store
 from outblas.records.provenance import commit, utc_now
 from outblas.records.recording import Recording
@@ -43,9 +43,9 @@ class Measurements:
     stores: Sequence[Path] = ()
     recording: str | None = None
 
-    def read(self) -> tuple[list[Row], Gpu, dict[str, Any]]:
+    def read(self) -> tuple[list[MeasuredRow], Gpu, dict[str, Any]]:
         """(rows with times, their GPU, what the provenance says of the source)."""
-        rows: list[Row] = []
+        rows: list[MeasuredRow] = []
         gpu, about = H200, dict[str, Any]()
         if self.recording:
             recording = Recording.load(self.recording)
@@ -100,7 +100,7 @@ def packaged_path(gpu_name: str) -> Path:
 # --- checking ------------------------------------------------------------------------------------
 
 
-def _cross_validate(rows: Sequence[Row], gpu: Gpu, folds: int) -> list[np.ndarray]:
+def _cross_validate(rows: Sequence[MeasuredRow], gpu: Gpu, folds: int) -> list[np.ndarray]:
     """Predictions of every row by a fit that did not see its shape."""
     shapes = sorted({(r.problem.m, r.problem.n, r.problem.k) for r in rows})
     fold_of = dict(zip(shapes, np.random.default_rng(0).permutation(len(shapes)) % folds, strict=True))
@@ -116,7 +116,7 @@ def _cross_validate(rows: Sequence[Row], gpu: Gpu, folds: int) -> list[np.ndarra
     return out
 
 
-def _checks(rows: Sequence[Row], predictions: Sequence[np.ndarray]) -> dict[str, Any]:
+def _checks(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray]) -> dict[str, Any]:
     """Held-out figures: error, regret of the model's first n, and what pruning would have lost."""
     error = np.concatenate(
         [np.log(p / r.times)[r.times <= NEAR * r.times.min()] for r, p in zip(rows, predictions, strict=True)]
@@ -143,7 +143,7 @@ def _checks(rows: Sequence[Row], predictions: Sequence[np.ndarray]) -> dict[str,
     return out
 
 
-def _tops(rows: Sequence[Row], predictions: Sequence[np.ndarray], by_launch: bool) -> dict[str, Any]:
+def _tops(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray], by_launch: bool) -> dict[str, Any]:
     """The best time among the first n of the predicted order over the best of all that was measured."""
     found: dict[str, Any] = {}
     for n in TOPS:
@@ -163,7 +163,7 @@ def _tops(rows: Sequence[Row], predictions: Sequence[np.ndarray], by_launch: boo
 
 
 def _pruning(
-    rows: Sequence[Row], predictions: Sequence[np.ndarray], needed: np.ndarray, factor: float
+    rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray], needed: np.ndarray, factor: float
 ) -> dict[str, Any]:
     pdl = [np.array([c.pdl for c in row.configs]) for row in rows]
     masks = [cost_model.too_slow(p, d, factor) for p, d in zip(predictions, pdl, strict=True)]

@@ -17,7 +17,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas.learn.train.fit_cost_model import Row, row
+from outblas.learn.train.fit_cost_model import MeasuredRow, row
 from outblas.records.store import Store
 
 #: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
@@ -28,7 +28,7 @@ LAUNCH_MATTERS_US = 30.0
 DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
 
 
-def of_store(path: Path) -> list[Row]:
+def of_store(path: Path) -> list[MeasuredRow]:
     """Rows of the problems of a store, all runs brought to the clock of the oldest.
 
     Raises:
@@ -62,12 +62,12 @@ def drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0
 
 
-def of_jsonl(path: Path) -> list[Row]:
+def of_jsonl(path: Path) -> list[MeasuredRow]:
     """Rows of the lines of a file."""
     return [_line(path.stem, json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _line(source: str, found: dict[str, Any]) -> Row:
+def _line(source: str, found: dict[str, Any]) -> MeasuredRow:
     times = {**_as_medians(found["first"], found["med"]), **found["med"]}
     named = {name: t for name, t in times.items() if ":" in name and t}  # baselines have no family
     return row(source, Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})

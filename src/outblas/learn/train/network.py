@@ -16,14 +16,14 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from outblas.learn.features import CANDIDATE, PROBLEM, Features
-from outblas.learn.policy import BEHIND, BELIEF, SEARCH
+from outblas.learn.policy import BEHIND_COLUMN, POSTERIOR_INPUTS, SEARCH_INPUTS
 
 #: Units of the scorer's two hidden layers, and of the value's.
 WIDTH, VALUE_WIDTH = 64, 64
 #: Where greed begins: a candidate believed 5% slower (one unit) is e^-GREED as likely. Learned as its logarithm.
-GREED = 4.0
+INITIAL_GREED = 4.0
 #: Column that the environment adds: whether the row is offered.
-OFFERED = len(CANDIDATE) + len(BELIEF)
+OFFERED_COLUMN = len(CANDIDATE) + len(POSTERIOR_INPUTS)
 #: Candidates that the value looks at: the best by belief.
 FRONT = 4
 
@@ -34,10 +34,10 @@ class Scorer(BaseFeaturesExtractor):
     def __init__(self, observation_space: Any, state: int) -> None:
         self.columns = observation_space["candidates"].shape[0]
         super().__init__(observation_space, self.columns + VALUE_WIDTH)
-        inputs = OFFERED + len(PROBLEM) + len(SEARCH)
+        inputs = OFFERED_COLUMN + len(PROBLEM) + len(SEARCH_INPUTS)
         self.layers = nn.ModuleList([nn.Linear(inputs, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)])
-        self.greed = nn.Parameter(torch.tensor(math.log(GREED)))
-        seen = len(PROBLEM) + len(SEARCH) + state + FRONT * 3
+        self.greed = nn.Parameter(torch.tensor(math.log(INITIAL_GREED)))
+        seen = len(PROBLEM) + len(SEARCH_INPUTS) + state + FRONT * 3
         self.value = nn.Sequential(
             nn.Linear(seen, VALUE_WIDTH), nn.SiLU(), nn.Linear(VALUE_WIDTH, VALUE_WIDTH), nn.SiLU()
         )
@@ -45,17 +45,19 @@ class Scorer(BaseFeaturesExtractor):
     def forward(self, observations: Mapping[str, torch.Tensor]) -> torch.Tensor:
         table = observations["candidates"]
         about = torch.cat([observations["problem"], observations["search"]], dim=1)
-        batch, row = torch.nonzero(table[:, :, OFFERED] > 0.5, as_tuple=True)
+        batch, row = torch.nonzero(table[:, :, OFFERED_COLUMN] > 0.5, as_tuple=True)
         rows = table[batch, row]
-        h = torch.cat([rows[:, :OFFERED], about[batch]], dim=1)
+        h = torch.cat([rows[:, :OFFERED_COLUMN], about[batch]], dim=1)
         for layer in self.layers[:-1]:
             h = nn.functional.silu(layer(h))
-        score = self.layers[-1](h)[:, 0] - torch.exp(self.greed) * rows[:, BEHIND]
+        score = self.layers[-1](h)[:, 0] - torch.exp(self.greed) * rows[:, BEHIND_COLUMN]
         scores = torch.zeros(table.shape[:2]).index_put((batch, row), score)
         # The last three of a candidate's belief, of the few that are believed best.
-        untried = torch.where(table[:, :, OFFERED] > 0.5, -table[:, :, BEHIND], torch.full((), -1e3))
+        untried = torch.where(table[:, :, OFFERED_COLUMN] > 0.5, -table[:, :, BEHIND_COLUMN], torch.full((), -1e3))
         front = untried.topk(FRONT, dim=1).indices
-        believed = torch.gather(table[:, :, BEHIND:OFFERED], 1, front[:, :, None].expand(-1, -1, 4))[:, :, :3]
+        believed = torch.gather(table[:, :, BEHIND_COLUMN:OFFERED_COLUMN], 1, front[:, :, None].expand(-1, -1, 4))[
+            :, :, :3
+        ]
         seen = torch.cat([about, observations["state"], believed.flatten(1)], dim=1)
         return torch.cat([scores, self.value(seen)], dim=1)
 

@@ -26,11 +26,11 @@ except ImportError as error:
 #: Cells this log time over the best of their task are the hinge between square and linear loss.
 HUBER = 0.05
 #: A cell counts by (best / time) to this power, and no less than FAR: it is to rank the front.
-FRONT, FAR = 4, 0.02
+FRONT_WEIGHT_POWER, MIN_CELL_WEIGHT = 4, 0.02
 #: Share of a task's mean error that is taken off: the regressor predicts up to a constant.
-CENTRED = 0.98
+CENTRED_SHARE = 0.98
 #: Share of the (N, K) that is set apart, to judge by what is built on a regressor.
-APART = 0.1
+HELD_BACK_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RegressSettings:
 
 
 @dataclass(frozen=True)
-class Task:
+class RegressionTask:
     """Proven cells of one problem and launch option: inputs float32[n, F] and log times float64[n]."""
 
     inputs: Features
@@ -61,14 +61,14 @@ class Task:
 def set_apart(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
     """(to learn from, to judge by), split by (N, K), so that whole families are new; both all of them where one is."""
     families = sorted({(p.n, p.k) for p in problems})
-    count = max(1, round(APART * len(families)))
+    count = max(1, round(HELD_BACK_SHARE * len(families)))
     apart = {families[i] for i in np.random.default_rng(seed).permutation(len(families))[:count]}
     learn = [p for p in problems if (p.n, p.k) not in apart]
     check = [p for p in problems if (p.n, p.k) in apart]
     return (learn, check) if learn else (check, check)
 
 
-def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
+def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[RegressionTask]:
     """Every launch option of every problem that has two proven cells or more."""
     found = []
     for problem in problems:
@@ -80,7 +80,7 @@ def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Task]:
                 each = candidate_features(problem, [recording.catalogue[i] for i in cells], recording.gpu)
                 wide = np.broadcast_to(about, (len(each), len(about)))
                 log_us = np.log(recording.median_us[row, cells].astype(np.float64))
-                found.append(Task(np.concatenate([wide, each], axis=1), log_us))
+                found.append(RegressionTask(np.concatenate([wide, each], axis=1), log_us))
     return found
 
 
@@ -187,12 +187,12 @@ def _fit(
 def _loss(predicted: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     share = weight / weight.sum(dim=1, keepdim=True)
     error = predicted - y
-    size = (error - CENTRED * (error * share).sum(dim=2, keepdim=True)).abs()
+    size = (error - CENTRED_SHARE * (error * share).sum(dim=2, keepdim=True)).abs()
     huber = torch.where(size < HUBER, size**2 / (2 * HUBER), size - HUBER / 2)
     return (share * huber).sum(dim=2).mean()
 
 
-def _padded(tasks: Sequence[Task], mean: Features, scale: Features) -> tuple[torch.Tensor, ...]:
+def _padded(tasks: Sequence[RegressionTask], mean: Features, scale: Features) -> tuple[torch.Tensor, ...]:
     """Inputs [tasks, cells, F], log time over the task's best and weight [tasks, cells]; 0 behind a task's cells."""
     longest = max(len(t.log_us) for t in tasks)
     x = np.zeros((len(tasks), longest, len(mean)), dtype=np.float32)
@@ -200,5 +200,5 @@ def _padded(tasks: Sequence[Task], mean: Features, scale: Features) -> tuple[tor
     for i, task in enumerate(tasks):
         n, behind = len(task.log_us), task.log_us - task.log_us.min()
         x[i, :n], y[i, :n] = (task.inputs - mean) * scale, behind
-        weight[i, :n] = np.maximum(np.exp(-FRONT * behind), FAR)
+        weight[i, :n] = np.maximum(np.exp(-FRONT_WEIGHT_POWER * behind), MIN_CELL_WEIGHT)
     return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(weight)

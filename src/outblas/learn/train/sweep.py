@@ -9,7 +9,7 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.learn.train.train_ppo import PpoSettings, Run, train
+from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train
 from outblas.records.recording import Recording
 
 try:
@@ -74,7 +74,7 @@ def sweep(
             trial.report(score, steps)
             return bool(trial.should_prune())
 
-        train(recording, problems, settings, Run(regressor=path / "regressor.npz"), on_update=on_update)
+        train(recording, problems, settings, TrainingRun(regressor=path / "regressor.npz"), on_update=on_update)
         if trial.should_prune():
             raise optuna.TrialPruned
         return last[0]

@@ -38,9 +38,9 @@ except ImportError as error:
     ) from error
 
 #: Updates between two checkpoints.
-EVERY = 4
+CHECKPOINT_EVERY_UPDATES = 4
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.
-JUDGED = (1, 2, 4, 8)
+JUDGED_MEASUREMENTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """Where a training keeps its checkpoints and logs; ``path`` None: nowhere.
 
     Attributes:
@@ -116,7 +116,8 @@ class Run:
 
 
 def train(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings | None = None, run: Run | None = None,
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings | None = None,
+    run: TrainingRun | None = None,
     progress: Progress | None = None, on_update: Callable[[int, float], bool] | None = None,
 ) -> Policy:  # fmt: skip
     """A policy trained on the recorded cells of ``problems`` and on no other.
@@ -132,7 +133,7 @@ def train(
         UsageError: a problem was not recorded, fewer than ten problems, or the directory is of other settings.
         RecordError: the directory lacks a file, it cannot be read or written, or another process trains in it.
     """
-    settings, run = settings or PpoSettings(), run or Run()
+    settings, run = settings or PpoSettings(), run or TrainingRun()
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
     with contextlib.nullcontext() if run.path is None else sole_driver(run.path):
@@ -140,7 +141,8 @@ def train(
 
 
 def _train(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, run: Run, progress: Progress | None,
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, run: TrainingRun,
+    progress: Progress | None,
     on_update: Callable[[int, float], bool] | None,
 ) -> Policy:  # fmt: skip
     _claim(run, settings, problems)
@@ -170,7 +172,7 @@ def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
 
 
 def _model(
-    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, begun: Policy, run: Run
+    recording: Recording, problems: Sequence[Problem], settings: PpoSettings, begun: Policy, run: TrainingRun
 ) -> tuple[Any, int]:
     """The learner, as new or from its last checkpoint, and how many transitions it has seen."""
     from outblas.learn.env import TuningEnv
@@ -203,7 +205,8 @@ class _Judge(BaseCallback):
     """After every few updates: a checkpoint, its score on the validation problems, and what is logged."""
 
     def __init__(
-        self, recording: Recording, problems: Sequence[Problem], regressor: Regressor, settings: PpoSettings, run: Run,
+        self, recording: Recording, problems: Sequence[Problem], regressor: Regressor, settings: PpoSettings,
+        run: TrainingRun,
         progress: Progress | None, on_update: Callable[[int, float], bool] | None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -233,7 +236,7 @@ class _Judge(BaseCallback):
         return not self._stopped
 
     def _on_rollout_start(self) -> None:
-        if self._updates % EVERY == 0:  # the first before any update: the regressor's greedy order
+        if self._updates % CHECKPOINT_EVERY_UPDATES == 0:  # the first before any update: the regressor's greedy order
             self._judge()
         self._updates += 1
 
@@ -246,7 +249,7 @@ class _Judge(BaseCallback):
     def _judge(self) -> None:
         arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
         policy = Policy(self._regressor, arrays)
-        budgets = [b for b in JUDGED if b <= self._settings.budget]
+        budgets = [b for b in JUDGED_MEASUREMENTS if b <= self._settings.budget]
         quality = qualities(policy, self._searches, max(budgets))
         at = {b: float(np.exp(np.mean(np.log(quality[:, b - 1])))) for b in budgets}
         score = float(np.mean(np.log([at[b] for b in budgets])))
@@ -278,7 +281,7 @@ class _Judge(BaseCallback):
         return json.dumps({**about, "score": score, "recording": self._recording.provenance}, sort_keys=True)
 
 
-def _claim(run: Run, settings: PpoSettings, problems: Sequence[Problem]) -> None:
+def _claim(run: TrainingRun, settings: PpoSettings, problems: Sequence[Problem]) -> None:
     """Write what the directory is of, or refuse one of something else."""
     path = run.file("settings.json")
     if path is None:
@@ -292,7 +295,7 @@ def _claim(run: Run, settings: PpoSettings, problems: Sequence[Problem]) -> None
     write_json(path, wanted)
 
 
-def _wandb(run: Run, settings: PpoSettings) -> Any:
+def _wandb(run: TrainingRun, settings: PpoSettings) -> Any:
     """A Weights & Biases run (``WANDB_MODE=offline`` keeps it on disk), or None."""
     if not run.wandb:
         return None

@@ -18,7 +18,7 @@ from outblas.core.plausibility import below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.gates import Level
-from outblas.llm.evaluators import COMPILE, open_place, parse_place
+from outblas.llm.evaluators import COMPILE, open_chosen_evaluator, parse_evaluator
 from outblas.llm.train.answer_language import Language
 from outblas.llm.train.rewards import Parts, Refused, parts
 from outblas.records.store import Store
@@ -58,7 +58,7 @@ class Judged:
     speedup: float | None = None
 
 
-class Judge:
+class AnswerJudge:
     """Judges batches of answers.
 
     Args:
@@ -165,9 +165,9 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
     """
     if proof not in get_args(Level):
         raise UsageError(f"--proof {proof!r}", " or ".join(get_args(Level)), "pass one of them")
-    place = parse_place(device)
+    place = parse_evaluator(device)
     if place.gpu_index is None:
-        with open_place(place) as evaluator:
+        with open_chosen_evaluator(place) as evaluator:
             yield evaluator
         return
     from outblas.bench.live_evaluator import LiveEvaluator

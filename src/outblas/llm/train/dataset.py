@@ -19,7 +19,7 @@ from outblas.llm.train.rewards import Refused
 from outblas.records.evaluation_json import evaluation_from_json
 
 #: Kernels per problem that are learned from, the fastest.
-KEPT = 8
+KERNELS_PER_PROBLEM = 8
 _Known = tuple[Problem, Candidate]
 
 
@@ -114,7 +114,7 @@ def _of_evaluations(found: Iterable[Evaluation], language: Language, chat: bool)
     for problem, passed in by_problem.items():
         best = sorted(passed.values(), key=lambda e: e.timing.median_us if e.timing else 0.0)
         answers = (language.write(problem, e.config) for e in best)
-        for answer in [a for a in answers if a is not None][:KEPT]:
+        for answer in [a for a in answers if a is not None][:KERNELS_PER_PROBLEM]:
             yield _row(problem, answer, language, chat)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.problem import Problem
-from outblas.llm.train.answer_judge import Judge, Judged
+from outblas.llm.train.answer_judge import AnswerJudge, Judged
 from outblas.llm.train.dataset import said
 from outblas.llm.train.rewards import PARTS, advantages
 from outblas.llm.train.training_folder import append_line
@@ -43,7 +43,8 @@ class RewardFunctions:
     """
 
     def __init__(
-        self, judge: Judge | None, problems: Sequence[Problem], group: int, least_std: float = 0.05, clip: float = 2.0,
+        self, judge: AnswerJudge | None, problems: Sequence[Problem], group: int, least_std: float = 0.05,
+        clip: float = 2.0,
         log: Path | None = None, prepare: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._judge, self._problems, self._group = judge, problems, group

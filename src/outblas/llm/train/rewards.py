@@ -18,9 +18,9 @@ from outblas.core.roofline import H200, Gpu
 from outblas.learn.reward import CLIP, gated
 
 #: What a missed step before the proof costs, beside what the failure itself costs.
-STEP = 0.25
+MISSED_STEP_COST = 0.25
 #: What a kernel gets whose proof nobody ran (compiled only): above every failure, below every proven kernel.
-UNPROVEN = -CLIP
+UNPROVEN_REWARD = -CLIP
 #: Least and largest logarithm of a speed-up that is told apart.
 LOG_CLIP = 3.0
 #: The last status that a candidate may have without having been compiled, and without having passed the static gate.
@@ -46,8 +46,8 @@ class Parts:
     Attributes:
         format: 0 if the answer is a candidate, else ``-STEP``. compiled, static: 0 if it compiled and passed the static
             gate, else ``-STEP``.
-        correct: 0 if proven; of a failure ``outblas.learn.reward.gated``, in [-2, -1); :data:`UNPROVEN` if nobody ran
-        it. speed: :func:`speed` of a proven kernel, else 0.
+        correct: 0 if proven; of a failure ``outblas.learn.reward.gated``, in [-2, -1); :data:`UNPROVEN_REWARD` if
+        nobody ran it. speed: :func:`speed` of a proven kernel, else 0.
     """
 
     format: float = 0.0
@@ -72,9 +72,9 @@ def parts(answer: Union[Evaluation, Refused], timed: bool, gpu: Gpu = H200) -> P
         gpu: whose floor a time is held against.
     """
     if isinstance(answer, Refused):
-        return Parts(-STEP, -STEP, -STEP, -2 * CLIP)
+        return Parts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * CLIP)
     if answer.status is Status.LEFT_OUT:
-        return Parts(correct=UNPROVEN)
+        return Parts(correct=UNPROVEN_REWARD)
     if answer.status is not Status.PASSED or below_floor(answer, gpu):
         return _failed(answer)
     return Parts(speed=speed(answer) if timed else 0.0)
@@ -125,6 +125,6 @@ def _failed(evaluation: Evaluation) -> Parts:
     status = evaluation.status
     if status is Status.PASSED:
         return Parts(correct=-2 * CLIP + CLIP * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES))
-    compiled = -STEP if status in _NOT_COMPILED else 0.0
-    static = -STEP if status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
+    compiled = -MISSED_STEP_COST if status in _NOT_COMPILED else 0.0
+    static = -MISSED_STEP_COST if status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
     return Parts(0.0, compiled, static, gated(evaluation))

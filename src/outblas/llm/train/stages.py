@@ -15,8 +15,8 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.files import sole_driver
-from outblas.llm.evaluators import parse_place
-from outblas.llm.train.answer_judge import COMPILE, Judge, evaluator_of
+from outblas.llm.evaluators import parse_evaluator
+from outblas.llm.train.answer_judge import COMPILE, AnswerJudge, evaluator_of
 from outblas.llm.train.answer_language import Language
 from outblas.llm.train.base_models import Loaded, check_installed, load
 from outblas.llm.train.dataset import prompt_rows, taught_rows
@@ -28,7 +28,7 @@ from outblas.llm.train.training_folder import FINAL, keep_lines, last_checkpoint
 
 Say = Callable[[str], None]
 #: Rows of a step of the supervised stage, over all processes.
-TAUGHT = 8
+SUPERVISED_ROWS_PER_STEP = 8
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     check_installed()
     _check_loggers(settings)
     if settings.stage != "supervised":
-        parse_place(settings.device)  # before a large model is loaded
+        parse_evaluator(settings.device)  # before a large model is loaded
     elif settings.archive is not None:
         taught_rows(settings.archive, language, chat=False)
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
@@ -114,7 +114,7 @@ def _grpo(
             store = stack.enter_context(Store(run / "store.sqlite"))
             store.begin(evaluator.source, {"device": evaluator.source, "proof": settings.proof})
             timed = settings.stage == "speed"
-            judge = Judge(evaluator, language, timed, store, evaluator.source, settings.batch_seconds)
+            judge = AnswerJudge(evaluator, language, timed, store, evaluator.source, settings.batch_seconds)
         rewards = RewardFunctions(
             judge, settings.problems, settings.group, settings.least_std, settings.clip,
             stage / "answers.jsonl" if first else None, _make_room(settings, say),
@@ -155,7 +155,9 @@ def _supervised(stage: Path, settings: TrainSettings, loaded: Loaded, language: 
     assert settings.archive is not None, "checked by the settings"
     rows = taught_rows(settings.archive, language, loaded.chat)
     say(f"supervised: {len(rows)} answers to learn from")
-    arguments = SFTConfig(**_common(stage, settings, TAUGHT), max_length=None, completion_only_loss=True)
+    arguments = SFTConfig(
+        **_common(stage, settings, SUPERVISED_ROWS_PER_STEP), max_length=None, completion_only_loss=True
+    )
     _one_gpu(arguments)
     trainer = SFTTrainer(
         model=loaded.model,

@@ -10,7 +10,7 @@ import re
 from importlib import resources
 
 from outblas.core.problem import ELEMENT_BYTES
-from outblas.judge.reference import ERROR_C, FLOOR, FP16_C, UNIT
+from outblas.judge.reference import ERROR_C, FP16_C, SMALLEST_STEP, UNIT_ROUNDOFF
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, launch_smem, workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
@@ -54,14 +54,15 @@ def checking_program(target: Target) -> str:
         bound = f"{ERROR_C * math.sqrt(p.k) * 2.0**-24!r} * magnitude"
     else:
         steps = math.ceil(p.k / 16)
-        bound = f"{steps * FLOOR[p.dtype]!r} + {FP16_C * math.sqrt(steps) * 2.0**-11!r} * (std::fabs(reference) + q)"
+        relative = FP16_C * math.sqrt(steps) * 2.0**-11
+        bound = f"{steps * SMALLEST_STEP[p.dtype]!r} + {relative!r} * (std::fabs(reference) + q)"
     return filled(
         "test.cpp",
         COMMENT=target.comment(f"Usage: {target.name}_test {target.name}.cubin. Made by outblas export; Apache-2.0."),
         NAME=target.name,
         BF16=str(p.dtype == "bf16").lower(),
         B_INDEX="col * K + k" if p.layout == "TN" else "k * N + col",
-        BOUND=f"{UNIT[p.dtype]!r} * std::fabs(reference) + {FLOOR[p.dtype]!r} + {bound}",
+        BOUND=f"{UNIT_ROUNDOFF[p.dtype]!r} * std::fabs(reference) + {SMALLEST_STEP[p.dtype]!r} + {bound}",
     )
 
 

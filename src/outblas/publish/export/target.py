@@ -12,7 +12,7 @@ from outblas.core.errors import OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, Gpu
 from outblas.core.suites import Table
-from outblas.records.library import Choice, Library, Row
+from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Target:
 
     problem: Problem
     launch: Launch
-    row: Row
-    choice: Choice
+    row: LibraryRow
+    choice: LibraryChoice
     gpu: Gpu
     provenance: Mapping[str, Any]
 

@@ -14,10 +14,10 @@ from outblas.core.config import Candidate, config_name, config_to_json
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.archive import Archive, Entry, Shape
+from outblas.llm.archive import Archive, ArchiveShape, Entry
 from outblas.llm.budget import Cost
 from outblas.llm.evolve_folder import EvolveFiles, read_run
-from outblas.llm.evolve_journal import Ledger, Outcome, Question
+from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
 from outblas.llm.feedback import KINDS
 from outblas.records.store import Store
 
@@ -36,7 +36,7 @@ class Node:
     """
 
     name: str
-    outcome: Outcome
+    outcome: AnswerOutcome
     generation: int
     parents: tuple[str, ...]
 
@@ -64,7 +64,7 @@ class EvolveRun:
     path: Path
     about: dict[str, Any]
     questions: tuple[Question, ...]
-    outcomes: dict[int, Outcome]
+    outcomes: dict[int, AnswerOutcome]
     costs: dict[int, Cost]
     attempts: Counter[str]
     entries: tuple[Entry, ...]
@@ -76,13 +76,13 @@ class EvolveRun:
 
     @cached_property
     def archive(self) -> Archive:
-        return Archive(Shape(**self.about["settings"]["shape"]), self.about["settings"]["seed"], self.entries)
+        return Archive(ArchiveShape(**self.about["settings"]["shape"]), self.about["settings"]["seed"], self.entries)
 
     @property
     def spent(self) -> Cost:
         return sum(self.costs.values(), Cost())
 
-    def of(self, problem: str) -> list[tuple[Question, Outcome]]:
+    def of(self, problem: str) -> list[tuple[Question, AnswerOutcome]]:
         """A problem's answered questions, in the order of their outcomes."""
         by_id = {q.id: q for q in self.questions}
         return [(by_id[o.question], o) for o in self.outcomes.values() if by_id[o.question].problem == problem]
@@ -134,7 +134,7 @@ class EvolveRun:
                 return [outcome.name]
         return list(question.parents)
 
-    def _sides(self, side_of: Callable[[Question, Outcome], str], names: Iterable[str]) -> list[Side]:
+    def _sides(self, side_of: Callable[[Question, AnswerOutcome], str], names: Iterable[str]) -> list[Side]:
         by_id = {q.id: q for q in self.questions}
         sides = []
         for name in names:
@@ -157,7 +157,7 @@ def load_evolution(path: Path) -> EvolveRun:
         raise RecordError(f"{path} has no {files.store.name}", "a run that has begun", "repeat `outblas evolve`")
     with Store(files.store) as store:
         evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
-    with Ledger(files.store) as ledger:
+    with EvolveJournal(files.store) as ledger:
         costs: dict[int, Cost] = {}
         attempts: Counter[str] = Counter()
         for question, reply in ledger.replies():

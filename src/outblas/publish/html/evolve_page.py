@@ -6,7 +6,7 @@ import math
 from html import escape
 from typing import Any
 
-from outblas.core.plausibility import BELIEVED
+from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, H200, floor_us
 from outblas.llm.feedback import KINDS
@@ -178,8 +178,8 @@ def _method() -> str:
         "Speed-up: median over interleaved rounds of time of the fastest baseline / time of the kernel, same problem. "
         "At least: the lower end of its 95% interval, by which the archive ranks.",
         "Gain: log of how much the best speed-up of a problem rose by an answer, from 1 on, summed up.",
-        f"A time below {BELIEVED:.0%} of the floor is not believed: such a candidate is rejected. The floor is made of "
-        "measured, sustained rates.",
+        f"A time below {PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the floor is not believed: such a candidate is rejected. "
+        "The floor is made of measured, sustained rates.",
         "Selection bias: the best kernels are shown with the times that they were chosen by, which flatters them a "
         "little.",
         "Tokens of a request that was lost on the way are counted at the most that it can have taken.",

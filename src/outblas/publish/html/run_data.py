@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.stats import LOSS
+from outblas.core.stats import LOSS_BELOW
 from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
 from outblas.records.results import Result, read_result
 
@@ -54,7 +54,7 @@ class Group:
     @property
     def losses(self) -> list[Row]:
         """Every row published below 0.99, worst first."""
-        return sorted((r for r in self.rows if r["published"] < LOSS), key=lambda r: r["published"])
+        return sorted((r for r in self.rows if r["published"] < LOSS_BELOW), key=lambda r: r["published"])
 
     @property
     def fallbacks(self) -> list[Row]:
@@ -62,7 +62,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A result and, for a tune run, what its ``run.json`` says of how it came about, and what was profiled of it.
 
     Attributes:
@@ -101,7 +101,7 @@ class Run:
         return self.result.provenance
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
+def load_run(path: str | os.PathLike[str]) -> ReportedRun:
     """Read RUN: a bench result file, or a tune run directory with ``result.parquet`` in it.
 
     Raises:
@@ -109,14 +109,14 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     """
     path = Path(path)
     if not path.is_dir():
-        return Run(read_result(path))
+        return ReportedRun(read_result(path))
     if not (path / "result.parquet").is_file():
         raise RecordError(
             f"run directory {path} has no result.parquet",
             "a finished `outblas tune` run",
             "run the same `outblas tune` again; it resumes",
         )
-    return Run(read_result(path / "result.parquet"), _run_json(path / "run.json"), _counters(path))
+    return ReportedRun(read_result(path / "result.parquet"), _run_json(path / "run.json"), _counters(path))
 
 
 def regime_rows(group: Group) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from outblas.publish.html.compare_page import render_comparison
 from outblas.publish.html.evolve_data import load_evolution
 from outblas.publish.html.evolve_page import render_evolution
 from outblas.publish.html.figures import figures
-from outblas.publish.html.run_data import EMBEDDED, Group, Run, load_run, regime_rows, shape, tflops
+from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, load_run, regime_rows, shape, tflops
 from outblas.publish.html.shell import chart, how_to_read, html_page, provenance_section, table, when
 from outblas.publish.words import PDL_NAMES, short_config
 from outblas.records.averages import Row, figures_of, published_us, torch_ratio
@@ -44,7 +44,7 @@ def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[s
     return write_atomic(Path(out_html), render(load_run(path)).encode())
 
 
-def render(run: Run) -> str:
+def render(run: ReportedRun) -> str:
     """The whole page as text; the same for the same run."""
     groups = run.groups
     gpu = str(run.measured.get("gpu", "unknown"))
@@ -206,7 +206,7 @@ def _fallback_line(r: Row) -> tuple[Any, ...]:
     return (shape(r), on, r["baseline"], f"{us:.2f}", f"{tflops(r, us):.1f}", part, r["regime"], r["status"])
 
 
-def _counters(run: Run) -> str:
+def _counters(run: ReportedRun) -> str:
     """What ``outblas profile`` found, a line per candidate; nothing where it did not run."""
     if not run.counters:
         return ""
@@ -219,7 +219,7 @@ def _counters(run: Run) -> str:
     return f"<section aria-labelledby='counters'><h2 id='counters'>Hardware counters</h2>{found}</section>"
 
 
-def _origin(run: Run) -> str:
+def _origin(run: ReportedRun) -> str:
     """Where the figures come from, in words; a replay says so before anything else."""
     m = run.measured
     gpu, date = escape(str(m.get("gpu", "unknown"))), escape(when(m.get("date", "unknown")))
@@ -244,7 +244,7 @@ def _method(groups: Sequence[Group]) -> str:
     return how_to_read(points)
 
 
-def _provenance(run: Run) -> str:
+def _provenance(run: ReportedRun) -> str:
     facts: dict[str, Any] = {"suite": run.result.suite, "result file": run.result.path.name}
     facts |= {f: run.result.provenance.get(f) for f in PROVENANCE}
     facts |= _run_facts(run.run, facts)

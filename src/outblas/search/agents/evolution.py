@@ -18,14 +18,14 @@ from outblas.search.agents.base import Agent, unexplored
 #: Parents: the best so many of the proven candidates.
 PARENTS = 4
 #: Share of proposals drawn at random, so that no candidate is out of reach.
-EXPLORE = 0.15
+RANDOM_SHARE = 0.15
 
 #: Names of all knobs of all families, sorted.
 KNOBS = tuple(sorted(knobs_by_name()))
 _codes: dict[object, int] = {}
 
 
-class Evolution(Agent):
+class EvolutionAgent(Agent):
     """Random first generation; then children of the best parents, nearest by number of differing knobs."""
 
     def propose(
@@ -41,7 +41,7 @@ class Evolution(Agent):
         free = np.ones(len(left), dtype=bool)
         chosen: list[KernelConfig] = []
         for _ in range(n):
-            if rng.random() < EXPLORE:
+            if rng.random() < RANDOM_SHARE:
                 pool = np.flatnonzero(free)
             else:
                 # Parent i is drawn with weight 1 / 2^i.

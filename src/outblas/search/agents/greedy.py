@@ -16,15 +16,15 @@ from outblas.search.agents.base import Agent, unexplored
 from outblas.search.agents.evolution import encode
 
 #: Knobs in which a neighbour may differ. A catalogue is sparse: few of its kernels differ in one knob only.
-NEAR = 3
+MAX_KNOBS_APART = 3
 
 
 class Greedy(Agent):
     """From the candidate with the commonest knobs to its best neighbour, and on from there.
 
     The neighbours that differ from the best of the descent in one knob come first, then those that differ in two, and
-    so on up to :data:`NEAR`; equals go knob after knob, in an order drawn once for the problem. Where all of them were
-    tried, a descent starts anew from a random candidate far from all that was.
+    so on up to :data:`MAX_KNOBS_APART`; equals go knob after knob, in an order drawn once for the problem. Where all
+    of them were tried, a descent starts anew from a random candidate far from all that was.
     """
 
     def propose(
@@ -56,7 +56,7 @@ def _descent(history: Sequence[Evaluation]) -> list[Evaluation]:
     found: list[Evaluation] = []
     for evaluation in history:
         knobs = encode(evaluation.config)
-        if not any((encode(e.config) != knobs).sum() <= NEAR for e in found):
+        if not any((encode(e.config) != knobs).sum() <= MAX_KNOBS_APART for e in found):
             found = []
         found.append(evaluation)
     return found
@@ -76,12 +76,12 @@ def _commonest(knobs: NDArray[np.int32], rng: random.Random) -> int:
 def _far(knobs: NDArray[np.int32], free: Sequence[int], tried: Sequence[NDArray[np.int32]], rng: random.Random) -> int:
     """One of the rows ``free``, drawn among those that are no neighbours of any that was tried, if there are such."""
     distance = (knobs[free][:, None] != np.stack(tried)).sum(axis=2).min(axis=1)
-    return rng.choice([i for i, d in zip(free, distance, strict=True) if d > NEAR] or list(free))
+    return rng.choice([i for i, d in zip(free, distance, strict=True) if d > MAX_KNOBS_APART] or list(free))
 
 
 def _neighbours(knobs: NDArray[np.int32], best: NDArray[np.int32], order: Sequence[int]) -> list[int]:
-    """Rows that differ from ``best`` in at most :data:`NEAR` knobs: fewest first, then by ``order``."""
+    """Rows that differ from ``best`` in at most :data:`MAX_KNOBS_APART` knobs: fewest first, then by ``order``."""
     differs = knobs[:, order] != best[order]
     count = differs.sum(axis=1)
-    near = [int(i) for i in np.flatnonzero(count <= NEAR)]
+    near = [int(i) for i in np.flatnonzero(count <= MAX_KNOBS_APART)]
     return sorted(near, key=lambda i: (int(count[i]), np.flatnonzero(differs[i]).tolist()))

@@ -103,7 +103,7 @@ def connect() -> Ask:
         UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is.
         ToolchainMissing: the package ``openai`` is not installed.
     """
-    from outblas.llm.budget import Account, Budget, parse_budget
+    from outblas.llm.budget import Budget, SpendingAccount, parse_budget
     from outblas.llm.client import AnswerOptions, Client, check_server
     from outblas.llm.models import Model
 
@@ -113,7 +113,7 @@ def connect() -> Ask:
                          "set them, e.g. OUTBLAS_LLM_MODEL=... OPENAI_BASE_URL=http://localhost:8000/v1")  # fmt: skip
     check_server()
     limits = os.environ.get("OUTBLAS_LLM_BUDGET", "")
-    account = Account(parse_budget(limits) if limits else Budget())
+    account = SpendingAccount(parse_budget(limits) if limits else Budget())
 
     async def asked(messages: Sequence[Message], seed: int) -> str:
         client = Client(None, account, _NoBook(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))

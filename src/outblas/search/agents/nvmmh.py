@@ -23,7 +23,7 @@ CHOICES = 64
 FOREIGN = 4.0
 
 
-class NvMatmulHeuristics(Agent):
+class HeuristicsAgent(Agent):
     """What nvMatmulHeuristics ranks first, built with what is offered; launch options in turns.
 
     Each of its choices in turn takes the nearest candidate that no choice before took. What is left comes after, by

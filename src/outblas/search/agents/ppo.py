@@ -50,13 +50,13 @@ class Ppo(Agent):
         A training is kept in the cache, and one that was interrupted goes on.
         """
         from outblas.learn.train.regression import regressor_file, set_apart
-        from outblas.learn.train.train_ppo import Run, train
+        from outblas.learn.train.train_ppo import TrainingRun, train
         from outblas.learn.train.training_cache import folder
 
         settings = self.recipe()
         shared = regressor_file(recording, set_apart(problems, self.seed)[0], settings.regress, self.seed)
         own = folder("policies", recording, problems, asdict(settings))
-        self._policy = train(recording, problems, settings, Run(own, shared))
+        self._policy = train(recording, problems, settings, TrainingRun(own, shared))
         self._views.clear()
 
     def recipe(self) -> PpoSettings:

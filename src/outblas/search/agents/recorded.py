@@ -17,7 +17,7 @@ from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
 RECORDING_VARIABLE = "OUTBLAS_RECORDING"
 
 
-class Recorded(Agent):
+class RecordedAgent(Agent):
     """Fastest recorded first, the best without PDL and the best with PDL in turn (and this with early loads of B, where
     they are offered).
 

@@ -18,7 +18,7 @@ from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent, each_launch, unexplored
 
 #: How much slower than expected a candidate that failed counts, as a logarithm.
-FAILED = math.log(4.0)
+FAILED_LOG_SLOWDOWN = math.log(4.0)
 
 
 class Surrogate(Agent):
@@ -88,7 +88,7 @@ class _Search:
         level = float(np.mean(np.array(times) - view.guess[proven])) if proven else 0.0
         self._guess, self._knobs = view.guess + level, view.knobs
         self._tried = [*proven, *failed]
-        self._times = [*times, *(float(self._guess[i]) + FAILED for i in failed)]
+        self._times = [*times, *(float(self._guess[i]) + FAILED_LOG_SLOWDOWN for i in failed)]
         self._best = min(times, default=math.inf)
 
     def choose(self, n: int) -> list[int]:

@@ -16,16 +16,16 @@ from outblas.core.suites import Table
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import worth_trying
 from outblas.kernels.legality import why_illegal
-from outblas.records.library import Choice, Library
+from outblas.records.library import Library, LibraryChoice
 from outblas.records.library_tables import better_of, of_table, with_rows
 from outblas.records.provenance import collect
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import Agent
-from outblas.search.agents.recorded import Recorded
+from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
 from outblas.search.build_library.build_work import DONE_AS, SEEDS, TABLES, BuildFolder, printer, proved
-from outblas.search.neighbour_winners import borrowed
+from outblas.search.neighbour_winners import neighbour_winners
 from outblas.search.refine import Before, InOrder, Untried, near_the_best, tried_by_problem, winners
 from outblas.search.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 
@@ -104,7 +104,7 @@ def searcher(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tup
     """Who proposes for a table, and how much may be tried."""
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
-        agent: Agent = Recorded(0, gpu, recordings[0])
+        agent: Agent = RecordedAgent(0, gpu, recordings[0])
         agent.name = "recorded"
         return agent, RECORDED_BUDGET
     agent = Transfer(0, gpu, recordings, library.installed())
@@ -154,7 +154,7 @@ def borrow(work: BuildFolder, table: Table) -> None:
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = {e.template for e in tried[problem]}
-        return borrowed(problem, won, known, gpu)[:BORROW_BUDGET]
+        return neighbour_winners(problem, won, known, gpu)[:BORROW_BUDGET]
 
     problems = [p for p in table.problems() if p in tried]
     second_search(work, table, "borrow", problems, InOrder(0, gpu), BORROW_BUDGET, offered)
@@ -212,5 +212,5 @@ def spent(evaluator: LiveEvaluator) -> str:
     return "; ".join(told)
 
 
-def _is_weak(choice: Choice | None) -> bool:
+def _is_weak(choice: LibraryChoice | None) -> bool:
     return choice is None or choice.speedup < AGAIN_BELOW

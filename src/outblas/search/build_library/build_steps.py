@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.suites import Table, sample
 from outblas.kernels.catalogue import catalogue
-from outblas.records.library import Choice, Library
+from outblas.records.library import Library, LibraryChoice
 from outblas.records.library_tables import behind, fall_back, is_of, named_by, of_table, with_rows
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_searches import again, borrow, refine, tune_table
@@ -123,7 +123,7 @@ def settle(work: BuildFolder, table: Table) -> None:
     print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
 
 
-def _is_close(choice: Choice | None) -> bool:
+def _is_close(choice: LibraryChoice | None) -> bool:
     return choice is not None and choice.speedup < CONFIRM_BELOW
 
 

@@ -16,7 +16,7 @@ from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.library import Library, Row
+from outblas.records.library import Library, LibraryRow
 from outblas.records.library_tables import filled, of_table
 from outblas.records.provenance import toolchain
 from outblas.records.recording import CODE, Recording
@@ -114,7 +114,7 @@ def begin_with(work: BuildFolder, files: Sequence[Path]) -> None:
             "leave it out, or choose another --work",
         )
     _check_one_kind(libraries)
-    rows: dict[Problem, Row] = {}
+    rows: dict[Problem, LibraryRow] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
         rows = {row.problem: row for row in library.rows} | rows
@@ -157,7 +157,7 @@ def _check_one_kind(libraries: Sequence[Library]) -> None:
         raise UsageError(f"libraries of {about}", "one kind of GPU and the same kernels", "leave the others out")
 
 
-def _filled(library: Library, other: Library) -> tuple[tuple[Row, ...], int]:
+def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], int]:
     rows = tuple(filled(row, found) if (found := other.lookup(row.problem)) else row for row in library.rows)
     return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from outblas.core.child_process import Child
+from outblas.core.child_process import ChildProcess
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.records.recording import Recording
-from outblas.search.compare.held_out import Plan, Unit, run_unit
+from outblas.search.compare.held_out import CompareUnit, Plan, run_unit
 
 
-def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str, Any]]:
+def run_units(units: Sequence[CompareUnit], plan: Plan, jobs: int) -> Iterator[dict[str, Any]]:
     """Entries of :func:`outblas.search.compare.held_out.run_unit` as they finish; ``jobs`` processes, one unit each at
     a time.
 
@@ -26,10 +26,10 @@ def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str
         OutblasError: as a unit raised it. RuntimeError: a unit failed otherwise; its traceback is on stderr.
         DeviceError: a process died.
     """
-    waiting, workers = deque(units), dict[Connection, Child]()
+    waiting, workers = deque(units), dict[Connection, ChildProcess]()
     try:
         for _ in range(min(jobs, len(waiting))):
-            child = Child(_work, (plan,))
+            child = ChildProcess(_work, (plan,))
             workers[child.connection] = child
             child.connection.send(waiting.popleft())
         while workers:
@@ -47,7 +47,7 @@ def run_units(units: Sequence[Unit], plan: Plan, jobs: int) -> Iterator[dict[str
             child.end(kill=True)
 
 
-def _receive(connection: Connection, child: Child) -> dict[str, Any] | None:
+def _receive(connection: Connection, child: ChildProcess) -> dict[str, Any] | None:
     """An entry, or None at a unit's end; what the unit raised is raised."""
     try:
         message = connection.recv()
@@ -69,7 +69,7 @@ def _work(connection: Connection, plan: Plan) -> None:
     recording: Recording | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent has nothing more, or is gone
         while True:
-            unit: Unit = connection.recv()
+            unit: CompareUnit = connection.recv()
             try:
                 recording = recording or Recording.load(plan.recording)
                 for entry in run_unit(unit, plan, recording):

@@ -16,7 +16,7 @@ from outblas.records.results import PROVENANCE
 from outblas.search.agents.registry import make_agent
 from outblas.search.compare.compare_pool import run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
-from outblas.search.compare.held_out import Plan, Task, Unit, check_agents, held_out
+from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out
 from outblas.search.compare.splits import SPLITS
 from outblas.search.tune import Interrupted
 
@@ -111,9 +111,9 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> Pa
     return out_path
 
 
-def _units(request: CompareRequest, gpu: Gpu) -> list[Unit]:
+def _units(request: CompareRequest, gpu: Gpu) -> list[CompareUnit]:
     return [
-        Unit(split, agent, seed)
+        CompareUnit(split, agent, seed)
         for split in request.splits
         for agent in request.agents
         for seed in range(request.seeds if _differs(agent, gpu) else 1)
@@ -123,31 +123,31 @@ def _units(request: CompareRequest, gpu: Gpu) -> list[Unit]:
 class _Answers:
     """What the journal holds of the units that are asked for."""
 
-    def __init__(self, units: Sequence[Unit], keys: Mapping[str, list[tuple[str, str]]]) -> None:
+    def __init__(self, units: Sequence[CompareUnit], keys: Mapping[str, list[tuple[str, str]]]) -> None:
         self._keys = keys
         self._wanted = {split: set(found) for split, found in keys.items()}
-        self._found: dict[Unit, dict[tuple[str, str], tuple[list[float], list[bool]]]] = {u: {} for u in units}
+        self._found: dict[CompareUnit, dict[tuple[str, str], tuple[list[float], list[bool]]]] = {u: {} for u in units}
 
     @property
     def count(self) -> int:
         return sum(map(len, self._found.values()))
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        found = self._found.get(Unit(entry["split"], entry["agent"], entry["seed"]))
+        found = self._found.get(CompareUnit(entry["split"], entry["agent"], entry["seed"]))
         if found is not None:
             for problem, launch, qualities, passed in entry["tasks"]:
                 if (problem, launch) in self._wanted[entry["split"]]:
                     found[problem, launch] = qualities, passed
 
-    def missing(self) -> list[Unit]:
+    def missing(self) -> list[CompareUnit]:
         """Units with tasks left, and which of them are done."""
         return [
-            Unit(unit.split, unit.agent, unit.seed, frozenset(found))
+            CompareUnit(unit.split, unit.agent, unit.seed, frozenset(found))
             for unit, found in self._found.items()
             if len(found) < len(self._keys[unit.split])
         ]
 
-    def rows(self, unit: Unit, budgets: Sequence[int]) -> Iterable[tuple[Any, ...]]:
+    def rows(self, unit: CompareUnit, budgets: Sequence[int]) -> Iterable[tuple[Any, ...]]:
         """Rows of the result file, in the order of the tasks."""
         for problem, launch in self._keys[unit.split]:
             for values in zip(budgets, *self._found[unit][problem, launch], strict=True):
@@ -222,7 +222,7 @@ def _meta(
     recording: Recording,
     command: str,
     entries: Sequence[Mapping[str, Any]],
-    sizes: Mapping[str, tuple[int, int, Sequence[Task]]],
+    sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
 ) -> dict[str, Any]:
     """Where the figures come from, what was compared on, and what the agents' thinking took."""
     measured = {field: joined(recording.provenance, field) for field in PROVENANCE}

@@ -20,7 +20,7 @@ from outblas.search.compare.compare_result import Comparison
 
 RESAMPLES = 2000
 #: An agent's overall regret is the mean over the budgets within these.
-OVERALL = (1, 16)
+OVERALL_BUDGETS = (1, 16)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def best_of(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, l
 
 
 def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
-    """Mean regret over the budgets within :data:`OVERALL`; over all, where there is none."""
+    """Mean regret over the budgets within :data:`OVERALL_BUDGETS`; over all, where there is none."""
     mine = [f for f in made.values() if f.agent == agent]
-    within = [f for f in mine if OVERALL[0] <= f.budget <= OVERALL[1]] or mine
+    within = [f for f in mine if OVERALL_BUDGETS[0] <= f.budget <= OVERALL_BUDGETS[1]] or mine
     return sum(f.regret for f in within) / len(within)
 
 
@@ -101,7 +101,7 @@ def regime_qualities(comparison: Comparison, split: str, gpu: Gpu = H200) -> lis
 def budget_words(budgets: Iterable[int]) -> str:
     """The budgets that :func:`mean_regret` is over, as text."""
     chosen = list(budgets)
-    within = [b for b in chosen if OVERALL[0] <= b <= OVERALL[1]] or chosen
+    within = [b for b in chosen if OVERALL_BUDGETS[0] <= b <= OVERALL_BUDGETS[1]] or chosen
     return ", ".join(map(str, within))
 
 

@@ -27,13 +27,13 @@ from outblas.search.compare.splits import Split, make_split
 #: Launch options that recordings have candidates of.
 LAUNCHES: tuple[Launch, ...] = ("plain", "pdl")
 #: Agents that read the answers from a recording of the very problems.
-READERS = ("recorded", "transfer")
+READS_THE_ANSWERS = ("recorded", "transfer")
 #: Seconds of searching between two entries of the journal.
 ENTRY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Task:
+class HeldOutTask:
     """One search: the candidates of one launch option that a recording has of a problem.
 
     ``best_us`` and ``worst_us``: the fastest and the slowest of them that passed, microseconds.
@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Unit:
+class CompareUnit:
     """All tasks of one split for one agent and seed, less those ``done`` before."""
 
     split: str
@@ -83,7 +83,7 @@ def check_agents(agents: Sequence[str]) -> None:
     for name in agents:
         if name not in AGENTS:
             raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass some of them as --agents")
-        if name in READERS:
+        if name in READS_THE_ANSWERS:
             raise UsageError(
                 f"agent {name} on a recording would read the answers", "agents that do not", "leave it out"
             )
@@ -91,7 +91,7 @@ def check_agents(agents: Sequence[str]) -> None:
         raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
 
 
-def held_out(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[Task]]:
+def held_out(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
     """A split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
     A launch option of which no candidate passed is no task.
@@ -109,7 +109,7 @@ def held_out(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[T
     return split, tasks
 
 
-def tasks_of(recording: Recording, problem: Problem) -> list[Task]:
+def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     """The tasks of one recorded problem."""
     row = recording.row(problem)
     tasks = []
@@ -119,12 +119,12 @@ def tasks_of(recording: Recording, problem: Problem) -> list[Task]:
         times = recording.median_us[row, columns][recording.status[row, columns] == CODE[Status.PASSED]]
         if len(times):
             candidates = tuple(recording.catalogue[i] for i in columns)
-            tasks.append(Task(problem, launch, candidates, float(times.min()), float(times.max())))
+            tasks.append(HeldOutTask(problem, launch, candidates, float(times.min()), float(times.max())))
     return tasks
 
 
 def search(
-    agent: Agent, task: Task, evaluator: ReplayEvaluator, budgets: Sequence[int]
+    agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budgets: Sequence[int]
 ) -> tuple[list[float], list[bool]]:
     """Ask for one candidate at a time; tell the answer before asking for the next.
 
@@ -159,7 +159,7 @@ def search(
     return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
 
 
-def run_unit(unit: Unit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:
+def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[dict[str, Any]]:
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Yields:

@@ -60,7 +60,7 @@ _UNKNOWN_TIMES = dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Cell:
+class T4Entry:
     """What was measured of one config, as in :class:`Recording`; the figures exist only when it passed.
 
     Attributes:
@@ -75,7 +75,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Task:
+class T4Task:
     """The measured configs of one problem.
 
     Attributes:
@@ -86,7 +86,7 @@ class Task:
     """
 
     problem: Problem
-    cells: dict[KernelConfig, Cell]
+    cells: dict[KernelConfig, T4Entry]
     gpu: str = ""
     baselines_us: dict[str, float] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Task:
         """One per config; without speed-up, since neither format has paired samples. Spread is 0 where unknown."""
         return [self._evaluation(config, cell) for config, cell in self.cells.items()]
 
-    def _evaluation(self, config: KernelConfig, cell: Cell) -> Evaluation:
+    def _evaluation(self, config: KernelConfig, cell: T4Entry) -> Evaluation:
         passed = cell.median_us is not None
         timing = Timing("offline", (), cell.median_us, cell.spread or 0.0) if cell.median_us is not None else None
         return Evaluation(
@@ -119,30 +119,30 @@ class Task:
         )
 
 
-def task_of(recording: Recording, problem: Problem, launch: Launch) -> Task:
+def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
     """The recorded cells of a problem whose configs need exactly that launch option.
 
     Raises:
         UsageError: the problem was not recorded, or no such config was.
     """
     row = recording.row(problem)
-    cells: dict[KernelConfig, Cell] = {}
+    cells: dict[KernelConfig, T4Entry] = {}
     for column in np.flatnonzero(recording.recorded(problem)):
         config, status = recording.catalogue[column], STATUSES[recording.status[row, column]]
         if launch_of(config) != launch:
             continue
         figures = (recording.median_us, recording.spread)
         median, spread = (float(a[row, column]) for a in figures) if status is Status.PASSED else (None, None)
-        cells[config] = Cell(status, median, spread, int(recording.rounds[row, column]))
+        cells[config] = T4Entry(status, median, spread, int(recording.rounds[row, column]))
     if not cells:
         raise UsageError(
             f"nothing of launch option {launch} was recorded on {problem.key}", " or ".join(LAUNCHES), "choose another"
         )
     gpu = str(recording.provenance.get("gpu", ""))
-    return Task(problem, cells, gpu, recording.baselines_of(problem), dict(recording.provenance))
+    return T4Task(problem, cells, gpu, recording.baselines_of(problem), dict(recording.provenance))
 
 
-def to_t4(task: Task) -> dict[str, Any]:
+def to_t4(task: T4Task) -> dict[str, Any]:
     """The task as a T4 results file, to be written as JSON."""
     results = []
     for config, cell in task.cells.items():
@@ -165,7 +165,7 @@ def to_t4(task: Task) -> dict[str, Any]:
     return {"results": results, "schema_version": T4_VERSION, "metadata": metadata}
 
 
-def to_cache(task: Task) -> str:
+def to_cache(task: T4Task) -> str:
     """The task as text of a cache file, for ``kernel_tuner.tune_cache`` and ``simulation_mode=True``.
 
     The product of all values of all knobs is far too large to be filtered: Kernel Tuner needs
@@ -193,7 +193,7 @@ def to_cache(task: Task) -> str:
     return json.dumps(header, indent=0)[:-2] + ',\n"cache": {\n' + lines + "}\n}"
 
 
-def read_task(path: Path, problem: Problem | None = None) -> Task:
+def read_task(path: Path, problem: Problem | None = None) -> T4Task:
     """A T4 results file or a cache, whoever wrote it.
 
     Args:
@@ -220,7 +220,7 @@ def read_task(path: Path, problem: Problem | None = None) -> Task:
         ) from error
 
 
-def _from_t4(data: Mapping[str, Any], problem: Problem | None) -> Task:
+def _from_t4(data: Mapping[str, Any], problem: Problem | None) -> T4Task:
     version = str(data["schema_version"])
     if version.partition(".")[0] != T4_VERSION.partition(".")[0]:
         raise RecordError(f"a T4 file of version {version}", T4_VERSION, "use a newer release")
@@ -235,7 +235,7 @@ def _from_t4(data: Mapping[str, Any], problem: Problem | None) -> Task:
     return _task(pairs, metadata.get("outblas", {}), None, "", problem)
 
 
-def _from_cache(data: Mapping[str, Any], problem: Problem | None) -> Task:
+def _from_cache(data: Mapping[str, Any], problem: Problem | None) -> T4Task:
     names: Sequence[str] = data["tune_params_keys"]
     pairs = []
     for entry in data["cache"].values():
@@ -250,12 +250,12 @@ def _from_cache(data: Mapping[str, Any], problem: Problem | None) -> Task:
 
 
 def _task(
-    pairs: Iterable[tuple[KernelConfig, Cell]],
+    pairs: Iterable[tuple[KernelConfig, T4Entry]],
     about: Mapping[str, Any],
     named: Problem | None,
     gpu: str,
     given: Problem | None,
-) -> Task:
+) -> T4Task:
     """Puts together what the file says, what its header says, and what the caller says."""
     if "problem" in about:
         named = Problem.from_key(about["problem"])
@@ -264,7 +264,7 @@ def _task(
     problem = named or given
     if problem is None:
         raise UsageError("the file does not name its problem", "M, N and K of it", "pass it, e.g. --mnk 64_4096_64")
-    cells: dict[KernelConfig, Cell] = {}
+    cells: dict[KernelConfig, T4Entry] = {}
     for config, cell in pairs:  # a strategy asks for some configs again and again
         if cells.setdefault(config, cell) != cell:
             raise RecordError(
@@ -273,10 +273,10 @@ def _task(
     if not cells:
         raise RecordError("the file has no result", "one or more", "export it again")
     baselines = {str(name): _microseconds(ms) for name, ms in about.get("baselines_ms", {}).items()}
-    return Task(problem, cells, str(about.get("gpu", gpu)), baselines, dict(about.get("provenance", {})))
+    return T4Task(problem, cells, str(about.get("gpu", gpu)), baselines, dict(about.get("provenance", {})))
 
 
-def _about(task: Task) -> dict[str, Any]:
+def _about(task: T4Task) -> dict[str, Any]:
     baselines = {name: us / 1000 for name, us in task.baselines_us.items()}
     return {
         "problem": task.problem.key,
@@ -287,7 +287,7 @@ def _about(task: Task) -> dict[str, Any]:
     }
 
 
-def _figures(cell: Cell) -> dict[str, Any]:
+def _figures(cell: T4Entry) -> dict[str, Any]:
     """What was measured, by the names that both formats get; the time in milliseconds."""
     figures: dict[str, Any] = {"status": cell.status.value}
     if cell.median_us is not None:
@@ -297,7 +297,7 @@ def _figures(cell: Cell) -> dict[str, Any]:
     return {**figures, "rounds": cell.rounds}
 
 
-def _cell(error: str, measured: Mapping[str, Any]) -> Cell:
+def _cell(error: str, measured: Mapping[str, Any]) -> T4Entry:
     """Inverse of :func:`_figures`; ``error`` decides where the status is not written."""
     status = Status(measured["status"]) if "status" in measured else _STATUS[error]
     if (status is Status.PASSED) != (_STATUS[error] is Status.PASSED) or status is Status.LEFT_OUT:
@@ -306,11 +306,11 @@ def _cell(error: str, measured: Mapping[str, Any]) -> Cell:
     if type(rounds) is not int or rounds < 0:
         raise RecordError(f"a result over {rounds!r} rounds", "an integer of 0 or more", "correct the file")
     if status is not Status.PASSED:
-        return Cell(status, rounds=rounds)
+        return T4Entry(status, rounds=rounds)
     spread = measured.get("spread")
     if spread is not None and not (math.isfinite(spread) and spread >= 0):
         raise RecordError(f"a result with spread {spread!r}", "a number of 0 or more", "correct the file")
-    return Cell(status, _microseconds(measured["time"]), None if spread is None else float(spread), rounds)
+    return T4Entry(status, _microseconds(measured["time"]), None if spread is None else float(spread), rounds)
 
 
 def _microseconds(ms: Any) -> float:
