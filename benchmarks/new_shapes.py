@@ -37,7 +37,7 @@ from outblas.records.library_tables import behind, fall_back
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 
 #: The launch options that are searched: what needs no promise.

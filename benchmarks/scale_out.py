@@ -42,7 +42,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.source import make_source
 from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from outblas.workers.compile_ahead import BaselineKernels
 

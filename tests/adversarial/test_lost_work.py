@@ -18,7 +18,7 @@ from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 

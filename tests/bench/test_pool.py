@@ -27,7 +27,7 @@ from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search import tune as tuning
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import Interrupted, tune
 from support import pool_workers
 from support.helpers import ROOT, running, synthetic_recording

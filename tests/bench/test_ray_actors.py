@@ -20,7 +20,7 @@ from outblas.records.evaluation_json import evaluation_to_json
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from support.helpers import ROOT, synthetic_recording
 

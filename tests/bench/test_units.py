@@ -19,7 +19,7 @@ from outblas.kernels.source import kernel_kind
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search import tune as tuning
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from support import pool_workers
 from support.helpers import ROOT, synthetic_problems, synthetic_recording

@@ -21,7 +21,7 @@ from outblas.core.suites import sample, suite
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.store import Store
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.sandbox import Lost, Sandbox

@@ -11,7 +11,6 @@ pytest.importorskip("cuda.bindings")
 
 import torch
 
-from outblas.bench.live_evaluator import representatives
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ConfigError, TensorError
 from outblas.core.evaluation import Status
@@ -23,6 +22,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
+from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.launch import load
@@ -148,7 +148,7 @@ def test_every_gate_on_every_representative(name: str, kind: tuple[str, str, str
     reason = why_illegal(any_size, config, gpu)
     if reason:
         pytest.skip(f"not legal: {reason}")
-    problems = representatives(any_size, config, gpu)
+    problems = proof_shapes(any_size, config, gpu)
     assert len(problems) >= 2
     loaded = kernel(any_size, config)
     for problem in problems:

@@ -14,7 +14,7 @@ from outblas.core.phase_times import total  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.records.store import Store  # noqa: E402
 from outblas.runtime.device import gpu_count  # noqa: E402
-from outblas.search.agents.registry import make_agent  # noqa: E402
+from outblas.search.agents.agent_registry import make_agent  # noqa: E402
 from outblas.search.tune import tune  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outblas.bench.live_evaluator import representatives  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.baselines import CublasGemm  # noqa: E402
@@ -15,6 +14,7 @@ from outblas.judge.gpu_clock import GpuClock  # noqa: E402
 from outblas.judge.reference import ERROR_C, needed_c  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.proof_shapes import proof_shapes  # noqa: E402
 from outblas.kernels.source import make_source  # noqa: E402
 from outblas.runtime.launch import load  # noqa: E402
 from outblas.runtime.nvrtc import compile_source  # noqa: E402
@@ -37,7 +37,7 @@ CONFIGS = [
 def test_our_families_pass_every_gate(config, layout, dtype, acc):
     problem = Problem(64, 64, 64, layout, dtype, acc)
     kernel = load(compile_source(make_source(problem, config)), config)
-    shapes = representatives(problem, config)
+    shapes = proof_shapes(problem, config)
     assert shapes
     for shape in shapes:
         verdict = prove(kernel, shape)

@@ -32,8 +32,8 @@ from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents import llm as agents_llm
 from outblas.search.agents import nvmmh as agents_nvmmh
+from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.evolution import knob_distance
-from outblas.search.agents.registry import AGENTS, make_agent
 from outblas.search.agents.transfer import Transfer, sisters, translate
 from outblas.search.tune import tune
 from support.helpers import (

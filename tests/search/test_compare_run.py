@@ -19,8 +19,8 @@ from outblas.cli.main import app
 from outblas.core.errors import DeviceError, UsageError
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.agents.registry import make_agent
 from outblas.search.compare import compare_pool, compare_run
 from outblas.search.compare import held_out as compare
 from outblas.search.compare.compare_result import read_comparison

@@ -18,8 +18,8 @@ from outblas.llm.client import ServerError
 from outblas.llm.compact import write_config
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.llm import read_choices
-from outblas.search.agents.registry import make_agent
 from outblas.search.tune import SearchOptions, tune
 from support.helpers import (
     failed_evaluation,

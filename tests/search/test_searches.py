@@ -18,8 +18,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.search.agents import greedy
 from outblas.search.agents import nvmmh as agents_nvmmh
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.evolution import knob_distance
-from outblas.search.agents.registry import make_agent
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue
 
 PROBLEM = Problem(256, 256, 256)

@@ -18,8 +18,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.recording import CODE, Recording
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.agents.registry import make_agent
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,

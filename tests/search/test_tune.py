@@ -15,8 +15,8 @@ from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search import tune as module
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.agents.registry import make_agent
 from outblas.search.tune import Interrupted, SearchOptions, tune
 from support.helpers import synthetic_recording
 

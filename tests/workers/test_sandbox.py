@@ -218,7 +218,6 @@ def test_a_live_evaluator_reports_losses_as_evaluations():
 
 def test_representatives_are_ragged_legal_and_of_the_same_kind():
     pytest.importorskip("outblas.kernels.legality")
-    from outblas.bench.live_evaluator import representatives
     from outblas.core.problem import Problem
     from outblas.core.roofline import H200
     from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
@@ -226,12 +225,13 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
     from outblas.kernels.legality import why_illegal
+    from outblas.kernels.proof_shapes import proof_shapes
 
     problem = Problem(64, 64, 64, "NN", "bf16")
     gemv = Sm80GemvConfig(16, 64, 1, 8, 2), Sm80GemvConfig(8, 64, 1, 8, 2, split_k=8)
     walks = replace(gemv[0], wk=4, persistent=True), replace(gemv[1], split_k=1, persistent=True, kept_k=8192)
     for config in (Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64, vec=1), Sm80DirectConfig(16, 16), *gemv, *walks):
-        found = representatives(problem, config)
+        found = proof_shapes(problem, config)
         assert any(p.m % config.bm and p.n % config.bn and p.k % config.bk for p in found)
         assert any(p.k >= 4096 for p in found)
         for p in found:

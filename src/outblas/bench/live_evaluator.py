@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outblas.jail.jailed_evaluator import FreeOptions
     from outblas.judge.gates import Level
 
-__all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate", "proof_shapes"]
+__all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate"]
 
 _FACTORY = name_of(make_handler)
 

@@ -31,7 +31,7 @@ def _suites() -> list[tuple[str, str]]:
 
 
 def _agents() -> list[tuple[str, str]]:
-    from outblas.search.agents.registry import AGENTS
+    from outblas.search.agents.agent_registry import AGENTS
 
     return [(name, "") for name in AGENTS]
 

@@ -135,7 +135,7 @@ class FusedProof:
         self.call = entry.bind(problem, self.data[0], self.extra)
 
     def run(self, a: Any, b: Any, pattern: int | None = None) -> Any:
-        """C (a copy) of new inputs. Raises Rejected for what is written elsewhere."""
+        """C (a copy) of new inputs. Raises GateFailed for what is written elsewhere."""
         import torch
 
         self.data.set_inputs(0, a, b)

@@ -64,7 +64,7 @@ class ProofContext:
         """C (a copy) of new inputs, with gate ``memory`` on the way.
 
         Raises:
-            Rejected: MEMORY_VIOLATION, or WRONG for elements left unwritten.
+            GateFailed: MEMORY_VIOLATION, or WRONG for elements left unwritten.
         """
         import torch
 

@@ -28,7 +28,7 @@ def check_rules(context: ProofContext) -> None:
     """All of the gate, in the context of a proof whose candidate has passed the gates before.
 
     Raises:
-        Rejected: RULE_BROKEN (or WRONG, for bits that differ on two streams).
+        GateFailed: RULE_BROKEN (or WRONG, for bits that differ on two streams).
     """
     first, second = (context.normal(seed) for seed in (11, 12))
     expected = (context.run(*first, index=0), context.run(*second, index=1))

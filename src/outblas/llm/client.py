@@ -153,7 +153,7 @@ class Client:
 
         Raises:
             BudgetSpent: before a request that could pass the budget.
-            Unanswered: no answer after all attempts. Rejected: refused for what it is.
+            Unanswered: no answer after all attempts. RequestRejected: refused for what it is.
             ServerError: the server refuses everybody (key, address, name of the model).
         """
         reply = None

@@ -43,7 +43,7 @@ from outblas.records.provenance import collect
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import SearchOptions, tune
 
 #: A kernel is proved on the first of these that it may compute, and on its representatives.

@@ -27,7 +27,7 @@ from outblas.records.results import PROVENANCE, write_result
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
 from outblas.runtime.device import Device
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_result import result_rows
 

@@ -1,1 +1,1 @@
-"""Search agents: one file and one line in ``AGENTS`` (registry.py) each."""
+"""Search agents: one file and one line in ``AGENTS`` (agent_registry.py) each."""

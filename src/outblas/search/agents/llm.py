@@ -56,7 +56,7 @@ class LanguageModel(Agent):
         """See :meth:`Agent.propose`.
 
         Raises:
-            Unanswered, Rejected, ServerError, BudgetSpent: the model was not heard; a run goes on from here.
+            Unanswered, RequestRejected, ServerError, BudgetSpent: the model was not heard; a run goes on from here.
         """
         left = unexplored(candidates, history)
         if len(left) <= n:

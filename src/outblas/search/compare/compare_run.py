@@ -13,7 +13,7 @@ from outblas.core.roofline import Gpu
 from outblas.records.provenance import collect, commit, joined
 from outblas.records.recording import Recording
 from outblas.records.results import PROVENANCE
-from outblas.search.agents.registry import make_agent
+from outblas.search.agents.agent_registry import make_agent
 from outblas.search.compare.compare_pool import run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out

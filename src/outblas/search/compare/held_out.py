@@ -20,8 +20,8 @@ from outblas.core.problem import Problem
 from outblas.core.suites import sample
 from outblas.records.recording import CODE, Recording
 from outblas.records.replay import ReplayEvaluator
+from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.agents.registry import AGENTS, make_agent
 from outblas.search.compare.splits import Split, make_split
 
 #: Launch options that recordings have candidates of.
