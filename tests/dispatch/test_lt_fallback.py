@@ -20,7 +20,7 @@ from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
-from outblas.runtime.cublaslt import LtCalls
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.graph_workspace import CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
 
@@ -146,7 +146,7 @@ class Tensor:
 
 
 def test_it_is_found_by_its_words_in_the_list_that_autotuning_timed(lt: Lt) -> None:
-    calls = LtCalls(lambda: lt, lambda: 77)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
     assert calls.get(PROBLEM, FIRST) is None
     found = calls.find(PROBLEM, FIRST)
     assert found is not None and calls.find(PROBLEM, FIRST) is found is calls.get(PROBLEM, FIRST)
@@ -156,7 +156,7 @@ def test_it_is_found_by_its_words_in_the_list_that_autotuning_timed(lt: Lt) -> N
 
 
 def test_an_algorithm_that_is_not_proposed_is_torchs_and_says_so(lt: Lt) -> None:
-    calls = LtCalls(lambda: lt, lambda: 77)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
     assert calls.find(PROBLEM, "id=67 tile=1") is None and calls.find(PROBLEM, "id=67 tile=1") is None
     assert len(lt.asked) == 1
     why = calls.failed[PROBLEM, "id=67 tile=1"]
@@ -173,14 +173,14 @@ def test_cublas_that_cannot_be_loaded_is_tried_once(error: OutblasError) -> None
         tries.append(1)
         raise error
 
-    calls = LtCalls(make, lambda: 77)
+    calls = LtAlgorithms(make, lambda: 77)
     for problem in (PROBLEM, Problem(1, 2, 3)):
         assert calls.find(problem, FIRST) is None and error.wrong in calls.failed[problem, FIRST]
     assert len(tries) == 1
 
 
 def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
-    calls = LtCalls(lambda: lt, lambda: 77)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
     plain, split = calls.find(PROBLEM, FIRST), calls.find(PROBLEM, SECOND)
     assert plain is not None and split is not None
     plain(Tensor(1), Tensor(2), Tensor(3), 7)
@@ -193,7 +193,7 @@ def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
 
 @pytest.fixture
 def device(lt: Lt) -> DeviceState:
-    made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtCalls(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
+    made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtAlgorithms(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
     made._workspaces = StreamWorkspaces(lambda nbytes, device: Tensor(1 << 20))
     return made
 

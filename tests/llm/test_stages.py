@@ -17,7 +17,7 @@ import pytest
 
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train import base_models, stages
@@ -240,7 +240,7 @@ def test_an_archive_that_teaches_nothing_is_said_before_a_model_is_loaded(tmp_pa
 
 
 def test_two_trainings_in_one_run_are_refused(tmp_path: Path) -> None:
-    with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
+    with lock_folder(tmp_path), pytest.raises(RecordError, match="in use by another process"):
         go(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".driver.lock"}
 

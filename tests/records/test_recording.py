@@ -16,7 +16,8 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import recording as module
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from support.helpers import synthetic_recording
 
 ARRAYS = ("status", "median_us", "spread", "rounds")
@@ -75,7 +76,7 @@ def test_best_is_the_fastest_passed_cell() -> None:
         us = {
             c: recording.median_us[row, i]
             for i, c in enumerate(recording.catalogue)
-            if recording.status[row, i] == CODE[Status.PASSED]
+            if recording.status[row, i] == STATUS_CODES[Status.PASSED]
         }
         best = recording.best(problem)
         assert best is not None and best[1] == min(us.values()) == us[best[0]]
@@ -85,16 +86,18 @@ def test_best_is_the_fastest_passed_cell() -> None:
 
 def test_best_without_a_passed_cell_is_none() -> None:
     recording = synthetic_recording()
-    recording.status[3] = CODE[Status.WRONG]
+    recording.status[3] = STATUS_CODES[Status.WRONG]
     assert recording.best(recording.problems[3]) is None
 
 
 def test_offered_are_measured_and_failed_cells() -> None:
     recording = synthetic_recording()
     for row, problem in enumerate(recording.problems):
-        kept = [s not in (CODE[Status.LEFT_OUT], CODE[Status.ILLEGAL]) for s in recording.status[row]]
+        kept = [s not in (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL]) for s in recording.status[row]]
         assert recording.recorded(problem).tolist() == kept
-    assert (recording.status == CODE[Status.LEFT_OUT]).any() and (recording.status == CODE[Status.WRONG]).any()
+    assert (recording.status == STATUS_CODES[Status.LEFT_OUT]).any() and (
+        recording.status == STATUS_CODES[Status.WRONG]
+    ).any()
 
 
 def test_best_baseline() -> None:

@@ -23,7 +23,7 @@ from outblas.records.library import Library
 from outblas.runtime import launch, packaged_cubins
 from outblas.runtime import nvrtc as compiling
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.cubin_pack import packed
+from outblas.runtime.cubin_pack import pack_bytes
 from outblas.runtime.packaged_cubins import PackagedCubins
 from support.packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
@@ -143,11 +143,11 @@ def broken_cubin(data: bytes) -> bytes:
 
 
 def other_kernels(data: bytes) -> bytes:
-    return packed({}, {**ABOUT, "kernels": "0" * 64})
+    return pack_bytes({}, {**ABOUT, "kernels": "0" * 64})
 
 
 def no_toolchain(data: bytes) -> bytes:
-    return packed({}, {"kernels": kernels_sha()})
+    return pack_bytes({}, {"kernels": kernels_sha()})
 
 
 @pytest.mark.parametrize(

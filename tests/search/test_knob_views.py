@@ -21,7 +21,7 @@ from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.families.registry import FAMILIES, LEARNED_FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.knobs import knobs_of
-from outblas.learn.features import CANDIDATE
+from outblas.learn.features import CANDIDATE_FEATURES
 from outblas.llm.compact import describe_offered, read_config, write_config
 from outblas.llm.prompt import choice_prompt
 from outblas.llm.train.knob_words import KnobWords
@@ -147,5 +147,5 @@ def test_a_sentence_can_be_of_it(load: Load) -> None:
 
 
 def test_packaged_nets_keep_their_inputs(load: Load) -> None:
-    assert TrialConfig.family not in LEARNED_FAMILIES and f"family_{TrialConfig.family}" not in CANDIDATE
-    assert not set(OWN) & set(CANDIDATE)
+    assert TrialConfig.family not in LEARNED_FAMILIES and f"family_{TrialConfig.family}" not in CANDIDATE_FEATURES
+    assert not set(OWN) & set(CANDIDATE_FEATURES)

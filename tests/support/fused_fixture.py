@@ -80,5 +80,5 @@ def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fu
     monkeypatch.setattr(device_registry.devices[None], "current", lambda index: contextlib.nullcontext(), raising=False)
     monkeypatch.setattr(fused, "_stream", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delenv(linear.FUSED, raising=False)
+    monkeypatch.delenv(linear.FUSED_VARIABLE, raising=False)
     yield state

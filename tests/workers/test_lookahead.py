@@ -176,7 +176,7 @@ def test_a_compiler_that_dies_is_told_where_its_kernel_is_used(tmp_path: Path, m
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     compiler = BackgroundCompiler(H200, jobs=2)
     with monkeypatch.context() as broken:
-        broken.setattr("outblas.runtime.nvrtc.processes", lambda *_: DyingPool())
+        broken.setattr("outblas.runtime.nvrtc.compile_processes", lambda *_: DyingPool())
         compiler.begin(PAIRS)
         compiler.wait(PAIRS)
     monkeypatch.syspath_prepend(str(TESTS))

@@ -182,7 +182,7 @@ def launch_of(config: Candidate) -> Launch:
     return "weights" if config.early else "pdl" if config.pdl else "plain"
 
 
-def allows(launch: Launch, config: Candidate) -> bool:
+def launch_allows(launch: Launch, config: Candidate) -> bool:
     """Whether a kernel may run where a caller allows ``launch``."""
     return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 

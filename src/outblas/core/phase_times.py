@@ -64,6 +64,6 @@ class PhaseTimer:
         self._phase, self._since = name, now
 
 
-def total(accounts: Iterable[PhaseTotals]) -> PhaseTotals:
+def sum_totals(accounts: Iterable[PhaseTotals]) -> PhaseTotals:
     """Of several processes, or of several lives of one."""
     return sum(accounts, PhaseTotals())

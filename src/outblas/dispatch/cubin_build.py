@@ -30,7 +30,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import Source, make_source
 from outblas.records.library import Library
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.cubin_pack import BUILD, CubinPack, pack_key, packed
+from outblas.runtime.cubin_pack import BUILD_COMMAND, CubinPack, pack_bytes, pack_key
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.packaged_cubins import PACK
 from outblas.runtime.sass import check_static
@@ -87,14 +87,14 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
         ToolchainMissing: no numpy. RecordError: a file cannot be read.
     """
     try:
-        from outblas.learn.any_shape import AnyShape
+        from outblas.learn.any_shape import AnyShapeModel
         from outblas.learn.policy import Policy
     except ImportError as error:
         raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
     found = []
     for gpu, data in files.items():
         for config, (layout, dtype) in product(
-            AnyShape.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
+            AnyShapeModel.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
         ):
             problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
             found += [(p, config) for p in problems if not why_illegal(p, config, GPUS[gpu])][:1]
@@ -138,12 +138,12 @@ def build(
         elif isinstance(result, Cubin):
             cubins[pack_key(source, ARCHITECTURE)] = result
         progress.step(compiled=isinstance(result, CompileError) or not result.from_cache)
-    data = packed(cubins, _about())
+    data = pack_bytes(cubins, _about())
     write_atomic(path, data)
     return BuiltPack(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
 
 
-def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None) -> Path:
+def build_for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None) -> Path:
     """The pack for a wheel: built, or one that was built before of the same kernels and libraries where there is no
     NVRTC to do it again (an isolated build).
 
@@ -153,7 +153,7 @@ def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None
     try:
         built = build(path, tell=tell)
     except ToolchainMissing:
-        if not current(path):
+        if not is_current(path):
             raise
         return path
     for line in built.left_out:
@@ -161,7 +161,7 @@ def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None
     return built.path
 
 
-def current(path: Path) -> bool:
+def is_current(path: Path) -> bool:
     """Whether a pack is of this package's version, kernel files and libraries; False for none, or a damaged one."""
     try:
         about = CubinPack(path).about
@@ -205,7 +205,7 @@ class _Progress:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build in place; exit 2 with one line where that fails."""
-    parser = argparse.ArgumentParser(prog=BUILD, description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog=BUILD_COMMAND, description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--out", type=Path, default=PACK, help="the file (default: beside the package's data)")
     options = parser.parse_args(arguments)

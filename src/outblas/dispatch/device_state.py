@@ -20,7 +20,7 @@ from outblas.dispatch.decide import Choose, Decision, Operand, decide
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
-from outblas.runtime.cublaslt import LtCalls
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.driver import capture_id
 from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
@@ -53,10 +53,10 @@ class DeviceState:
         gpu: Gpu | None,
         library: Library,
         loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
-        lt: LtCalls | None = None,
+        lt: LtAlgorithms | None = None,
         any_shape: Choose | None = None,
     ) -> None:
-        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
+        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtAlgorithms() if lt is None else lt
         self.any_shape = any_shape
         self.failed: dict[KernelKind, str] = {}
         self._kernels: dict[KernelKind, Any] = {}
@@ -196,7 +196,7 @@ class DeviceState:
 
     def prepared(self, decision: Decision, c: torch.Tensor) -> tuple[Any, Any]:
         """What a decision that was run is to the native table, for outputs like ``c``: (launch, None) or (None, call of
-        cuBLASLt), see :class:`outblas.runtime.launch.Prepared` and
+        cuBLASLt), see :class:`outblas.runtime.launch.PreparedLaunch` and
         :class:`outblas.runtime.cublaslt.PreparedAlgorithm`."""
         assert decision.problem is not None
         if decision.config is None:

@@ -25,7 +25,7 @@ PACKAGE = Path(str(resources.files("outblas"))) / "dispatch"
 SOURCES = Path(__file__).parent / "csrc"
 #: The stable ABI of Python 3.10: one file serves that and every later version.
 LIMITED_API = "0x030A0000"
-NAME = "_native.abi3.so"
+EXTENSION_NAME = "_native.abi3.so"
 _FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 #: What torch's dispatcher calls. Its exceptions pass through: it is C++, and the C source that needs it goes with it.
 _KERNELS, _THEIR_TYPE = "products_call.cpp", "products.c"
@@ -69,7 +69,7 @@ def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[s
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise _failed("a free-threaded Python has no stable ABI", "a Python with a GIL")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".native-") as scratch:
-        made, kernels = Path(scratch) / NAME, Path(scratch) / "kernels.o"
+        made, kernels = Path(scratch) / EXTENSION_NAME, Path(scratch) / "kernels.o"
         try:
             reason = _why_not_compiled(kernels)
             for linked in [None] if reason else [kernels, None]:  # optional, as is C++'s own library
@@ -86,7 +86,7 @@ def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[s
             )
         if reason or linked is None:
             tell(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
-        return made.replace(folder / NAME)
+        return made.replace(folder / EXTENSION_NAME)
 
 
 def main() -> int:

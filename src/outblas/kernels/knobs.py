@@ -133,7 +133,7 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
     return Knobs(knobs)
 
 
-def wide(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+def all_legal_configs(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """Every legal config of the pool and of what is offered for a problem, with each launch option that it may have."""
     kernels = dict.fromkeys((*catalogue("pool"), *candidates(problem, gpu, early=True, even=True)))
     early = (config.with_knobs(early=True) for config in kernels if config.pdl)

@@ -104,7 +104,7 @@ def posterior(
     return guess + kernel @ solved[:, 0], np.sqrt(np.maximum(variance, 0.0))
 
 
-def improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
     """Expected improvement of a minimum, E[max(best - y, 0)] of y ~ N(mean, deviation^2): float64[C].
 
     Closed form of Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998,

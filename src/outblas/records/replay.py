@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.core.rivals import fastest
+from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
 from outblas.records.recording import STATUSES, Recording
 
@@ -87,7 +87,7 @@ class ReplayEvaluator(Evaluator):
             return Evaluation(problem, config, status, "recorded", Verdict(status), baselines_us=baselines)
         median, spread = float(recording.median_us[row, column]), float(recording.spread[row, column])
         rounds = int(recording.rounds[row, column])
-        name = fastest(baselines)
+        name = fastest_baseline(baselines)
         error = math.hypot(
             standard_error(spread, rounds), standard_error(float(recording.baseline_spread[name][row]), rounds)
         )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.driver import capture_id, new_stream, zero
-from outblas.runtime.workspace import apart
+from outblas.runtime.workspace import run_on_own_thread
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
         aside.wait_stream(current)  # from here on in the capture, so that torch allocates from its pool
     try:
         # On a thread of its own, as workspaces outside of captures: pools and modes of the caller's do not reach it.
-        address: int = apart(_allocate_and_free, nbytes, aside)
+        address: int = run_on_own_thread(_allocate_and_free, nbytes, aside)
     finally:
         current.wait_stream(aside)  # a capture ends with every fork joined
     if address:

@@ -82,9 +82,9 @@ class Host:
 
     def provenance(self, command: str) -> dict[str, Any]:
         """Of the first GPU that this worker sees: all of a pool are of one kind."""
-        from outblas.records.provenance import collect
+        from outblas.records.provenance import collect_provenance
 
-        return collect(command)
+        return collect_provenance(command)
 
     def close(self) -> None:
         """End the evaluator's own processes."""

@@ -18,10 +18,10 @@ from outblas.kernels.cost.terms import (
     Columns,
     Floats,
     above_floor,
+    admitted_ctas,
     cluster_split,
+    ctas_on_busiest_sm,
     launch_us,
-    let_in,
-    on_the_busiest_sm,
     resident_ctas,
     smooth_max,
     split_us,
@@ -91,9 +91,9 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
 
     # CTAs on an SM at once, in a full round and in the last one.
     ctas = tiles * c["split"]
-    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], let_in(c, ctas, gpu))
+    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], admitted_ctas(c, ctas, gpu))
     slots = resident_ctas(c["cluster"], per_sm, gpu)
-    full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
+    full = ctas_on_busiest_sm(x, c, ctas, per_sm, gpu)
     active = np.minimum(ctas, slots)
 
     steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])

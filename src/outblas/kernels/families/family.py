@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=KernelConfig)
 
 #: What L2 is told: nothing, or which operands stream through it; for every family that gives such hints.
-Cache = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
+CacheHint = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
 #: Place of a family that says none: behind those that do.
-LAST = 100
+LAST_PLACE = 100
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Family(ABC, Generic[C]):
 
     config: type[C]
     start: ClassVar[Mapping[str, float]]
-    pool_place: ClassVar[int] = LAST
-    offer_place: ClassVar[int] = LAST
-    residual_place: ClassVar[int] = LAST
+    pool_place: ClassVar[int] = LAST_PLACE
+    offer_place: ClassVar[int] = LAST_PLACE
+    residual_place: ClassVar[int] = LAST_PLACE
     own_columns: ClassVar[tuple[str, ...]] = ()
     residual_kinds: ClassVar[tuple[str, ...]] = ()
     residual_switches: ClassVar[tuple[str, ...]] = ()
@@ -179,7 +179,7 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def cost_columns(self, problem: Problem, config: C, shape: Geometry) -> Mapping[str, Any]:
-        """Column -> value, of what differs from :data:`outblas.kernels.cost.columns.DEFAULTS`."""
+        """Column -> value, of what differs from :data:`outblas.kernels.cost.columns.COLUMN_DEFAULTS`."""
 
     @abstractmethod
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from outblas.core.problem import ELEMENT_BYTES
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, log_extents, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import Rounds, TiledCost
-from outblas.kernels.cost.traffic import broken_bytes, hinted_bytes
-from outblas.kernels.families.sm90_wgmma_launch import EXTRA_REGISTERS, STREAMING_C
+from outblas.kernels.cost.traffic import hinted_bytes, partial_sector_bytes
+from outblas.kernels.families.sm90_wgmma_launch import NON_ACCUMULATOR_REGISTERS, STREAMING_C
 from outblas.kernels.geometry_terms import SM_REGISTERS, Geometry
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ SWITCHES = (
 
 def registers(config: Sm90WgmmaConfig, shape: Geometry) -> int:
     """Registers per thread; where there are consumers, setmaxnreg hands out the whole register file."""
-    return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + EXTRA_REGISTERS
+    return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
 
 def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class _Cost(TiledCost):
         self, x: Mapping[str, float], p: Columns, c: Columns, tiles: tuple[Floats, Floats, Floats], traffic: Floats
     ) -> Floats:
         tiles_m, tiles_n, slots = tiles
-        return traffic + hinted_bytes(x, p, c, tiles_m, tiles_n, slots) + broken_bytes(x, p, c, tiles_n)
+        return traffic + hinted_bytes(x, p, c, tiles_m, tiles_n, slots) + partial_sector_bytes(x, p, c, tiles_n)
 
     def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
         return sums + workspace_us(x, c, tiles) + (c["stream_b"] + c["stream_c"]) * x["hint"]

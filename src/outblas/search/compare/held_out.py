@@ -18,7 +18,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
@@ -116,7 +117,7 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     for launch, columns in recording.by_launch(problem).items():
         if launch not in LAUNCHES:
             continue
-        times = recording.median_us[row, columns][recording.status[row, columns] == CODE[Status.PASSED]]
+        times = recording.median_us[row, columns][recording.status[row, columns] == STATUS_CODES[Status.PASSED]]
         if len(times):
             candidates = tuple(recording.catalogue[i] for i in columns)
             tasks.append(HeldOutTask(problem, launch, candidates, float(times.min()), float(times.max())))
