@@ -20,9 +20,10 @@ from outblas.core.journal import Journal
 ROOT = Path(__file__).parents[2]
 WORKS = """
 import sys
-from outblas.core.files import sole_driver, sole_run
+from outblas.core.files import lock_run_folder
+from outblas.core.journal import Journal
 path = Path(sys.argv[1])
-with sole_run(path):
+with lock_run_folder(path):
     journal = Journal(path / "r.jsonl", {"seed": 1})
     journal.append({"problem": "p0"})
     print("works", flush=True)

@@ -216,7 +216,11 @@ def _refuse() -> None:
 
 def test_memory_is_had_while_the_interpreter_ends() -> None:
     """A handler of atexit may multiply, when no thread is started any more."""
-    late = "import atexit; from outblas.runtime.workspace import apart; atexit.register(lambda: print(apart(int, '7')))"
+    late = """if True:
+        import atexit
+        from outblas.runtime.workspace import run_on_own_thread
+        atexit.register(lambda: print(run_on_own_thread(int, '7')))
+    """
     done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("7\n", "")
 

@@ -154,7 +154,7 @@ def install(monkeypatch: Any, module: Any) -> FakeGpu:
     state = FakeGpu()
     monkeypatch.setattr(module, "LiveEvaluator", state.evaluator)
     monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(module, "collect", lambda command, index=0: {**PROVENANCE, "command": command})
+    monkeypatch.setattr(module, "collect_provenance", lambda command, index=0: {**PROVENANCE, "command": command})
     if hasattr(module, "gpu_state"):
         monkeypatch.setattr(module, "gpu_state", lambda index=0: dict(STATE))
     return state

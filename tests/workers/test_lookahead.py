@@ -204,9 +204,9 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_processes_end_with_a_driver_that_was_killed() -> None:
     script = (
         "import os, time\n"
-        "from outblas.runtime.nvrtc import processes\n"
+        "from outblas.runtime.nvrtc import compile_processes\n"
         "if __name__ == '__main__':\n"
-        "    pool = processes(2, 5)\n"
+        "    pool = compile_processes(2, 5)\n"
         "    print(pool.submit(os.getpid).result(60), pool.submit(os.nice, 0).result(60), flush=True)\n"
         "    time.sleep(60)\n"
     )

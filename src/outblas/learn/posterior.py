@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 #: Prior standard deviations, in log time: of the problem's constant, of what similar candidates share, of the noise.
 CONSTANT_DEVIATION, SHARED_DEVIATION, NOISE_DEVIATION = 1.0, 0.05, 0.01
-#: Euclidean distance in knobs (``features.knobs_of``) over which what is shared falls to e^-1/2.
+#: Euclidean distance in knobs (``features.knob_columns``) over which what is shared falls to e^-1/2.
 CORRELATION_LENGTH = 0.5
 
 
