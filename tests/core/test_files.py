@@ -20,6 +20,7 @@ from outblas.core.journal import Journal
 ROOT = Path(__file__).parents[2]
 WORKS = """
 import sys
+from pathlib import Path
 from outblas.core.files import lock_run_folder
 from outblas.core.journal import Journal
 path = Path(sys.argv[1])
