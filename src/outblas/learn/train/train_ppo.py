@@ -122,8 +122,9 @@ def train(
 ) -> Policy:  # fmt: skip
     """A policy trained on the recorded cells of ``problems`` and on no other.
 
-    The checkpoint that is best on the problems that ``split_problems`` keeps back is returned; the first is the regressor's
-    greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of threads.
+    The checkpoint that is best on the problems that ``split_problems`` keeps back is returned; the first is the
+    regressor's greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of
+    threads.
 
     Args:
         run: a directory that holds a training of the same settings is gone on with.
