@@ -50,7 +50,7 @@ class NativeExtension(BuildHookInterface):
         from outblas.dispatch.cubin_build import build_for_wheel
 
         try:
-            pack = build_for_wheel(tell=self.app.display_info)
+            pack = build_for_wheel(report=self.app.display_info)
         except ToolchainMissing as error:
             self.app.display_warning(f"outblas is built without compiled kernels: {error}")
             return

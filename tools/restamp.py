@@ -241,7 +241,7 @@ def write_table(data: Path, now: KernelRelease, proved: KernelRelease, compared:
     """Write the table of equal kernels, made if need be; arguments as :meth:`EqualKernels.followed_by` has them."""
     path = data / TABLE_PATH.name
     table = EqualKernels.load(path) if path.exists() else EqualKernels(now)
-    table.followed_by(now, proved, compared).save(path)
+    table.extended_by(now, proved, compared).save(path)
     return path
 
 

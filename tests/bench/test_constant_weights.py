@@ -58,7 +58,7 @@ def test_a_launch_allows_what_needs_no_more(launch: Launch) -> None:
 def test_a_row_gives_each_launch_its_kernel() -> None:
     assert {launch: ROW.choice(launch) for launch in LAUNCHES} == {n: choice(c) for n, c in KERNELS.items()}
     assert OLDER.choice("weights") == OLDER.choice("pdl") == choice(PDL)
-    assert LIBRARY.launches == LAUNCHES and LIBRARY.of([OTHER]).launches == ("plain", "pdl")
+    assert LIBRARY.launches == LAUNCHES and LIBRARY.restricted_to([OTHER]).launches == ("plain", "pdl")
 
 
 @pytest.mark.parametrize("place", ["plain", "pdl"])
@@ -103,9 +103,9 @@ def test_a_decision_keeps_to_what_is_allowed(launch: Launch) -> None:
 
 
 def test_a_kernel_that_is_lost_leaves_the_next() -> None:
-    left = LIBRARY.without([(PROBLEM, "weights"), (OTHER, "weights")])
+    left = LIBRARY.without_kernels([(PROBLEM, "weights"), (OTHER, "weights")])
     assert left.rows == (replace(ROW, weights=None), OLDER)
-    (row,) = LIBRARY.of([PROBLEM]).without([(PROBLEM, "pdl")]).rows
+    (row,) = LIBRARY.restricted_to([PROBLEM]).without_kernels([(PROBLEM, "pdl")]).rows
     assert (row.choice("pdl"), row.choice("weights")) == (None, choice(EARLY))
 
 
@@ -136,7 +136,7 @@ def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_pa
     assert rows[2]["ours_us"] == pytest.approx(time_us(PROBLEM, EARLY))
     assert {**rows[4], "early": True} == rows[5], "measured once"
     assert is_bench_of(path, LIBRARY, (PROBLEM, OTHER))
-    assert not is_bench_of(path, LIBRARY.without([(PROBLEM, "weights")]), (PROBLEM, OTHER))
+    assert not is_bench_of(path, LIBRARY.without_kernels([(PROBLEM, "weights")]), (PROBLEM, OTHER))
     lost = [(Problem.from_json(r), launch_of_row(r)) for r in rows if r["low"] <= 1.0]
     assert slower_kernels(path) == lost
     assert [(launch_of_row(s), s["n"]) for s in summarise(path)] == [(n, 2) for n in LAUNCHES]

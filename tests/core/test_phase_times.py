@@ -47,9 +47,9 @@ def test_every_second_is_in_the_innermost_phase() -> None:
             clock.now = 7.0
             raise ValueError("odd")
         clock.now = 15.0
-        assert ledger.read().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
+        assert ledger.totals().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
     clock.now = 31.0
-    assert ledger.read().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
+    assert ledger.totals().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
 
 
 def test_accounts_add_up_and_are_json() -> None:

@@ -69,7 +69,7 @@ def compiler_fixture(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
 
 def test_every_distinct_kernel_of_every_library_is_built(compiler: FakeCompiler, tmp_path: Path) -> None:
     path, told = tmp_path / "new" / "kernels.pack", list[str]()
-    built = cubin_build.build(path, libraries=LIBRARIES, tell=told.append)
+    built = cubin_build.build(path, libraries=LIBRARIES, report=told.append)
     assert compiler.asked == [3] and (built.kernels, built.left_out) == (3, ())
     assert told[-1] == "3 of 3 kernels" and built.bytes == path.stat().st_size
     found = PackagedCubins(path)

@@ -95,7 +95,7 @@ def test_nothing_is_chosen_off_the_gpu_nor_of_symbolic_shapes(served: Served, mo
 
 
 def test_a_kernel_that_could_not_be_loaded_is_not_chosen(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "unavailable", lambda decision: True)
+    monkeypatch.setattr(served, "is_left_to_torch", lambda decision: True)
     assert not has_kernel_for_graph(numbers(3, 8), numbers(8, 5))
 
 
@@ -172,7 +172,7 @@ def test_what_a_thread_has_set_itself_runs_before_and_stays_its_own(served: Serv
         setting()(traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph)
         with config.patch(post_grad_custom_post_pass=patched):
             setting()(traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph)
-        seen = [setting().before, copy.deepcopy(setting()).is_of(made)]
+        seen = [setting().before, copy.deepcopy(setting()).is_same_pass(made)]
         in_a_thread(lambda: inductor_pass.remove(made))
         return [*seen, setting()], made.replaced
 

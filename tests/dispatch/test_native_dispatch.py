@@ -55,9 +55,9 @@ def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
 
 def test_building_by_hand_says_where_it_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     real = native_build.build
-    monkeypatch.setattr(native_build, "build", lambda tell: real(tmp_path, tell=tell))
+    monkeypatch.setattr(native_build, "build", lambda report: real(tmp_path, report=report))
     assert native_build.main() == 0 and str(tmp_path / native_build.EXTENSION_NAME) in capsys.readouterr().out
-    monkeypatch.setattr(native_build, "build", lambda tell: real(tmp_path, "no-such-cc", tell))
+    monkeypatch.setattr(native_build, "build", lambda report: real(tmp_path, "no-such-cc", report))
     assert native_build.main() == 2 and capsys.readouterr().err.startswith("error: ")
 
 
@@ -66,7 +66,7 @@ def test_building_says_when_the_kernels_in_c_plus_plus_are_left_out(
 ) -> None:
     told: list[str] = []
     monkeypatch.setenv("CXX", "no-such-c++")
-    assert native_build.build(tmp_path, tell=told.append).is_file()
+    assert native_build.build(tmp_path, report=told.append).is_file()
     assert len(told) == 1 and "without the kernels in C++" in told[0] and "no-such-c++" in told[0]
 
 
@@ -138,7 +138,7 @@ FOUND, NOT_FOUND = Decision(CONFIG, TUNED, "won"), Decision(None, None, "lost")
 
 def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, device: Any) -> None:
     a, b, out = operands(m=64, n=128, k=256)
-    assert device.ready(TUNED, CONFIG)
+    assert device.kernel_ready(TUNED, CONFIG)
     product.remember(device, FOUND, (a, b, out, False), out)
     assert dispatch.matmul(a, b, out=out) is out and list(cuda[-1].extents) == [64, 128, 256]
     assert dispatch.matmul(a, b, out=out, pdl=False) is out and len(cuda) == 2
@@ -161,7 +161,7 @@ def test_another_library_empties_the_table(
     table: Any, cuda: FakeCuda, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, out = operands(m=64, n=128, k=256)
-    assert device.ready(TUNED, CONFIG)
+    assert device.kernel_ready(TUNED, CONFIG)
     product.remember(device, FOUND, (a, b, out, False), out)
     monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
     dispatch.use_library(LIBRARY)
@@ -318,7 +318,7 @@ def test_products_of_torchs_kernels_are_answered_by_the_table(
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     a, b, out = operands(m=64, n=128, k=256)
     a.requires_grad_()
-    assert device.ready(TUNED, CONFIG)
+    assert device.kernel_ready(TUNED, CONFIG)
     made = prepared(extents=(64, 128, 256), output=((64, 128), (128, 1), torch.float16))
     monkeypatch.setattr(device, "prepared", lambda decision, c: (made, None))
     monkeypatch.setattr(device, "run", lambda *call: out)

@@ -182,11 +182,11 @@ def test_it_is_proved_on_problems_that_it_can_run(family: Family[KernelConfig]) 
 @every_family
 def test_what_it_offers_beside_the_catalogue_is_its_own(family: Family[KernelConfig]) -> None:
     for problem in (*PROBLEMS, Problem(127, 1001, 333)):
-        found = [*family.beside_the_catalogue(problem, H200), *family.for_unaligned(problem, H200, ())]
+        found = [*family.special_candidates(problem, H200), *family.unaligned_candidates(problem, H200, ())]
         assert all(type(config) is family.config for config in found)
         assert all(c.family in FAMILIES for c in candidates(problem)[:50])
-    assert all(c.family == family.name for _, c in family.special_kernels())
-    near = [c for c, _ in zip(family.near_choice(TileChoice(128, 128, 64, 4, 1, 1, 1, 0)), range(3), strict=False)]
+    assert all(c.family == family.name for _, c in family.special_kernel_kinds())
+    near = [c for c, _ in zip(family.near_tile_choice(TileChoice(128, 128, 64, 4, 1, 1, 1, 0)), range(3), strict=False)]
     assert bool(near) is family.follows_heuristics
 
 

@@ -215,7 +215,7 @@ def test_a_free_kernel_is_a_candidate_like_any_other(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
         store.append("run", evaluation)
         store.append("run", Evaluation(P, Sm90WgmmaConfig(64, 64), Status.WRONG))
-        assert store.done("run") == {(P.key, kernel.name), (P.key, config_name(Sm90WgmmaConfig(64, 64)))}
+        assert store.recorded_pairs("run") == {(P.key, kernel.name), (P.key, config_name(Sm90WgmmaConfig(64, 64)))}
         assert store.recorded("run", P)[kernel] == evaluation
     with pytest.raises(OutblasError, match="template"):
         _ = evaluation.template

@@ -43,7 +43,7 @@ def test_the_mask_is_what_was_recorded_of_the_launch_option_less_what_was_tried(
     for problem in RECORDING.problems:
         for launch in ("plain", "pdl"):
             _, info = env.reset(options={"problem": problem, "launch": launch})
-            offered = RECORDING.recorded(problem)
+            offered = RECORDING.recorded_mask(problem)
             right = np.array([launch_of(c) == launch for c in RECORDING.catalogue])
             np.testing.assert_array_equal(env.action_masks(), offered & right)
             action = int(np.flatnonzero(env.action_masks())[0])

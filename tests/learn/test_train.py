@@ -91,7 +91,7 @@ def test_the_regressor_predicts_ratios_on_new_shapes(recording: Recording) -> No
     plain = [c for c in recording.catalogue if not c.pdl]
     for problem in held:
         guess = policy.view(problem, plain, H200).guess
-        row = recording.median_us[recording.row(problem), [recording.column(c) for c in plain]]
+        row = recording.median_us[recording.row(problem), [recording.catalogue_index(c) for c in plain]]
         truth = np.log(row) - np.log(row).mean()
         assert np.abs(guess - guess.mean() - truth).max() < 0.12
 

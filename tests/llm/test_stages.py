@@ -129,7 +129,7 @@ def test_a_kernel_is_evaluated_once_in_a_run(whole: Path) -> None:
     with Store(whole / "store.sqlite") as store:
         (run,) = store.runs()
         names = {row["kernel"] for row in lines(whole / "correctness" / "answers.jsonl")}
-        assert run.evaluations == len(names) == len(store.done(run.run_id))
+        assert run.evaluations == len(names) == len(store.recorded_pairs(run.run_id))
 
 
 def test_the_trained_model_loads_and_differs_from_the_base(whole: Path) -> None:
@@ -171,7 +171,7 @@ def test_killed_in_between_and_resumed_it_is_the_same_training(whole: Path, tmp_
     assert answers(tmp_path) == answers(whole)
     with Store(tmp_path / "store.sqlite") as store:
         (run,) = store.runs()
-        assert run.evaluations == len(store.done(run.run_id))  # nothing was evaluated again
+        assert run.evaluations == len(store.recorded_pairs(run.run_id))  # nothing was evaluated again
     assert go(tmp_path, resume=True).taken == 0
 
 

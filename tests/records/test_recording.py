@@ -94,7 +94,7 @@ def test_offered_are_measured_and_failed_cells() -> None:
     recording = synthetic_recording()
     for row, problem in enumerate(recording.problems):
         kept = [s not in (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL]) for s in recording.status[row]]
-        assert recording.recorded(problem).tolist() == kept
+        assert recording.recorded_mask(problem).tolist() == kept
     assert (recording.status == STATUS_CODES[Status.LEFT_OUT]).any() and (
         recording.status == STATUS_CODES[Status.WRONG]
     ).any()
@@ -112,7 +112,7 @@ def test_a_problem_that_is_not_recorded_is_a_clear_error() -> None:
     recording = synthetic_recording()
     for problem in (Problem(8, 8, 8), dataclasses.replace(recording.problems[0], layout="NN")):
         with pytest.raises(UsageError, match=problem.key):
-            recording.recorded(problem)
+            recording.recorded_mask(problem)
 
 
 def other(recording: Recording, **changes: Any) -> Recording:
@@ -150,8 +150,8 @@ def test_a_folder_of_several_recordings_is_one_matrix(tmp_path: Path) -> None:
     assert len(both.problems) == 24 and len(both.catalogue) == 11
     for part in (tn, nn):
         for problem in part.problems:
-            offered = {c for c, yes in zip(part.catalogue, part.recorded(problem), strict=True) if yes}
-            assert {c for c, yes in zip(both.catalogue, both.recorded(problem), strict=True) if yes} == offered
+            offered = {c for c, yes in zip(part.catalogue, part.recorded_mask(problem), strict=True) if yes}
+            assert {c for c, yes in zip(both.catalogue, both.recorded_mask(problem), strict=True) if yes} == offered
             assert both.best(problem) == part.best(problem)
             assert both.best_baseline(problem) == part.best_baseline(problem)
 

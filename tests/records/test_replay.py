@@ -20,7 +20,7 @@ REPLAY = ReplayEvaluator(RECORDING)
 
 def test_the_candidates_are_the_recorded_cells() -> None:
     for problem in RECORDING.problems:
-        offered = [c for c, yes in zip(RECORDING.catalogue, RECORDING.recorded(problem), strict=True) if yes]
+        offered = [c for c, yes in zip(RECORDING.catalogue, RECORDING.recorded_mask(problem), strict=True) if yes]
         assert list(REPLAY.candidates(problem)) == offered
 
 

@@ -114,7 +114,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     table = script.TABLES[0]
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
-    before.without([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
+    before.without_kernels([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
     monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)

@@ -105,7 +105,7 @@ def test_a_task_is_what_was_recorded() -> None:
     task = task_of(recording, problem, "pdl")
     assert task.launch == "pdl" and task.baselines_us == recording.baselines_of(problem)
     for config, cell in task.cells.items():
-        column = recording.column(config)
+        column = recording.catalogue_index(config)
         assert STATUSES[recording.status[0, column]] is cell.status and launch_of(config) == "pdl"
         if cell.median_us is not None:
             assert np.float32(cell.median_us) == recording.median_us[0, column]

@@ -85,7 +85,7 @@ def test_the_schema_has_it(load: Load) -> None:
     assert by_name["twist"][TrialConfig.family].all_values == ("left", "right")
     assert list(by_name["bm"]) == list(FAMILIES) and by_name["ahead"][TrialConfig.family].launch_option
     assert [knob.name for knob in knob_schema(TrialConfig)] == list(PLAIN.knobs()) == ["bm", "bn", *OWN]
-    assert PLAIN.changed() == {} and set(TWISTED.changed()) == set(OWN)
+    assert PLAIN.changed_knobs() == {} and set(TWISTED.changed_knobs()) == set(OWN)
 
 
 def test_names_and_json_have_it(load: Load) -> None:

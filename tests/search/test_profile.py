@@ -261,7 +261,7 @@ def test_a_run_whose_directory_was_renamed_is_found(tool: Tool, run: Path) -> No
     run = run.rename(run.with_name("other"))
     assert profiled(run, top=1, tool=tool.path).new == 4
     with Store(run / "store.sqlite") as store:
-        assert len(store.profiled("run")) == 4
+        assert len(store.counters_by_pair("run")) == 4
         store.append("a", passed_evaluation(RECORDING.problems[0], RECORDING.catalogue[0]))
     with pytest.raises(RecordError, match="2 runs, none of them 'other'"):
         profiled(run, tool=tool.path)
@@ -313,7 +313,7 @@ def test_a_run_resumed_after_a_profile_goes_on_as_it_would_have(tmp_path: Path) 
         seen = {(e.problem, e.config): {"cycles": 1.0} for e in part.evaluations("r")}
         part.add_counters("r", seen, {})
         search(part, 4)
-        assert part.done("r") == whole.done("r")
+        assert part.recorded_pairs("r") == whole.recorded_pairs("r")
 
 
 def test_counters_are_kept_beside_those_of_the_evaluation_and_the_first_count(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_counters_are_kept_beside_those_of_the_evaluation_and_the_first_count(tm
         assert [e.counters for e in store.evaluations()] == [wanted, {"l2_hit_rate": 0.5}], "of that run only"
         assert store.recorded("a", problem)[config].counters == wanted
         assert store.recorded("a", problem, profiled=False)[config].counters == {"l2_hit_rate": 0.5}
-        assert store.profiled("b") == {}
+        assert store.counters_by_pair("b") == {}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "1", None, True])
@@ -340,7 +340,7 @@ def test_only_finite_numbers_of_pairs_that_were_tried_are_recorded(tmp_path: Pat
             store.add_counters("a", {(problem, config): {"dram": value}}, {})
         with pytest.raises(UsageError, match="a pair that run a tried"):
             store.add_counters("a", {(problem, config): {"dram": 1.0}, (problem, other): {"dram": 1.0}}, {})
-        assert store.profiled("a") == {}
+        assert store.counters_by_pair("a") == {}
 
 
 def test_a_store_of_before_is_read_and_written_to(tmp_path: Path) -> None:
@@ -375,4 +375,4 @@ def test_damaged_counters_are_named(tmp_path: Path, text: str) -> None:
     db.commit()
     db.close()
     with Store(path) as store, pytest.raises(RecordError, match="holds counters that cannot be read"):
-        store.profiled("a")
+        store.counters_by_pair("a")

@@ -111,7 +111,7 @@ def test_learns_across_shapes_what_the_ranking_model_does_not_know() -> None:
     for problem, (name, agent) in ((p, item) for p in held for item in agents.items()):
         row = recording.median_us[recording.row(problem)]
         offered = [c for c, us in zip(CANDIDATES, row, strict=True) if np.isfinite(us)]
-        chosen = recording.column(first(problem, offered, agent))
+        chosen = recording.catalogue_index(first(problem, offered, agent))
         lost[name] += float(np.log(row[chosen] / np.nanmin(row))) / len(held)
     assert lost["surrogate"] < lost["surrogate unprepared"] / 2 and lost["surrogate"] < lost["random"] / 2
 

@@ -231,7 +231,7 @@ class _Station:
     def compile_soon(self, problems: Sequence[Problem]) -> None:
         """The library's kernels of these problems, for all GPUs of this machine."""
         if self._mode != "server":
-            installed = self._library.of(problems).installed()
+            installed = self._library.restricted_to(problems).installed()
             self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
 
     def rows(self, problem: Problem) -> list[Row]:

@@ -53,7 +53,7 @@ class PhaseTimer:
     def count(self, what: str, times: int = 1) -> None:
         self._counts[what] += times
 
-    def read(self) -> PhaseTotals:
+    def totals(self) -> PhaseTotals:
         """Up to now, the open phase included."""
         self._switch(self._phase)
         return PhaseTotals(dict(self._seconds), dict(self._counts))

@@ -110,13 +110,13 @@ def build(
     path: Path = PACK,
     jobs: int | None = None,
     libraries: Sequence[Library] | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> BuiltPack:
     """Compile, check and pack; the file appears whole or not at all.
 
     Args:
         jobs: processes; None: one per core. libraries: None: the packaged ones, and the kernels for any
-            shape. tell: gets lines of progress.
+            shape. report: gets lines of progress.
 
     Raises:
         ToolchainMissing: no NVRTC, or no pydantic to read the libraries with.
@@ -129,7 +129,7 @@ def build(
     sources = list(dict.fromkeys([*sources_of(libraries), *sources_for_any_shape(general)]))
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
-    progress = _Progress(len(sources), tell)
+    progress = _Progress(len(sources), report)
     for index, result in compile_many(sources, ARCHITECTURE, jobs):
         source = sources[index]
         rejected = str(result) if isinstance(result, CompileError) else check_static(result.facts, source, result)
@@ -143,7 +143,7 @@ def build(
     return BuiltPack(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
 
 
-def build_for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None) -> Path:
+def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda line: None) -> Path:
     """The pack for a wheel: built, or one that was built before of the same kernels and libraries where there is no
     NVRTC to do it again (an isolated build).
 
@@ -151,13 +151,13 @@ def build_for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line
         ToolchainMissing: neither is there. RecordError: as :func:`build`.
     """
     try:
-        built = build(path, tell=tell)
+        built = build(path, report=report)
     except ToolchainMissing:
         if not is_current(path):
             raise
         return path
     for line in built.left_out:
-        tell(f"left out: {line}")
+        report(f"left out: {line}")
     return built.path
 
 
@@ -183,8 +183,8 @@ def _about() -> dict[str, Any]:
 class _Progress:
     """Tells how much is done and, from the rate of what was compiled and not in the cache, what is left."""
 
-    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
-        self._total, self._tell = total, tell
+    def __init__(self, total: int, report: Callable[[str], None]) -> None:
+        self._total, self._tell = total, report
         self._done, self._compiled = 0, 0
         self._start = time.perf_counter()
 
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.jobs is not None and options.jobs < 1:
         parser.error("--jobs is at least 1")
     try:
-        built = build(options.out, options.jobs, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        built = build(options.out, options.jobs, report=lambda line: print(line, file=sys.stderr, flush=True))
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -65,7 +65,7 @@ class FusedState:
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.RLock()
 
-    def ready(
+    def kernel_ready(
         self, problem: Problem, config: KernelConfig, epilogue: Epilogue, wait: bool = False, capturing: bool = False
     ) -> bool:
         """Whether the kernel is loaded. One that is not is compiled: behind this call, which is told that it is not
@@ -170,9 +170,9 @@ def fused_product(
 
     problem, config, state = decision.problem, decision.config, _state(a.device.index)
     device = device_registry.device_state(a.device.index)
-    with device.current(a.device.index):
+    with device.make_current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
-        if not state.ready(problem, config, epilogue, wait, capturing):
+        if not state.kernel_ready(problem, config, epilogue, wait, capturing):
             return None
         stream, need = _stream(a.device.index), workspace_bytes(problem, config)
         space = None

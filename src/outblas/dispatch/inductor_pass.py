@@ -58,7 +58,7 @@ class ProductPass(CustomGraphPass):  # type: ignore[misc]
         made._counts = self._counts
         return made
 
-    def is_of(self, other: ProductPass) -> bool:
+    def is_same_pass(self, other: ProductPass) -> bool:
         """Whether this is the other one, perhaps after other passes."""
         return self._counts is other._counts
 
@@ -149,7 +149,7 @@ class _InAllThreads:
 
     def set(self, value: Any) -> Any:
         """What is given back, by who read it here, is what the thread had set itself."""
-        ours = isinstance(value, ProductPass) and value.is_of(self.made)
+        ours = isinstance(value, ProductPass) and value.is_same_pass(self.made)
         return self.own.set(value.before if ours else value)
 
     def reset(self, token: Any) -> None:

@@ -59,8 +59,10 @@ def kernels_command(output: Path) -> list[str]:
     return [*compiler, "-std=c++17", *_FLAGS, "-pthread", "-c", str(SOURCES / _KERNELS), "-o", str(output)]
 
 
-def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None) -> Path:
-    """Compile the extension into ``folder``; the file appears whole or not at all. ``tell``: hears what is left out.
+def build(
+    folder: Path = PACKAGE, compiler: str | None = None, report: Callable[[str], None] = lambda line: None
+) -> Path:
+    """Compile the extension into ``folder``; the file appears whole or not at all. ``report``: hears what is left out.
 
     Raises:
         ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve; with the
@@ -85,14 +87,14 @@ def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[s
                 "Python.h, a C11 compiler",
             )
         if reason or linked is None:
-            tell(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
+            report(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
         return made.replace(folder / EXTENSION_NAME)
 
 
 def main() -> int:
     """Build in place; exit 2 with one line where that fails."""
     try:
-        print(f"built {build(tell=print)}")
+        print(f"built {build(report=print)}")
     except ToolchainMissing as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

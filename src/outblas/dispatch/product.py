@@ -79,7 +79,7 @@ def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     without an address, which will be aligned."""
     device = device_registry.device_state(a.device.index)
     decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch_of_option(promise_free_option()))
-    return decision.config is not None and not device.unavailable(decision)
+    return decision.config is not None and not device.is_left_to_torch(decision)
 
 
 def may_have_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -103,7 +103,7 @@ def remember(
         result: the output; None: torch computes it.
         call: as of :func:`decide_and_run`.
     """
-    if result is None and not device.unavailable(decision):
+    if result is None and not device.is_left_to_torch(decision):
         return  # what could not be loaded yet, or not be used, under capture
     a, b, out, option = operands
     with device_registry.lock:

@@ -73,7 +73,7 @@ def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> Kernel
 def special_candidates(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
     """What :func:`candidates` offers of kinds of kernels that serve few problems; not all of it need be legal."""
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
-    return tuple(config for family in families for config in family.beside_the_catalogue(problem, gpu))
+    return tuple(config for family in families for config in family.special_candidates(problem, gpu))
 
 
 def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
@@ -97,7 +97,7 @@ def first_search_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     listed = (*catalogue(), *special_candidates(problem, gpu))
-    offered = dict.fromkeys(FAMILIES[config.family].as_offered(problem, config) for config in listed)
+    offered = dict.fromkeys(FAMILIES[config.family].adapted_to_problem(problem, config) for config in listed)
     legal = [c for c in offered if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
@@ -105,5 +105,7 @@ def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     for config in catalogue():
         known[config.family].append(config)
     families = FAMILIES.values()
-    more = dict.fromkeys(c for family in families for c in family.for_unaligned(problem, gpu, known[family.name]))
+    more = dict.fromkeys(
+        c for family in families for c in family.unaligned_candidates(problem, gpu, known[family.name])
+    )
     return legal + [c for c in more if c not in legal and why_illegal(problem, c, gpu) is None]

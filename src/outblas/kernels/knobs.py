@@ -106,7 +106,7 @@ class Knobs:
 @functools.cache
 def all_knobs() -> Knobs:
     """The knobs with every value that the pool, the catalogue, what is offered beside it and later searches have."""
-    few = (each for family in FAMILIES.values() for each in family.special_kernels())
+    few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
     return knobs_of(
         (*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _more_values()
     )

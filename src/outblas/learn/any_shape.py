@@ -119,7 +119,7 @@ class AnyShapeModel:
         if not legal:
             return None
         legal = most_promising(self.policy.regressor, problem, legal, gpu)
-        gain, deviation = self.nets.absolute(network_inputs(problem, legal, gpu))
+        gain, deviation = self.nets.predict(network_inputs(problem, legal, gpu))
         low = gain - self.sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number

@@ -57,16 +57,16 @@ class Regressor:
     def __call__(self, problem: Features, candidates: Features) -> tuple[Floats, Floats]:
         """Mean and standard deviation over the nets of the predicted log time, up to a constant: float64[C] each."""
         x = np.concatenate([np.broadcast_to(problem, (len(candidates), len(problem))), candidates], axis=1)
-        each = self.each(x)
+        each = self.predict_each(x)
         each -= each.mean(axis=1, keepdims=True)
         return each.mean(axis=0), each.std(axis=0)
 
-    def absolute(self, inputs: Features) -> tuple[Floats, Floats]:
+    def predict(self, inputs: Features) -> tuple[Floats, Floats]:
         """float32[C, F] -> mean and standard deviation over the nets, constants and all: float64[C] each."""
-        each = self.each(inputs)
+        each = self.predict_each(inputs)
         return each.mean(axis=0), each.std(axis=0)
 
-    def each(self, inputs: Features) -> Floats:
+    def predict_each(self, inputs: Features) -> Floats:
         """float32[C, F] -> what every net says: float64[nets, C]."""
         h = ((inputs - self.mean) * self.scale)[None]
         for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):

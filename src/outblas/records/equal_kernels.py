@@ -68,11 +68,11 @@ class EqualKernels:
         data = {"format": FORMAT, **_to_json(self.now), "equal": list(map(_to_json, self.before))}
         write_json(Path(path), data)
 
-    def alike(self, there: KernelRelease, here: KernelRelease) -> bool:
+    def are_equal(self, there: KernelRelease, here: KernelRelease) -> bool:
         """Return whether a library of the kernels ``there`` holds for the kernels ``here``."""
         return there == here or (here == self.now and there in self.before)
 
-    def followed_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
+    def extended_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
         """Return the table for later kernels that were compared with earlier ones.
 
         Args:

@@ -175,11 +175,11 @@ class Library:
         """The kernels of every row, launch options in their order."""
         return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
 
-    def of(self, problems: Iterable[Problem]) -> Library:
+    def restricted_to(self, problems: Iterable[Problem]) -> Library:
         """The rows of some problems, those that there are."""
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
-    def without(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
+    def without_kernels(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
         """The library less the kernels of these (problem, launch option): there the baseline is used, or, instead of a
         kernel for constant weights, the row's for PDL."""
         lost = set(kernels)

@@ -168,17 +168,17 @@ class Recording:
             )
         return index
 
-    def column(self, config: KernelConfig) -> int | None:
+    def catalogue_index(self, config: KernelConfig) -> int | None:
         """Index of a config in the catalogue, None if it is not there."""
         return self._column.get(config)
 
-    def recorded(self, problem: Problem) -> NDArray[np.bool_]:
+    def recorded_mask(self, problem: Problem) -> NDArray[np.bool_]:
         """bool[C]: cells that were measured or failed, not those that are illegal or were left out."""
         return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
 
     def by_launch(self, problem: Problem) -> dict[Launch, NDArray[np.intp]]:
-        """Indices of the problem's :meth:`recorded` cells by launch option; options without any are left out."""
-        recorded = self.recorded(problem)
+        """Indices of the problem's :meth:`recorded_mask` cells by launch option; options without any are left out."""
+        recorded = self.recorded_mask(problem)
         found = {launch: np.flatnonzero(recorded & (self._launch == launch)) for launch in LAUNCHES}
         return {launch: columns for launch, columns in found.items() if len(columns)}
 
@@ -193,7 +193,7 @@ class Recording:
         index = int(np.argmin(np.where(allowed, self.median_us[row], np.inf)))
         return self.catalogue[index], float(self.median_us[row, index])
 
-    def only(self, problems: Sequence[Problem]) -> Recording:
+    def restricted_to(self, problems: Sequence[Problem]) -> Recording:
         """The same recording with no other problems than these, in this order.
 
         Raises:

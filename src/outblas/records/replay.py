@@ -55,7 +55,7 @@ class ReplayEvaluator(Evaluator):
             UsageError: the problem was not recorded.
         """
         catalogue = self.recording.catalogue
-        return [catalogue[i] for i in np.flatnonzero(self.recording.recorded(problem))]
+        return [catalogue[i] for i in np.flatnonzero(self.recording.recorded_mask(problem))]
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
         """The recorded evaluations of the pairs, in their order.
@@ -74,7 +74,7 @@ class ReplayEvaluator(Evaluator):
 
     def _cell(self, problem: Problem, config: KernelConfig) -> Evaluation:
         recording = self.recording
-        row, column = recording.row(problem), recording.column(config)
+        row, column = recording.row(problem), recording.catalogue_index(config)
         status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
         if column is None or status in (Status.LEFT_OUT, Status.ILLEGAL):
             raise UsageError(

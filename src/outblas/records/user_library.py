@@ -83,7 +83,7 @@ def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list
     differ = [key for key in _FIELDS if there.get(key) != here.get(key)]
     if not set(_OF_KERNELS).isdisjoint(differ):
         old, present = (KernelRelease(*map(stamp.get, _OF_KERNELS)) for stamp in (there, here))
-        if EqualKernels.load().alike(old, present):
+        if EqualKernels.load().are_equal(old, present):
             differ = [key for key in differ if key not in _OF_KERNELS]
     return [f"{_FIELDS[key]} {_short(there.get(key))} there, {_short(here.get(key))} here" for key in differ]
 

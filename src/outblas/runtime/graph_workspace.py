@@ -137,7 +137,7 @@ class CaptureWorkspaces:
             self._of[stream] = found
         return found if found.address else None
 
-    def of(self, stream: int, capture: int) -> CapturedWorkspace | None:
+    def get(self, stream: int, capture: int) -> CapturedWorkspace | None:
         """The workspace of a stream in a capture, None: it has none yet, or there is none to be had."""
         found = self._of.get(stream)
         return found if found is not None and found.capture == capture and found.address else None

@@ -67,7 +67,7 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     key = cache_key(source, arch)
     if (hit := cache.get(key)) is not None:
         return hit
-    with cache.claimed(key):
+    with cache.locked(key):
         if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
             hit = _compile(source, arch)
             cache.put(key, hit)
@@ -251,7 +251,7 @@ def _work(source: Source, arch: str, folder: Path | None) -> _Answer:
 def _unpack(answer: _Answer, cache: CubinCache | None) -> Cubin | CompileError:
     result, trouble = answer
     if trouble and cache is not None:
-        cache.degrade(trouble)
+        cache.stop_writing(trouble)
     return CompileError(*result) if isinstance(result, tuple) else result
 
 

@@ -79,6 +79,6 @@ class StreamWorkspaces:
             found = self._of[stream] = self._allocator(nbytes, device)
         return found
 
-    def of(self, stream: int) -> Any:
+    def get(self, stream: int) -> Any:
         """The stream's workspace, None: it has none yet."""
         return self._of.get(stream)

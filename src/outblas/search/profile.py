@@ -90,7 +90,7 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
         raise UsageError(f"--top is {request.top}", "1 or more candidates per problem", "pass a larger --top")
     with open_store(path) as (store, run_id):
         wanted = chosen(store.evaluations(run_id), request.top, request.mnk, request.config)
-        known = store.profiled(run_id)
+        known = store.counters_by_pair(run_id)
         missing = [pair for pair in wanted if _key(pair) not in known]
         if not missing:
             return Profiled({pair: known[_key(pair)] for pair in wanted}, 0)
@@ -107,7 +107,7 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
                     done += _record(store, run_id, works, profiler, about)
                     if progress is not None:
                         progress(done, len(wanted))
-        known = store.profiled(run_id)
+        known = store.counters_by_pair(run_id)
         return Profiled({pair: known[_key(pair)] for pair in wanted}, len(missing))
 
 

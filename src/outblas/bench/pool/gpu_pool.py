@@ -114,7 +114,7 @@ class PoolEvaluator(Evaluator):
         ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
         their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`); those of one place are added
         up."""
-        found = {"driver": self._ledger.read() + PhaseTotals({}, {"workers lost": self.lost})}
+        found = {"driver": self._ledger.totals() + PhaseTotals({}, {"workers lost": self.lost})}
         for index, lives in enumerate(self._accounts):
             for process in dict.fromkeys(name for life in lives for name in life):
                 found[f"worker {index}: {process}"] = sum_totals(life[process] for life in lives if process in life)

@@ -99,7 +99,7 @@ class Host:
 
     def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
-        return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
+        return {"host": self._ledger.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> About:
         from outblas.kernels.kernel_hash import kernels_sha

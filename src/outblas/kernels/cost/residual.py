@@ -39,13 +39,13 @@ def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)
     known = FAMILIES[family]
-    kind = KERNEL_KINDS.index(known.kinds[0]) + known.kind(c)
+    kind = KERNEL_KINDS.index(known.kinds[0]) + known.kind_index(c)
     out = np.zeros((len(waves), len(FEATURE_NAMES)))
     at = kind[:, None] * len(SLOPE_FEATURES) + np.arange(len(SLOPE_FEATURES))
     np.put_along_axis(out, at, slopes, axis=1)
     if known.residual_switches:
         first = len(KERNEL_KINDS) * len(SLOPE_FEATURES) + SWITCH_FEATURES.index(known.residual_switches[0])
-        out[:, first : first + len(known.residual_switches)] = known.switches(p, c, waves)
+        out[:, first : first + len(known.residual_switches)] = known.switch_values(p, c, waves)
     return out
 
 

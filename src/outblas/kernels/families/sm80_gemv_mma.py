@@ -265,7 +265,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     def neighbours(self, problem: Problem, config: Sm80GemvConfig) -> Sequence[Iterable[Sm80GemvConfig]]:
         return [_one_knob_away(config)]
 
-    def beside_the_catalogue(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80GemvConfig]:
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80GemvConfig]:
         """The kernels with no more room for tokens than needed, with and without PDL."""
         if problem.m > MAX_GEMV_ROWS:
             return ()

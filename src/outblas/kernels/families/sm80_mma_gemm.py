@@ -189,7 +189,9 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def neighbours(self, problem: Problem, config: Sm80MmaConfig) -> Sequence[Iterable[Sm80MmaConfig]]:
         return [_one_knob_away(config)]
 
-    def for_unaligned(self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]) -> Iterable[Sm80MmaConfig]:
+    def unaligned_candidates(
+        self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]
+    ) -> Iterable[Sm80MmaConfig]:
         """The catalogue's tiles and the pool's, with the widest loads that the rows allow."""
         vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
         for config in (*listed, *self.pool()):

@@ -124,18 +124,18 @@ class _Cost(TiledCost):
         peers = c["cm"] * c["cn"]
         return np.where(peers > 1, x.get("multicast", 0.0) * np.sqrt(peers / 2), 0.0)
 
-    def outside_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
+    def past_m_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """TMA takes its time over each box that reaches past M. (Measured at M = 32 with boxes of 64 rows: up to 1.8
         times as long as at M = 64, the narrower the tile of B, the longer.)"""
         return np.where(p["m"] < c["rows"], x.get("outside", 0.0) * c["bk"] / 64, 0.0)
 
-    def edge_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
+    def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """The same for the CTAs of the last row or column of tiles, which the others wait for in one wave."""
         past_m = (p["m"] > c["bm"]) & (p["m"] % c["bm"] != 0)
         past_n = (p["n"] > c["bn"]) & (p["n"] % c["bn"] != 0)
         return np.where((past_m | past_n) & (c["shift"] == 0), x.get("edge", 0.0) * c["bk"] / 64, 0.0)
 
-    def walked_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
+    def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
         """A walk loads the next tile while it stores one; with ``pingpong`` consumers alternate."""
         main, store = rounds.main, rounds.store
         steady = main + store + x["tile"]
@@ -144,7 +144,7 @@ class _Cost(TiledCost):
         walked = rounds.latency + (rounds.count - 1) * each + main + store
         return np.where(c["persistent"] > 0, walked, plain)
 
-    def with_hints(
+    def with_hint_bytes(
         self, x: Mapping[str, float], p: Columns, c: Columns, tiles: tuple[Floats, Floats, Floats], traffic: Floats
     ) -> Floats:
         tiles_m, tiles_n, slots = tiles
@@ -157,7 +157,7 @@ class _Cost(TiledCost):
 COST = _Cost()
 
 
-def kind(c: Columns) -> NDArray[np.intp]:
+def kind_index(c: Columns) -> NDArray[np.intp]:
     """Index into :data:`KINDS` of every config."""
     split = c["split"] > 1
     tests: Mapping[str, np.ndarray] = {
@@ -173,7 +173,7 @@ def kind(c: Columns) -> NDArray[np.intp]:
     return np.select(list(tests.values()), [KINDS.index(name) for name in tests], KINDS.index("two_consumers"))
 
 
-def switches(p: Columns, c: Columns, exact: Floats) -> Floats:
+def switch_values(p: Columns, c: Columns, exact: Floats) -> Floats:
     """float64[configs, len(SWITCHES)], of so many waves."""
     m, n, k = log_extents(p)
     tall, bk_128, width = (m - n) / 4, c["bk"] == 128, np.log2(c["bn"]) / 4

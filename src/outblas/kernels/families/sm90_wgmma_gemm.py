@@ -146,15 +146,15 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def neighbours(self, problem: Problem, config: Sm90WgmmaConfig) -> Sequence[Iterable[Sm90WgmmaConfig]]:
         return near.neighbours(problem, config)
 
-    def beside_the_catalogue(self, problem: Problem, gpu: Gpu) -> Sequence[Sm90WgmmaConfig]:
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm90WgmmaConfig]:
         return (*_few_rows_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
 
-    def special_kernels(self) -> Iterable[tuple[Problem, Sm90WgmmaConfig]]:
+    def special_kernel_kinds(self) -> Iterable[tuple[Problem, Sm90WgmmaConfig]]:
         for rows in range(16, WGMMA_ROWS, 8):
             for config in few_rows_kernels(rows):
                 yield Problem(rows, 4096, 8192), config
 
-    def as_offered(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
+    def adapted_to_problem(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
         """Where no tiling fits, with the edge tiles in place."""
         if problem.m % WGMMA_ROWS and problem.m > WGMMA_ROWS or problem.n % WGMMA_ROWS:
             return near.with_shifted_edges(problem, config) or config
@@ -163,7 +163,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def transposed(self, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
         return near.transposed(config)
 
-    def near_choice(self, choice: TileChoice) -> Iterable[Sm90WgmmaConfig]:
+    def near_tile_choice(self, choice: TileChoice) -> Iterable[Sm90WgmmaConfig]:
         return _near_choice(choice)
 
     def proof_shapes(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> Sequence[tuple[int, int, int]]:
@@ -178,11 +178,11 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(cost.COST, x, p, c, gpu)
 
-    def kind(self, c: Columns) -> NDArray[np.intp]:
-        return cost.kind(c)
+    def kind_index(self, c: Columns) -> NDArray[np.intp]:
+        return cost.kind_index(c)
 
-    def switches(self, p: Columns, c: Columns, waves: Floats) -> Floats:
-        return cost.switches(p, c, waves)
+    def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
+        return cost.switch_values(p, c, waves)
 
 
 def split_kernels() -> Iterator[Sm90WgmmaConfig]:

@@ -145,22 +145,26 @@ def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRo
     return [*rows, *(row for path in stores for row in rows_of_store(path))]
 
 
-def write_catalogue(rows: Sequence[MeasuredRow], limit: int, out: Path, tell: Callable[[str], None]) -> tuple[int, int]:
+def write_catalogue(
+    rows: Sequence[MeasuredRow], limit: int, out: Path, report: Callable[[str], None]
+) -> tuple[int, int]:
     """Choose a catalogue and write it.
 
     Args:
         rows: what was measured.
         limit: the most kernels to choose.
         out: the file to write.
-        tell: given the gaps of the present catalogue, then those of the new one.
+        report: given the gaps of the present catalogue, then those of the new one.
 
     Returns:
         How many kernels were chosen, and how many candidates they are.
     """
     known = time_matrix([row for row in rows if len(row.times)])
-    tell(report_gaps("the present catalogue", known, list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue()))))
+    report(
+        report_gaps("the present catalogue", known, list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue())))
+    )
     chosen = choose_kernels(known, limit)
-    tell(report_gaps("the new one", known, chosen))
+    report(report_gaps("the new one", known, chosen))
     sources = ", ".join(dict.fromkeys(row.source for row in rows))
     candidates = [config_name(kernel.with_knobs(pdl=pdl)) for kernel in chosen for pdl in (False, True)]
     data = {

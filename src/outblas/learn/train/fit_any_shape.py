@@ -120,7 +120,7 @@ class KeptOutResult:
 
 
 def cross_validate(
-    cells: Sequence[OfferedCells], tell: Callable[[str], None], seed: int = 0
+    cells: Sequence[OfferedCells], report: Callable[[str], None], seed: int = 0
 ) -> list[tuple[float, list[KeptOutResult]]]:
     """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
     each by nets fitted without its fold."""
@@ -130,11 +130,11 @@ def cross_validate(
         held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
         nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
         for i in held:
-            gain, deviation = nets.absolute(network_inputs(cells[i].problem, cells[i].configs, H200))
+            gain, deviation = nets.predict(network_inputs(cells[i].problem, cells[i].configs, H200))
             for sure, outcomes in found:
                 best = int((gain - sure * deviation).argmax())
                 outcomes.append(KeptOutResult(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
-        tell(f"fold {fold + 1} of {FOLDS}")
+        report(f"fold {fold + 1} of {FOLDS}")
     return found
 
 

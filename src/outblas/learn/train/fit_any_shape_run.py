@@ -76,14 +76,14 @@ def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
     return found, json.loads(table.schema.metadata[b"provenance"])
 
 
-def fit_all(cells: Path, proved: Path, out: Path, tell: Callable[[str], None]) -> str:
+def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None]) -> str:
     """Fit the kernels on offer, the speed-up over torch.matmul and the margin, and write them.
 
     Args:
         cells: what :func:`export` wrote.
         proved: which kernels passed all gates; those that failed are left out. The file may be missing.
         out: the file to write.
-        tell: given a line for each part of the fit.
+        report: given a line for each part of the fit.
 
     Returns:
         What was fitted, in one line.
@@ -96,7 +96,7 @@ def fit_all(cells: Path, proved: Path, out: Path, tell: Callable[[str], None]) -
         raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")
     measured, provenance = read_cells(cells)
     everything = [*cells_of_recording(Recording.load("h200")), *measured]
-    sure, margin, told = _most_for_few(cross_validate(everything, tell))
+    sure, margin, told = _most_for_few(cross_validate(everything, report))
     failed = json.loads(proved.read_text())["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     passed = {config for c in measured for config in c.configs if config_name(config) not in left_out}

@@ -63,7 +63,7 @@ class Measurements:
         source = ", ".join([*named, *(path.name for path in files)])
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
-    def shown(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """The arguments that name them, without the folders of one machine."""
         shown = [path.name for path in self.jsonl]
         shown += ["--recording", Path(self.recording).name] if self.recording else []
@@ -87,7 +87,7 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
             **source,
             "date": utc_now(),
             "commit": source_commit(),
-            "command": " ".join(["outblas fit model", *measured.shown(), "--folds", str(folds)]),
+            "command": " ".join(["outblas fit model", *measured.arguments(), "--folds", str(folds)]),
         },
     }
 

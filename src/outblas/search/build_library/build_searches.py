@@ -74,7 +74,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
             measured = {**found.provenance, **collect_provenance(command_of("tune", table), work.gpu_index)}
             library = with_table_rows(library, found.rows, table, measured)
             library.save(work.library)
-            progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean('pdl'):.3f}x")
+            progress(start + len(group), len(todo), f"geomean {library.restricted_to(problems).geomean('pdl'):.3f}x")
         print(f"tune {table}: {failures(store.evaluations('tune'))}; {spent(evaluator)}", flush=True)
 
 

@@ -57,7 +57,7 @@ def confirm(work: BuildFolder, table: Table) -> None:
         )
         lost = slower_kernels(path)
     about = {**part.provenance, "confirmed": len(doubtful), "not_confirmed": len(lost)}
-    with_table_rows(library.without(lost), (), table, about).save(work.library)
+    with_table_rows(library.without_kernels(lost), (), table, about).save(work.library)
     print(f"confirm {table}: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
 
 
@@ -110,7 +110,7 @@ def demote(work: BuildFolder, table: Table) -> None:
     path = work.result(table, "offline")
     lost = slower_kernels(path) if path.exists() else []
     if lost:
-        work.load().without(lost).save(work.library)
+        work.load().without_kernels(lost).save(work.library)
         earlier = len(list(work.path.glob(f"{path.stem}_[0-9]*.parquet")))
         path.rename(path.with_name(f"{path.stem}_{earlier + 1}.parquet"))
     print(f"demote {table}: {len(lost)} kernels not kept", flush=True)
@@ -123,7 +123,7 @@ def settle(work: BuildFolder, table: Table) -> None:
     """
     path = work.result(table, "offline")
     lost = set(slower_kernels(path))
-    without_slow_algorithms(work.load().without(lost), path).save(work.library)
+    without_slow_algorithms(work.load().without_kernels(lost), path).save(work.library)
     for other in TABLES:  # tables share problems, and the library has one row for each
         if work.result(other, "offline").exists():
             mark_fallbacks(work.result(other, "offline"), lost)

@@ -173,7 +173,7 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     split, tasks = held_out(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
-    training = recording.only(split.training)  # what is held out is not even there to be looked at
+    training = recording.restricted_to(split.training)  # what is held out is not even there to be looked at
     start = time.process_time()
     agent.prepare(training, split.training)
     cpu = time.process_time()
