@@ -13,12 +13,12 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_gemv_mma import FAMILY as GEMV_FAMILY
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks, gemv_loads
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm, gemv_loads_per_step
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import _code_sections, _disassemble, check_static, disassembled_facts, listing
+from outblas.runtime.sass import _code_sections, _disassemble, check_static, disassemble, disassembled_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,7 @@ def controlled(image: bytes) -> list[tuple[str, int, set[int]]]:
     """
     words = [struct.unpack(f"<{len(code) // 8}Q", code) for code in _code_sections(image)]
     assert len(words) == 1
-    texts = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", listing(image))
+    texts = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", disassemble(image))
     control = [high >> 41 for high in words[0][1::2]]
     assert len(texts) == len(control)
     return [
@@ -114,7 +114,7 @@ def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> N
         opcodes = _disassemble(build(problem, config).image)
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
         batched = [text for text in opcodes[:first] if text.startswith("LDG.E.NA") and text.endswith(".128")]
-        assert len(batched) == config.unroll * gemv_loads(problem, config)[0], config
+        assert len(batched) == config.unroll * gemv_loads_per_step(problem, config)[0], config
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
@@ -128,11 +128,11 @@ def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
     if why_illegal(problem, config) is not None:
         pytest.skip("16-byte loads along N need 64 rows per warp")
     cubin, shape = build(problem, config), geometry(problem, config)
-    assert cubin.registers * shape.threads * gemv_blocks(problem, config) <= 65536
+    assert cubin.registers * shape.threads * gemv_blocks_per_sm(problem, config) <= 65536
     code = controlled(cubin.image)
     loads = [i for i, (text, _, _) in enumerate(code) if "LDG.E.NA" in text or "LDGSTS.E.BYPASS" in text]
     stores = [i for i, (text, _, _) in enumerate(code) if "STG" in text]
-    per_step = gemv_loads(problem, config)[0]
+    per_step = gemv_loads_per_step(problem, config)[0]
     in_loop = per_step * (1 if config.ring == "shared" else config.unroll)
     assert len(loads) == per_step * config.unroll + in_loop
     assert loads[-1] < stores[0], "weights of the next tile behind the stores of this one"
@@ -148,7 +148,7 @@ def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
 
 def test_a_hint_for_l2_is_a_policy_on_every_load_of_weights() -> None:
     config = Sm80GemvConfig(8, 64, 1, 4, 2)
-    plain, hinted = (listing(build(DECODE_8, replace(config, l2=l2)).image) for l2 in ("plain", "stream_b"))  # type: ignore[arg-type]
+    plain, hinted = (disassemble(build(DECODE_8, replace(config, l2=l2)).image) for l2 in ("plain", "stream_b"))  # type: ignore[arg-type]
     assert hinted != plain and hinted.count("LDG") == plain.count("LDG")
 
 

@@ -15,7 +15,7 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static, disassembled_facts, listing
+from outblas.runtime.sass import check_static, disassemble, disassembled_facts
 
 if TYPE_CHECKING:
     from outblas.runtime.cubin import Cubin
@@ -66,7 +66,7 @@ def k_loop(image: bytes) -> list[str]:
     """Instructions from the label before the first wgmma to the branch back to it."""
     labels: dict[str, int] = {}
     code: list[str] = []
-    for line in listing(image).splitlines():
+    for line in disassemble(image).splitlines():
         if label := re.match(r"\s*(\.L_\w+):", line):
             labels[label[1]] = len(code)
         elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):

@@ -164,7 +164,7 @@ class Accounting(Evaluator):
         return "first"
 
     def accounts(self) -> dict[str, PhaseTotals]:
-        return {"gpu": self.ledger.read()}
+        return {"gpu": self.ledger.totals()}
 
     def _once(self, what: str, key: Any) -> bool:
         new = key not in self._had

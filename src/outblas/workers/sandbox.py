@@ -340,7 +340,7 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
         voice.send(("error", f"{type(error).__name__}: {error}"))
         return
     ledger = getattr(handler, "ledger", None)
-    voice.send(("ready", ledger.read() if ledger else PhaseTotals()))
+    voice.send(("ready", ledger.totals() if ledger else PhaseTotals()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -356,4 +356,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             with contextlib.suppress(OSError):  # the driver may be gone
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        voice.send(("end", ledger.read() if ledger else PhaseTotals()))
+        voice.send(("end", ledger.totals() if ledger else PhaseTotals()))

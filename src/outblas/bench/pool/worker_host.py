@@ -82,9 +82,9 @@ class Host:
 
     def provenance(self, command: str) -> dict[str, Any]:
         """Of the first GPU that this worker sees: all of a pool are of one kind."""
-        from outblas.records.provenance import collect
+        from outblas.records.provenance import collect_provenance
 
-        return collect(command)
+        return collect_provenance(command)
 
     def close(self) -> None:
         """End the evaluator's own processes."""
@@ -99,7 +99,7 @@ class Host:
 
     def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
-        return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
+        return {"host": self._ledger.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> About:
         from outblas.kernels.kernel_hash import kernels_sha
