@@ -278,11 +278,14 @@ def _children(evaluator: PoolEvaluator) -> list[str]:
 
 DRIVER = """
 import sys
-from outblas.search.agents import make_agent
-from outblas.search.tune import tune
+from pathlib import Path
 from outblas.bench.pool.gpu_pool import PoolEvaluator
+from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import Spec
-from helpers import synthetic_recording
+from outblas.records.store import Store
+from outblas.search.agents.agent_registry import make_agent
+from outblas.search.tune import tune
+from support.helpers import synthetic_recording
 
 if __name__ == "__main__":
     folder = sys.argv[1]

@@ -51,8 +51,9 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch, outblas
-from outblas.runtime import packaged_cubins as shipped
-shipped.SHIPPED = shipped.ShippedCubins(Path(sys.argv[1]))
+from pathlib import Path
+from outblas.runtime import packaged_cubins
+packaged_cubins.PACKAGED = packaged_cubins.PackagedCubins(Path(sys.argv[1]))
 torch.zeros(1, device="cuda")
 outblas.use_library(sys.argv[2])
 a, b = torch.ones(256, 1024, device="cuda").half(), torch.ones(512, 1024, device="cuda").half()

@@ -95,7 +95,7 @@ def world(monkeypatch, tmp_path):
     made.broken = False
     monkeypatch.setattr(free, "load", load)
     monkeypatch.setattr("outblas.judge.gates.prove", prove)
-    monkeypatch.setattr(free.fresh, "check_fresh", lambda *a: made.fresh)
+    monkeypatch.setattr(free.timing_checks, "check_fresh", lambda *a: made.fresh)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
     monkeypatch.setattr(free.conduct, "offence", lambda before: made.offence)
     handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
@@ -177,7 +177,7 @@ def test_a_guard_that_breaks_while_it_is_timed_is_a_memory_violation(world, monk
         world.kernels[GOOD.name].broken = True
         return PASSED
 
-    monkeypatch.setattr(free.fresh, "check_fresh", check)
+    monkeypatch.setattr(free.timing_checks, "check_fresh", check)
     found = world.ask(GOOD)
     assert found.status is Status.MEMORY_VIOLATION and "after timing" in found.detail and found.timing is None
 

@@ -67,7 +67,7 @@ class Desk(ev.BenchCell):
 @pytest.fixture(name="handler")
 def handler_fixture(monkeypatch):
     monkeypatch.setattr(ev, "BenchCell", Desk)
-    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
+    monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: None)
     monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
     made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
