@@ -32,6 +32,7 @@ from outblas.runtime.fused_launch import Extra, FusedKernel
 from support.fused_fixture import KERNELS, OnTheHost, host_fixture
 from support.served_fixture import ANY, Served, numbers, served_fixture
 
+pytestmark = pytest.mark.long
 __all__ = ["host_fixture", "served_fixture"]
 SWIGLU = Epilogue(False, "silu", gated=True)
 BIASED = Epilogue(True, "gelu", gated=True)

@@ -139,7 +139,9 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     tried = script.search.searched(work, table, "borrow")
     known = {e.config for e in tried[problem]}
     unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
-    monkeypatch.setattr(script.search, "borrowed", lambda p, won, known, gpu: [unknown] if p == problem else [])
+    monkeypatch.setattr(
+        script.search, "neighbour_winners", lambda p, won, known, gpu: [unknown] if p == problem else []
+    )
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if (p, c) == (problem, unknown) else usual(p, c))
     run(script, work, "borrow")
