@@ -12,7 +12,6 @@ from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.core.config import LAUNCHES, config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.records.evaluation_json import evaluation_to_json
 from outblas.runtime.device import DEFAULT_RECORDING, parse_device
 
 if TYPE_CHECKING:
