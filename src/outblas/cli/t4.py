@@ -52,6 +52,7 @@ def import_t4(
 ) -> None:
     """Read measurements of Kernel Tuner's: say how many and which was fastest, compare them, write them."""
     from outblas.core.files import write_atomic
+    from outblas.records.evaluation_json import evaluation_to_json
     from outblas.search.kernel_tuner.t4_files import read_task, task_of
 
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))

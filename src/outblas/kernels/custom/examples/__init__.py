@@ -1,1 +1,1 @@
-""""""
+"""Free kernels that are shown to readers and language models."""
