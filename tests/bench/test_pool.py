@@ -31,7 +31,7 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import Interrupted, tune
 from support import pool_workers
 from support.helpers import ROOT, running, synthetic_recording
-from support.virtual_workers import VirtualTransport
+from support.pool_workers import VirtualTransport
 
 pytestmark = pytest.mark.long
 RECORDING = synthetic_recording()

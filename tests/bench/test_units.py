@@ -23,7 +23,7 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from support import pool_workers
 from support.helpers import ROOT, synthetic_problems, synthetic_recording
-from support.virtual_workers import VirtualTransport
+from support.pool_workers import VirtualTransport
 
 RECORDING = synthetic_recording()
 

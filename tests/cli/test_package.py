@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import subprocess
 import sys
@@ -17,9 +19,35 @@ import sys, outblas
 heavy = {"torch", "cuda", "plotly", "pyarrow", "typer", "rich", "pydantic", "numpy"} & set(sys.modules)
 print(sorted(heavy), outblas.Problem(64, 64, 64).key, "matmul" in dir(outblas))
 """
+#: What the packages export, as README.md and docs/ name it.
+FACES = {
+    "": [
+        "OutblasError", "Problem", "__version__", "capture", "disable", "enable", "enabled", "explain", "gated_linear",
+        "interleave_gate_up", "linear", "matmul", "mm", "status", "use", "use_library", "warm",
+    ],
+    "learn": ["KnobEnv", "Policy", "TuningEnv", "sampler"],
+    "records": ["Library", "Recording", "ReplayEvaluator"],
+}  # fmt: skip
+#: What the faces load, and what each exports: `__all__`, and public names that are no modules.
+FACES_PROBE = """
+import importlib, json, sys, types
+from pathlib import Path
+root = Path("outblas")
+exported = {}
+for face in sorted(root.rglob("__init__.py")):
+    name = ".".join(face.parent.parts)
+    module = importlib.import_module(name)
+    public = [n for n in vars(module) if not n.startswith("_") and n not in ("annotations", "Any", "TYPE_CHECKING")]
+    public = [n for n in public if not isinstance(vars(module)[n], types.ModuleType)]
+    names = sorted({*public, *getattr(module, "__all__", ())})
+    if names:
+        exported[name.partition(".")[2]] = names
+heavy = {"torch", "gymnasium", "cuda", "plotly", "pyarrow", "typer", "rich", "pydantic", "numpy"} & set(sys.modules)
+print(json.dumps([exported, sorted(heavy)]))
+"""
 #: What `outblas --help` may load: neither torch nor CUDA nor anything slow.
 HELP_PROBE = """
-import sys, outblas.cli
+import sys, outblas.cli.main
 print(sorted({"torch", "cuda", "plotly", "pyarrow", "pydantic", "numpy"} & set(sys.modules)))
 """
 
@@ -36,6 +64,24 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     assert run_python(HELP_PROBE) == "[]"
+
+
+def test_each_face_exports_what_the_documents_name_and_loads_nothing_heavy() -> None:
+    exported, heavy = json.loads(run_python(FACES_PROBE))
+    assert exported == FACES
+    assert heavy == []
+
+
+@pytest.mark.parametrize("face", ["learn", "records"])
+def test_a_face_gives_the_names_of_its_modules(face: str) -> None:
+    package = importlib.import_module(f"outblas.{face}")
+    assert set(FACES[face]) <= set(dir(package))
+    with pytest.raises(AttributeError, match=f"outblas.{face}.*no_such_name"):
+        _ = package.no_such_name
+    for name in FACES[face]:
+        if name.endswith("Env"):
+            pytest.importorskip("gymnasium")
+        assert getattr(package, name).__module__.startswith(f"outblas.{face}.")
 
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:

@@ -27,7 +27,7 @@ from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.sandbox import Lost, Sandbox
 from support import pool_workers
 from support.helpers import ROOT, synthetic_recording
-from support.virtual_workers import VirtualTransport
+from support.pool_workers import VirtualTransport
 
 
 class Clock:

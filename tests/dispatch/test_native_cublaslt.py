@@ -14,6 +14,8 @@ from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES, Algo
 from outblas.runtime.cublaslt import LtAlgorithm
 from support.native_fixture import (  # noqa: F401
+    ADDRESS,
+    NEED,
     FakeCuda,
     Host,
     K,
@@ -22,16 +24,12 @@ from support.native_fixture import (  # noqa: F401
     algorithm,
     built_fixture,
     cuda_fixture,
+    fake_plan,
     host_fixture,
     learn,
     needs_compiler,
     operands,
     table_fixture,
-)
-from support.native_streams_fixture import (
-    ADDRESS,
-    NEED,
-    fake_plan,
 )
 
 pytestmark = needs_compiler

@@ -21,7 +21,9 @@ from outblas.runtime.cublas import Algo
 from outblas.runtime.cublaslt import LtAlgorithm, LtAlgorithms
 from outblas.runtime.workspace import StreamWorkspaces
 from support.native_fixture import (  # noqa: F401
+    ADDRESS,
     MAPPED,
+    NEED,
     FakeCuda,
     Host,
     K,
@@ -30,6 +32,7 @@ from support.native_fixture import (  # noqa: F401
     algorithm,
     built_fixture,
     cuda_fixture,
+    fake_plan,
     host_fixture,
     learn,
     needs_compiler,
@@ -37,11 +40,6 @@ from support.native_fixture import (  # noqa: F401
     prepared,
     table_fixture,
     torch,
-)
-from support.native_streams_fixture import (
-    ADDRESS,
-    NEED,
-    fake_plan,
 )
 
 pytestmark = needs_compiler

@@ -13,8 +13,7 @@ from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from support.free_compile_fixture import cache_fixture, compiles  # noqa: F401
-from support.free_fixture import BODY, device_text
+from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])

@@ -27,8 +27,7 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.cubin import CubinCache
-from support.free_compile_fixture import cache_fixture, compiles  # noqa: F401
-from support.free_fixture import BODY, device_text, exploit, host_text
+from support.free_fixture import BODY, cache_fixture, compiles, device_text, exploit, host_text  # noqa: F401
 from support.helpers import passed_evaluation
 
 P = Problem(64, 64, 64)

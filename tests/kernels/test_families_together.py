@@ -42,6 +42,7 @@ TINY = Sm80DirectConfig(16, 8, pdl=True)
 TINY_COST, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)
 
 FIT_MODEL = [sys.executable, "-m", "outblas", "fit", "model"]
+SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
 def legal(problem: Problem) -> list[KernelConfig]:
@@ -118,7 +119,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
     command = [*FIT_MODEL, str(times), "--recording", str(tmp_path / "rec")]
     done = subprocess.run(
         [*command, "--out", str(out), "--folds", "2"],
-        capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        cwd=SOURCES, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())

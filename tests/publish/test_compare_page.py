@@ -15,8 +15,7 @@ from outblas.publish.tables.compare_block import COMPARE_BEGIN, COMPARE_END
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.publish_results import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
 from outblas.search.compare.compare_stats import figures
-from support.bench_fixture import write_bench
-from support.compare_fixture import write_made
+from support.bench_fixture import write_bench, write_made
 
 #: More agents than a line of the legend holds, one of them with a name that is markup.
 LEVEL = {"best": 0.05, **{f"agent{i}": 0.2 + 0.1 * i for i in range(8)}, "<b>&": 1.5}

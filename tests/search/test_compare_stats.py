@@ -15,8 +15,7 @@ from outblas.core.roofline import regime
 from outblas.core.stats import geomean
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.compare_stats import best_of, budget_words, figures, mean_regret, overall, regime_qualities
-from support.bench_fixture import write_bench
-from support.compare_fixture import PROBLEMS, made_meta, made_rows, write_made
+from support.bench_fixture import PROBLEMS, made_meta, made_rows, write_bench, write_made
 
 LEVEL = {"good": 0.1, "level": 0.102, "bad": 1.0}
 

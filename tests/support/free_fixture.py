@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from outblas.core.errors import ToolchainMissing
 from outblas.jail.toolchain import find_nvcc, include_folders
 
@@ -59,3 +61,13 @@ extern "C" int outblas_launch(const void*, const void*, void*, int, int, int, vo
 
 def exploit(name):
     return (EXPLOITS / f"{name}.cu").read_text()
+
+
+compiles = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+@pytest.fixture(name="cache", autouse=True, scope="module")
+def cache_fixture(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -12,11 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from outblas.core.problem import Problem
 from outblas.dispatch import native, native_build
+from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.runtime.cublas import WORKSPACE_BYTES, BlasShape, LtPlan
 from outblas.runtime.cublaslt import PreparedAlgorithm
 from outblas.runtime.launch import PreparedLaunch
 from support.helpers import ROOT
@@ -188,3 +192,27 @@ def algorithm(cuda: FakeCuda, workspace_bytes: int = 0, keep: Any = None) -> Pre
 
 def learn(table: Any, a: Any, b: Any, out: Any, launch: Any = None, pdl: bool = False, product: Any = None) -> bool:
     return bool(table.learn(a, b, out, pdl, a.element_size(), launch, product))
+
+
+NEED = COUNTERS_BYTES + WORKSPACE_BYTES
+ADDRESS = 1 << 30
+
+
+def fake_plan(cuda: FakeCuda, problem: Problem) -> LtPlan:
+    """A plan of the recording cuBLASLt, whose handles are 1, 2, 3, ..."""
+    handles = iter(range(1, 99))
+
+    def create(into: Any, *_: Any) -> int:
+        into._obj.value = next(handles)
+        return 0
+
+    product = cuda.library.cublasLtMatmul
+    product.argtypes, product.restype = [ctypes.c_void_p] * 14 + [ctypes.c_size_t, ctypes.c_void_p], ctypes.c_int
+    library = SimpleNamespace(
+        cublasLtMatmulDescCreate=create,
+        cublasLtMatrixLayoutCreate=create,
+        cublasLtMatmulDescSetAttribute=lambda *_: 0,
+        cublasLtMatmul=product,
+    )
+    owner: Any = SimpleNamespace(_lib=library, _handle=ctypes.c_void_p(98), _workspace=0)
+    return LtPlan(owner, BlasShape.of(problem))

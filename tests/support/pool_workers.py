@@ -6,13 +6,15 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.pool.transport import Event, Spec, Task
+from outblas.bench.pool.worker_host import Host
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
@@ -180,3 +182,33 @@ def unable(folder: str) -> Logged:
 def live_without_gpu() -> LiveEvaluator:
     """The live evaluator with its sandbox, whose worker answers without a GPU."""
     return LiveEvaluator(0, Options(baselines=()), 1.5, "support.sandbox_handlers:evaluations", compile_ahead=False)
+
+
+class VirtualTransport:
+    """Workers in this process; a task takes ``seconds(task)`` of a clock of its own."""
+
+    def __init__(self, size: int, seconds: Callable[[Task], float], factory: str = "support.pool_workers:Many") -> None:
+        self._hosts = [Host(Spec(factory)) for _ in range(size)]
+        self.size, self._seconds, self.now = size, seconds, 0.0
+        self._coming: list[tuple[float, int, list[Event]]] = []
+
+    def start(self, worker: int) -> None:
+        self._coming.append((self.now, worker, [Event(worker, *self._hosts[worker].hello())]))
+
+    def send(self, worker: int, task: Task) -> None:
+        words = [Event(worker, *message) for message in self._hosts[worker].messages(task)]
+        self._coming.append((self.now + self._seconds(task), worker, words))
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        due = min(self._coming, default=None, key=lambda item: item[:2])
+        if due is None or (timeout_s == 0 and due[0] > self.now):
+            return []
+        self._coming.remove(due)
+        self.now = due[0]
+        return due[2]
+
+    def stop(self, worker: int) -> None:
+        self._coming = [item for item in self._coming if item[1] != worker]
+
+    def close(self) -> None:
+        self._coming = []

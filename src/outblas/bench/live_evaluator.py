@@ -16,7 +16,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.source import kernel_kind
+from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.handler import Item, make_handler
 from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
@@ -58,7 +58,7 @@ class LiveEvaluator(Evaluator):
         self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
-        self._trusted: set[tuple[Any, ...]] = set()
+        self._trusted: set[KernelKind] = set()
         self._offered = offered
         self._to_list: deque[Problem] = deque()
         self._listed: dict[Problem, Sequence[KernelConfig]] = {}
@@ -195,7 +195,7 @@ class LiveEvaluator(Evaluator):
             self._baselines[problem] = baselines
         return evaluation  # type: ignore[no-any-return]
 
-    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+    def trust(self, kinds: Iterable[KernelKind]) -> None:
         self._trusted.update(kinds)
 
     def expect(self, problems: Iterable[Problem]) -> None:

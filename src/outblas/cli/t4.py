@@ -12,7 +12,6 @@ from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.core.config import LAUNCHES, config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.records.evaluation_json import evaluation_to_json
 from outblas.runtime.device import DEFAULT_RECORDING, parse_device
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ def import_t4(
 ) -> None:
     """Read measurements of Kernel Tuner's: say how many and which was fastest, compare them, write them."""
     from outblas.core.files import write_atomic
+    from outblas.records.evaluation_json import evaluation_to_json
     from outblas.search.kernel_tuner.t4_files import read_task, task_of
 
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))

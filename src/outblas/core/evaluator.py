@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+
+if TYPE_CHECKING:
+    from outblas.kernels.source import KernelKind
 
 
 class Evaluator(Protocol):
@@ -33,7 +36,7 @@ class Evaluator(Protocol):
         """Problems that are to come; for evaluators that prepare several at once cheaply. Nothing depends on it."""
         return None
 
-    def trust(self, kinds: Iterable[tuple[Any, ...]]) -> None:
+    def trust(self, kinds: Iterable[KernelKind]) -> None:
         """Kernels (:func:`outblas.kernels.source.kernel_kind`) that another evaluator of this run has proved in full,
         of the same build on the same kind of GPU: that needs not be done once more."""
         return None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outblas.core.config import KernelConfig
     from outblas.judge.algorithm_cache import AlgorithmCache
     from outblas.judge.gpu_clock import GpuClock
+    from outblas.kernels.source import KernelKind
     from outblas.runtime.cublas import Algo, Cublas, CublasLt, HeuristicResult, LtPlan
 
 __all__ = [
@@ -275,7 +276,7 @@ class NvMatmulHeuristics:
     name = "nvmmh"
 
     def __init__(self, gpu_index: int = 0) -> None:
-        self._loaded: dict[tuple[Any, ...], Any] = {}
+        self._loaded: dict[KernelKind, Any] = {}
         self._configs: dict[Problem, KernelConfig | None] = {}
 
     def offer(self, configs: dict[Problem, KernelConfig | None]) -> None:

@@ -1,5 +1,30 @@
 """Learning across shapes: the regressor, the policy and how both are trained (torch, stable-baselines3).
 
 Nothing here is needed to use a trained policy: ``outblas.learn.policy`` and ``outblas.learn.posterior`` run it with
-numpy alone.
+numpy alone. A name of this face is imported when it is first asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outblas.learn.env import TuningEnv
+    from outblas.learn.knob_env import KnobEnv
+    from outblas.learn.policy import Policy
+    from outblas.learn.samplers import sampler
+
+__all__ = ["KnobEnv", "Policy", "TuningEnv", "sampler"]
+#: Where each name comes from.
+_LATER = {"KnobEnv": "knob_env", "Policy": "policy", "TuningEnv": "env", "sampler": "samplers"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

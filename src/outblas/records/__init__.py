@@ -1,1 +1,28 @@
-"""All that is kept on disk: stores, recordings, libraries, result files and where they come from."""
+"""All that is kept on disk: stores, recordings, libraries, result files and where they come from.
+
+A name of this face is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outblas.records.library import Library
+    from outblas.records.recording import Recording
+    from outblas.records.replay import ReplayEvaluator
+
+__all__ = ["Library", "Recording", "ReplayEvaluator"]
+#: Where each name comes from.
+_LATER = {"Library": "library", "Recording": "recording", "ReplayEvaluator": "replay"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -44,6 +44,7 @@ from outblas.workers.sandbox import Emit
 if TYPE_CHECKING:
     from outblas.judge.gpu_clock import GraphEntry
     from outblas.judge.trials import TrialCache
+    from outblas.kernels.source import KernelKind
 
 #: What a worker times before it is asked for anything.
 _WARM_UP = Problem(256, 256, 256)
@@ -84,8 +85,8 @@ class Handler:
         if options.algorithms is not None and LT_AUTO in self._baselines:
             kept = AlgorithmCache.of_gpu(Path(options.algorithms), options.gpu_index)
             self._baselines[LT_AUTO].keep(kept)
-        self._kernels: dict[tuple[Any, ...], Any] = {}
-        self._proved: dict[tuple[Any, ...], Verdict] = {}
+        self._kernels: dict[KernelKind, Any] = {}
+        self._proved: dict[KernelKind, Verdict] = {}
         self._trials: TrialCache | None = None
         self._desk: BenchCell | None = None
 

@@ -17,7 +17,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.source import kernel_kind
+from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.sandbox import START_TIMEOUT_S
 
 #: Workers that one unit may cost before its candidates are given up.
@@ -42,7 +42,7 @@ class _Place:
     losses: int = 0
     expected: int = 0  # how many of the expected problems, and of the proved kernels, it was told of
     proved: int = 0
-    kernels: set[tuple[Any, ...]] = field(default_factory=set)  # that its worker was given
+    kernels: set[KernelKind] = field(default_factory=set)  # that its worker was given
 
 
 class PoolEvaluator(Evaluator):
@@ -70,7 +70,7 @@ class PoolEvaluator(Evaluator):
         self._places = [_Place() for _ in range(transport.size)]
         self._about: dict[int, About] = {}
         self._expected: list[Problem] = []
-        self._proved: dict[tuple[Any, ...], None] = {}
+        self._proved: dict[KernelKind, None] = {}
         self._homes: dict[Problem, int] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
@@ -229,7 +229,7 @@ class PoolEvaluator(Evaluator):
                     proved, place.proved = [*self._proved][place.proved :], len(self._proved)
                     self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
-    def _elsewhere(self, index: int, others: Iterable[int]) -> set[tuple[Any, ...]]:
+    def _elsewhere(self, index: int, others: Iterable[int]) -> set[KernelKind]:
         """Kernels that ``others`` were given and this worker was not."""
         return set().union(*(self._places[i].kernels for i in others)) - self._places[index].kernels
 

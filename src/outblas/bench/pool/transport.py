@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+
+if TYPE_CHECKING:
+    from outblas.kernels.source import KernelKind
 
 Pair = tuple[Problem, KernelConfig]
 
@@ -31,7 +34,7 @@ class Evaluate:
 
     pairs: tuple[Pair, ...]
     expected: tuple[Problem, ...] = ()
-    proved: tuple[tuple[Any, ...], ...] = ()
+    proved: tuple[KernelKind, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 from outblas.bench.pool.compile_queue import CompileQueue
 from outblas.bench.pool.transport import Pair
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
-from outblas.kernels.source import kernel_kind
+from outblas.kernels.source import KernelKind, kernel_kind
 
 #: Units of other workers' problems that wait, above which one is taken even though units of its own may come.
 _PLENTY = 4
@@ -72,7 +71,7 @@ class WorkUnits:
         return self._compiling is not None and self._compiling.pending
 
     def take(
-        self, worker: int, others: Iterable[int], elsewhere: Collection[tuple[Any, ...]] = frozenset()
+        self, worker: int, others: Iterable[int], elsewhere: Collection[KernelKind] = frozenset()
     ) -> WorkUnit | None:
         """Of the problems that ``worker`` has had, or nobody yet, the unit with the most work, so that no long one is
         begun last, and before that one with few kernels of ``elsewhere``: those that other workers have and this one
