@@ -112,8 +112,8 @@ def tune(
                 break
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements recorded in {store.path}; "
-            f"repeat the command with run id {run_id} to resume"
+            f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements recorded in "
+            f"{store.path}; repeat the command with run id {run_id} to resume"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)

@@ -220,11 +220,8 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
 
     def grid(self, problem: Problem, config: Sm80GemvConfig, sms: int) -> tuple[int, int, int]:
         tiles = ceil_div(problem.n, config.bn)
-        return (
-            min(tiles, sms * gemv_blocks_per_sm(problem, config)) if config.persistent else config.split_k * tiles,
-            1,
-            1,
-        )
+        walkers = sms * gemv_blocks_per_sm(problem, config)
+        return min(tiles, walkers) if config.persistent else config.split_k * tiles, 1, 1
 
     def k_tiles(self, problem: Problem, config: Sm80GemvConfig) -> int:
         return ceil_div(problem.k, gemv_step(problem.layout))
