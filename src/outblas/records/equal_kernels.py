@@ -1,7 +1,7 @@
 """The one table of releases whose kernels are the present ones: a user's tuned library of any of them stays valid.
 
 A library file says of which release and which kernel files it is. Another release, or another hash, need not mean other
-machine code. ``scripts/restamp.py`` finds out and writes the table; nothing else does.
+machine code. ``tools/restamp.py`` finds out and writes the table; nothing else does.
 """
 
 from __future__ import annotations

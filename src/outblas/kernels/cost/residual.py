@@ -1,9 +1,9 @@
 """What the physical model leaves: a factor that is log-linear in the extents, one line for each kind of kernel.
 
-The formula of ``model.py`` knows waves, traffic and latencies, and is 5-10% off, alike for all kernels of a kind on
-problems of a size: an epilogue that hides worse than it says, a scheduler, a clock. The factor is fitted by ridge
-regression on the logarithms of what is left (`outblas fit model`), held out by shape like all of the
-model, and stays within e^±0.3: it reorders kernels that the formula holds for level, and no others.
+The formula of ``cost_model.py`` knows waves, traffic and latencies, and is 5-10% off, alike for all kernels of a kind
+on problems of a size: an epilogue that hides worse than it says, a scheduler, a clock. The factor is fitted by ridge
+regression on the logarithms of what is left (`outblas fit model`), held out by shape like all of the model, and stays
+within e^±0.3: it reorders kernels that the formula holds for level, and no others.
 """
 
 from __future__ import annotations
