@@ -125,7 +125,7 @@ def test_kernel_tuner_has_it(load: Load, tmp_path: Path) -> None:
     assert space.point(OTHER, OWN) == (space.ABSENT,) * len(OWN)
     assert space.point(TWISTED, OWN) == (5, "right", True, 128)
     assert space.tunable([PLAIN, TWISTED, OTHER], ("depth",)) == {"depth": [space.ABSENT, 3, 5]}
-    task = files.Task(PROBLEM, {config: files.Cell(Status.PASSED, 2.0) for config in (PLAIN, TWISTED, OTHER)})
+    task = files.T4Task(PROBLEM, {config: files.T4Entry(Status.PASSED, 2.0) for config in (PLAIN, TWISTED, OTHER)})
     for text in (json.dumps(files.to_t4(task)), files.to_cache(task)):
         (tmp_path / "task.json").write_text(text)
         assert files.read_task(tmp_path / "task.json") == task
