@@ -205,7 +205,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("version", ["standard", "editable"])
 def test_a_wheel_gets_the_pack_and_an_editable_install_does_not(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, path_before = hook(monkeypatch), list(sys.path)
-    monkeypatch.setattr(cubin_build, "build_for_wheel", lambda tell: PACK)
+    monkeypatch.setattr(cubin_build, "build_for_wheel", lambda report: PACK)
     data: dict[str, Any] = {"artifacts": []}
     made.initialize(version, data)
     expected = ["/src/outblas/data/cubins/kernels.pack"] if version == "standard" else []
@@ -215,7 +215,7 @@ def test_a_wheel_gets_the_pack_and_an_editable_install_does_not(version: str, mo
 def test_a_wheel_without_a_compiler_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     made = hook(monkeypatch)
 
-    def missing(tell: Any) -> Path:
+    def missing(report: Any) -> Path:
         raise ToolchainMissing("NVRTC cannot be loaded", "wheels", "install them")
 
     monkeypatch.setattr(cubin_build, "build_for_wheel", missing)

@@ -187,7 +187,7 @@ def test_status_says_what_serves(table: Any, device: Any, monkeypatch: pytest.Mo
 def test_the_table_is_opened_once_and_never_asked_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     monkeypatch.setattr(native_table, "open_table", lambda: tries.append(1) or (None, "not built"))
-    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", ""), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     native_table.open_once(), native_table.open_once()
     assert len(tries) == 1 and native_table.table_matmul is None and native_table.why_no_table == "not built"

@@ -57,7 +57,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[State]]:
     )
     made = [State(gpu, Library(gpu.name, rows), load_kernel) for _ in range(torch.cuda.device_count())]
     monkeypatch.setattr(device_registry, "devices", dict(enumerate(made)))
-    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", ""), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(enable, "_switch", enable.Switch("CUDA", enable.why_not))
     assert outblas.enable()

@@ -56,7 +56,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     state = DeviceState(gpu, Library(gpu.name, tuple(row(*entry) for entry in TUNED)), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
     # The whole decision at every call: test_native.py has the table that answers for it.
-    for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", "left out by this test"), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     yield state
     torch.cuda.synchronize()

@@ -210,7 +210,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceState]:
     row = LibraryRow(SQUARE, "lt_auto", "", "test", choices[0], choices[1], weights=choices[2])
     state = DeviceState(gpu, Library(gpu.name, (row,)), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
-    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", ""), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     for variable in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS"):
         monkeypatch.delenv(variable, raising=False)

@@ -49,7 +49,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     )
     state = DeviceState(gpu, Library(gpu.name, rows), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
-    for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", "left out by this test"), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(fused, "_states", {})
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", linear.FUSED_VARIABLE):

@@ -85,7 +85,7 @@ def device(rows: dict[Problem, LibraryRow], monkeypatch: pytest.MonkeyPatch) -> 
     state = DeviceState(gpu, Library(gpu.name, tuple(rows.values())), load_kernel)
     monkeypatch.delenv("OUTBLAS_PDL", raising=False)
     monkeypatch.setattr(device_registry, "devices", {0: state})
-    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", ""), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     yield state
     torch.cuda.synchronize()

@@ -57,7 +57,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         choices = [None if c is None else LibraryChoice(c, 1.2, 1.1, 1.3) for c in configs]
         rows.append(LibraryRow(problem, "lt_auto", "", "test", *choices))
     monkeypatch.setattr(device_registry, "devices", {0: DeviceState(gpu, Library(gpu.name, tuple(rows)), load_kernel)})
-    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", ""), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     outblas.matmul(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # opens the table
     assert native_table.table is not None, native_table.why_no_table

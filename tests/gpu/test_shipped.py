@@ -75,7 +75,7 @@ def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", "OUTBLAS_CUBINS"):
         monkeypatch.delenv(name, raising=False)
     torch.cuda.init()
-    for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", "left out by this test"), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
 
 

@@ -49,7 +49,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     rows = (LibraryRow(WHOLE, "lt_auto", "", "test", pdl, pdl), LibraryRow(DEEP, "lt_auto", "", "test", plain, plain))
     state = DeviceState(gpu, Library(gpu.name, rows), load_kernel)
     monkeypatch.setattr(device_registry, "devices", {0: state})
-    for name, value in (("table", None), ("why_none", ""), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", ""), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     launched = state.launch
     monkeypatch.setattr(state, "launch", lambda *call: (COUNTED.append(call[0]), launched(*call)))

@@ -78,7 +78,7 @@ def gpus_fixture(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     reason = "" if request.param == "native" else "left out by this test"
     monkeypatch.setenv("OUTBLAS_NATIVE", str(int(request.param == "native")))
     monkeypatch.setattr(enable, "_switch", enable.Switch("CUDA", enable.why_not))  # counts from the start
-    for name, value in (("table", None), ("why_none", reason), ("known", None)):
+    for name, value in (("table", None), ("why_no_table", reason), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     with sums_in_fp32():
         yield states
