@@ -19,8 +19,8 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates, catalogue
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.knobs import FAMILY, all_knobs, all_legal_configs, knobs_of
 from outblas.kernels.legality import why_illegal
@@ -98,7 +98,7 @@ def test_a_value_that_is_not_in_the_list_is_named_and_a_list_can_be_made_of_it()
     config = Sm90WgmmaConfig(64, 40, 64, 5)
     with pytest.raises(UsageError, match="bn=40"):
         KNOBS.encode(config)
-    few = knobs_of([config, Sm80DirectConfig(16, 8)])
+    few = knobs_of([config, Sm80MmaConfig(16, 8)])
     assert few.decode(few.encode(config)) == config
     assert next(k.values for k in few.knobs if k.name == "bn") == (8, 40)
     with pytest.raises(UsageError, match="bm=16"):

@@ -9,7 +9,6 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -40,7 +39,7 @@ def test_every_offered_candidate_has_finite_features_of_order_one(shape: tuple[i
 
 def test_features_are_of_the_candidate_and_not_of_its_place() -> None:
     problem = Problem(512, 512, 512)
-    configs = [WGMMA, Sm80MmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm80DirectConfig(16, 8, 1, 1, 4)]
+    configs = [WGMMA, Sm80MmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm80GemvConfig(8, 64)]
     each = candidate_features(problem, configs, H200)
     other = candidate_features(problem, configs[::-1], H200)[::-1]
     np.testing.assert_array_equal(each, other)
