@@ -109,7 +109,7 @@ class Compared:
     differences: tuple[str, ...]
 
 
-def shipped_pairs() -> list[tuple[str, str]]:
+def packaged_pairs() -> list[tuple[str, str]]:
     """(problem, config) by name, one of each distinct kernel that a packaged library installs or that is offered for
     any shape."""
     installed = (
@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.rehash:
             _tell(rehash(kernel_headers(), DATA, RESULTS))
             return 0
-        pairs = shipped_pairs()
+        pairs = packaged_pairs()
         past = older(options.since, pairs)
         now = [make_source(Problem.from_key(key), config_from_name(name)) for key, name in pairs]
         sides = iter(("before", "now"))

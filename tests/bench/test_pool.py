@@ -79,7 +79,7 @@ def test_several_processes_make_what_one_makes(tmp_path: Path, single: Any) -> N
     library, store, measurements = single
     with pool("Logged", tmp_path) as evaluator:
         assert run(evaluator, tmp_path / "s.sqlite") == library
-        assert len(evaluator.places) == 2 and evaluator.lost == 0
+        assert len(evaluator.workers) == 2 and evaluator.lost == 0
     assert stored(tmp_path / "s.sqlite") == store
     assert pool_workers.measured(tmp_path) == measurements
 
@@ -269,7 +269,7 @@ def test_the_live_evaluator_keeps_its_sandbox_in_a_worker() -> None:
 
 def _children(evaluator: PoolEvaluator) -> list[str]:
     """Child processes of the workers."""
-    workers = {place.split("process ")[1].split(",")[0] for place in evaluator.places}
+    workers = {place.split("process ")[1].split(",")[0] for place in evaluator.workers}
     parents = [path.read_text().rsplit(")", 1)[1].split()[1] for path in Path("/proc").glob("[0-9]*/stat")]
     return [parent for parent in parents if parent in workers]
 

@@ -190,9 +190,9 @@ def test_the_pool_knows_which_kernels_its_workers_have(monkeypatch: pytest.Monke
         assert len(list(evaluator.evaluate(pairs))) == 4
         assert asked[:2] == [(0, set()), (1, {kernel_kind(problem, one)})], "the other was given it"
         assert (0, {kernel_kind(problem, other)}) in asked and asked[-1][1] <= {kernel_kind(problem, one)}
-        evaluator._places[0].kernels.add(())
+        evaluator._slots[0].kernels.add(())
         evaluator._start(0)
-        assert not evaluator._places[0].kernels, "a new worker has none"
+        assert not evaluator._slots[0].kernels, "a new worker has none"
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,17 +39,17 @@ class Clock:
 
 def test_every_second_is_in_the_innermost_phase() -> None:
     clock = Clock()
-    ledger = PhaseTimer("idle", clock)
+    phase_timer = PhaseTimer("idle", clock)
     clock.now = 1.0
-    with ledger.phase("outer"):
+    with phase_timer.phase("outer"):
         clock.now = 3.0
-        with pytest.raises(ValueError, match="odd"), ledger.phase("inner"):
+        with pytest.raises(ValueError, match="odd"), phase_timer.phase("inner"):
             clock.now = 7.0
             raise ValueError("odd")
         clock.now = 15.0
-        assert ledger.read().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
+        assert phase_timer.read().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
     clock.now = 31.0
-    assert ledger.read().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
+    assert phase_timer.read().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
 
 
 def test_accounts_add_up_and_are_json() -> None:

@@ -37,8 +37,8 @@ def text(name: str) -> str:
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
-    with EvolveJournal(folder / "store.sqlite") as ledger:
-        return [(o.kind, o.answer) for o in ledger.outcomes().values()]
+    with EvolveJournal(folder / "store.sqlite") as journal:
+        return [(o.kind, o.answer) for o in journal.outcomes().values()]
 
 
 def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,11 +48,12 @@ TUNED: list[tuple[Problem, KernelConfig]] = [
 #: A first product of a process that has no NVRTC. Arguments: the pack, the library.
 FIRST_CALL = """
 import sys, warnings
+from pathlib import Path
 warnings.simplefilter("error", RuntimeWarning)
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch, outblas
-from outblas.runtime import packaged_cubins as shipped
-shipped.SHIPPED = shipped.ShippedCubins(Path(sys.argv[1]))
+from outblas.runtime import packaged_cubins
+packaged_cubins.PACKAGED = packaged_cubins.PackagedCubins(Path(sys.argv[1]))
 torch.zeros(1, device="cuda")
 outblas.use_library(sys.argv[2])
 a, b = torch.ones(256, 1024, device="cuda").half(), torch.ones(512, 1024, device="cuda").half()

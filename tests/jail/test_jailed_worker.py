@@ -50,7 +50,7 @@ class Bench:
         return {n: Timing("offline", (self.us if n != "cublas" else 8.0,) * rounds, self.us, 0.0) for n in graphs}
 
 
-class Desk(plain.BenchCell):
+class FakeBenchCell(plain.BenchCell):
     renewed = 0
 
     def __init__(self, problem, options, baselines, *more):
@@ -59,7 +59,7 @@ class Desk(plain.BenchCell):
         self.graphs, self._entries, self._left_out = {}, baselines, {}
 
     def renew_prover(self):
-        Desk.renewed += 1
+        FakeBenchCell.renewed += 1
 
     def close(self):
         pass
@@ -80,7 +80,7 @@ class Voice:
 def world(monkeypatch, tmp_path):
     """A handler whose proofs and checks say what ``world`` says."""
     made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
-    monkeypatch.setattr(plain, "BenchCell", Desk)
+    monkeypatch.setattr(plain, "BenchCell", FakeBenchCell)
     monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
 
     def load(built, folder, cudart, gpu):
@@ -150,10 +150,10 @@ def test_only_host_code_can_offend_its_process(world, kernel, status):
 
 def test_what_fails_on_fresh_operands_gets_no_figure(world):
     world.fresh = Verdict(Status.RULE_BROKEN, (), "on fresh operands: it keeps answers")
-    before = Desk.renewed
+    before = FakeBenchCell.renewed
     found = world.ask(GOOD)
     assert found.status is Status.RULE_BROKEN and found.timing is None and "keeps answers" in found.detail
-    assert Desk.renewed == before + 1, "the operands are others now"
+    assert FakeBenchCell.renewed == before + 1, "the operands are others now"
 
 
 def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):

@@ -108,10 +108,10 @@ def test_oracle_works_in_chunks_and_sees_a_nan_in_the_last(monkeypatch):
     problem = Problem(37, 16, 32)
     a, b = normal(problem, 5)
     c = product(problem, a, b).half()
-    oracle = Reference(problem, a, b)
-    assert float(oracle.worst(c)) <= 1
+    reference = Reference(problem, a, b)
+    assert float(reference.worst(c)) <= 1
     c[36, 15] = math.nan
-    assert math.isnan(float(oracle.worst(c)))
+    assert math.isnan(float(reference.worst(c)))
 
 
 @pytest.mark.parametrize("acc", ["fp32", "fp16"])
@@ -237,8 +237,8 @@ def cell(run):
     data = Operands(problem, 1)
     data.fill_normal()
     a, b, c = data[0]
-    oracle, before = Reference(problem, a, b), data.input_sum(0).clone()
-    return check_cell(data, oracle, before, lambda: run(problem, a, b, c, data))
+    reference, before = Reference(problem, a, b), data.input_sum(0).clone()
+    return check_cell(data, reference, before, lambda: run(problem, a, b, c, data))
 
 
 def test_cell_passes_an_honest_product():
@@ -320,13 +320,24 @@ def test_integrity_names_what_was_replaced(monkeypatch):
 
 def test_all_that_judges_is_watched():
     from outblas.core import stats
-    from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, rules, trials
-    from outblas.judge import reference as oracle
+    from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, reference, rules, trials
     from outblas.runtime import driver
 
-    judges = (driver, latency, operands, oracle, proof_context, proof_inputs, rules, stats, gpu_clock, trials, gates)
-    assert {module.__name__ for module in judges} <= set(integrity.WATCHED)
-    assert {module.__name__ for module in judges} <= integrity.snapshot().keys()
+    watched = (
+        driver,
+        latency,
+        operands,
+        reference,
+        proof_context,
+        proof_inputs,
+        rules,
+        stats,
+        gpu_clock,
+        trials,
+        gates,
+    )
+    assert {module.__name__ for module in watched} <= set(integrity.WATCHED)
+    assert {module.__name__ for module in watched} <= integrity.snapshot().keys()
 
 
 @pytest.mark.parametrize(
@@ -336,16 +347,16 @@ def test_all_that_judges_is_watched():
         ("torch.cuda", "synchronize", lambda *a: None, "torch.cuda.synchronize"),
         ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
         ("outblas.judge.reference", "ERROR_C", 1e9, "outblas.judge.reference.ERROR_C"),
-        ("outblas.judge.reference", "Oracle.worst", lambda *a: 0.0, "outblas.judge.reference.Reference.worst"),
+        ("outblas.judge.reference", "Reference.worst", lambda *a: 0.0, "outblas.judge.reference.Reference.worst"),
         (
             "outblas.judge.reference",
-            "Oracle.nbytes",
+            "Reference.nbytes",
             property(lambda self: 0),
             "outblas.judge.reference.Reference.nbytes",
         ),
         (
             "outblas.judge.reference",
-            "Oracle.reference",
+            "Reference.reference",
             property(lambda self: 0),
             "outblas.judge.reference.Reference.reference",
         ),
@@ -378,7 +389,7 @@ def test_a_wrong_kernel_does_not_pass_by_names_that_hide_others(monkeypatch):
 
 
 def test_integrity_compares_by_identity(monkeypatch):
-    import outblas.judge.reference as oracle
+    from outblas.judge import reference
 
     class Alike:
         """Equal to everything."""
@@ -392,18 +403,18 @@ def test_integrity_compares_by_identity(monkeypatch):
         __hash__ = None
 
     before = integrity.snapshot()
-    monkeypatch.setattr(oracle, "product", Alike())
+    monkeypatch.setattr(reference, "product", Alike())
     assert integrity.tampered(before) == "outblas.judge.reference.product"
 
 
 def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itself(monkeypatch):
-    import outblas.judge.reference as oracle
+    from outblas.judge import reference
 
-    monkeypatch.setattr(oracle, "_remembered", None, raising=False)
+    monkeypatch.setattr(reference, "_remembered", None, raising=False)
     before = integrity.snapshot()
-    monkeypatch.setattr(oracle, "_remembered", [1])
-    monkeypatch.setattr(oracle, "__warningregistry__", {}, raising=False)
+    monkeypatch.setattr(reference, "_remembered", [1])
+    monkeypatch.setattr(reference, "__warningregistry__", {}, raising=False)
     monkeypatch.setattr("builtins._new", print, raising=False)
     assert integrity.tampered(before) == ""
-    monkeypatch.delattr(oracle, "right")
+    monkeypatch.delattr(reference, "right")
     assert integrity.tampered(before) == "outblas.judge.reference.right"

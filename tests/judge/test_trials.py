@@ -53,8 +53,8 @@ def test_kept_trials_are_made_once_and_counted():
     assert trials.get("x", make) is trials.get("x", make) and made == [1]
     assert trials.bytes == 40 + 10 + 4
     a, b = normal(PROBLEM, 1)
-    oracle = trials.get("oracle", lambda: Reference(PROBLEM, a, b))
-    assert trials.bytes == 54 + oracle.nbytes == 54 + 2 * 4 * 24 * 40
+    reference = trials.get("reference", lambda: Reference(PROBLEM, a, b))
+    assert trials.bytes == 54 + reference.nbytes == 54 + 2 * 4 * 24 * 40
 
 
 def test_memory_under_two_names_counts_once():
@@ -66,9 +66,9 @@ def test_memory_under_two_names_counts_once():
     assert trials.bytes == held
     scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled(PROBLEM, a, b))
     assert trials.bytes == held + scaled.nbytes
-    oracle = trials.get("oracle", lambda: Reference(PROBLEM, a, b))
-    trials.get("the same oracle", lambda: (oracle, b))
-    assert trials.bytes == held + scaled.nbytes + oracle.nbytes
+    reference = trials.get("reference", lambda: Reference(PROBLEM, a, b))
+    trials.get("the same reference", lambda: (reference, b))
+    assert trials.bytes == held + scaled.nbytes + reference.nbytes
 
 
 def test_without_keeping_everything_is_made_anew():
@@ -196,7 +196,7 @@ def test_the_first_failure_ends_it_and_names_its_problem():
 def test_a_judge_that_was_replaced_on_any_of_the_problems_is_seen(monkeypatch):
     def replaces(a, b, c, n):
         if c.shape == (8, 16):
-            monkeypatch.setattr("outblas.judge.rules.check_rules", lambda lab: None)
+            monkeypatch.setattr("outblas.judge.rules.check_rules", lambda proof_context: None)
 
     failed = prove_each(Kernel(replaces), PROBLEMS, 0, TrialCache(), "cpu")
     assert failed.status is Status.RULE_BROKEN and "outblas.judge.rules.check_rules" in failed.detail
@@ -210,7 +210,7 @@ def test_what_a_wrong_kernel_may_have_overwritten_is_made_anew():
     def writes_far_away(a, b, c, n):
         c.as_strided((1,), (1,), c.storage_offset() + c.numel()).zero_()
         for p in PROBLEMS:
-            shelf.at(p).get(("oracle", "signed"), lambda: None).reference.zero_()
+            shelf.at(p).get(("reference", "signed"), lambda: None).reference.zero_()
 
     assert prove_each(Kernel(writes_far_away), PROBLEMS, 0, shelf, "cpu").status is Status.MEMORY_VIOLATION
     assert shelf.bytes == 0

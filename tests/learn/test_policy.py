@@ -34,10 +34,12 @@ def test_posterior_is_that_of_the_joint_normal() -> None:
     """Against the conditional of a multivariate normal, computed in full."""
     rng = np.random.default_rng(3)
     knobs, guess = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=6)
-    from outblas.learn import posterior as belief
+    from outblas.learn import posterior
 
     square = np.square(knobs[:, None] - knobs[None]).sum(axis=2, dtype=np.float64)
-    prior = belief.CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 * np.exp(-square / (2 * belief.CORRELATION_LENGTH**2))
+    prior = posterior.CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 * np.exp(
+        -square / (2 * posterior.CORRELATION_LENGTH**2)
+    )
     at, other, y = [1, 4], [0, 2, 3, 5], np.array([0.3, -0.2])
     gain = prior[np.ix_(other, at)] @ np.linalg.inv(prior[np.ix_(at, at)] + NOISE_DEVIATION**2 * np.eye(2))
     mean, deviation = posterior(guess, knobs, at, y)

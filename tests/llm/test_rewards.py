@@ -63,8 +63,8 @@ def test_no_kernel_that_failed_is_paid_as_much_as_any_that_was_proven() -> None:
             ratio = None if low is None else Speedup("torch", low, low, low)
             total = parts(Evaluation(PROBLEM, CONFIG, status, timing=timing, speedup=ratio), timed).total
             assert math.isfinite(total)
-            believed = us is None or us >= 0.95 * floor_us(PROBLEM)
-            (right if status is Status.PASSED and believed else wrong).append(total)
+            plausible = us is None or us >= 0.95 * floor_us(PROBLEM)
+            (right if status is Status.PASSED and plausible else wrong).append(total)
         assert max(wrong) < min(right)
 
 

@@ -115,8 +115,8 @@ def test_every_problem_has_its_baselines(recording: Recording) -> None:
 def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> None:
     """Not each of the catalogue: that may be younger, and refining a row tries what is near its best candidates."""
     assert {row.problem for row in library.rows} >= set(suite("grid1000"))
-    shipped = set(catalogue("h200"))
-    assert any(config in shipped for _, config in installed(library))
+    packaged = set(catalogue("h200"))
+    assert any(config in packaged for _, config in installed(library))
     for problem, config in installed(library):
         assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
 
@@ -230,8 +230,8 @@ def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     """A stray file would ship with the wheel; a missing kind would break it."""
     kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
-    shipped = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
-    assert kinds - {".py", ".typed", "", ".so", ".pack"} == shipped
+    packaged = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
+    assert kinds - {".py", ".typed", "", ".so", ".pack"} == packaged
     assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
 
 

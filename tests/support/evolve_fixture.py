@@ -53,8 +53,8 @@ def evolve(
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
-    with EvolveJournal(folder / "store.sqlite") as ledger:
-        return [(o.kind, o.answer) for o in ledger.outcomes().values()]
+    with EvolveJournal(folder / "store.sqlite") as journal:
+        return [(o.kind, o.answer) for o in journal.outcomes().values()]
 
 
 def last_user(request: dict[str, Any]) -> str:

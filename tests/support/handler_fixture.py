@@ -55,8 +55,8 @@ class Prover:
         return True
 
 
-class Desk(ev.BenchCell):
-    def __init__(self, problem, options, baselines, ledger):
+class FakeBenchCell(ev.BenchCell):
+    def __init__(self, problem, options, baselines, phase_timer):
         self.problem, self.bench, self.prover = problem, Bench(), Prover()
         self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
 
@@ -66,7 +66,7 @@ class Desk(ev.BenchCell):
 
 @pytest.fixture(name="handler")
 def handler_fixture(monkeypatch):
-    monkeypatch.setattr(ev, "BenchCell", Desk)
+    monkeypatch.setattr(ev, "BenchCell", FakeBenchCell)
     monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
     monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
     made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))

@@ -135,7 +135,7 @@ class Accounting(Evaluator):
     gpu, source = H200, "cuda:0"
 
     def __init__(self) -> None:
-        self.ledger = PhaseTimer("waiting")
+        self.phase_timer = PhaseTimer("waiting")
         self._trusted: set[tuple[Any, ...]] = set()
         self._had: set[Any] = set()
 
@@ -147,15 +147,15 @@ class Accounting(Evaluator):
 
     def evaluate(self, pairs: Iterable[Pair]) -> Iterator[Evaluation]:
         listed = list(pairs)
-        self.ledger.count("desks")
+        self.phase_timer.count("desks")
         self._once("algorithms chosen", listed[0][0])
         for pair in listed:
             kind = kernel_kind(*pair)
             if self._once("kernels loaded", kind) and kind not in self._trusted:
-                self.ledger.count("kernels proved")
+                self.phase_timer.count("kernels proved")
             timing = Timing("offline", (2.0,) * 3, 2.0, 0.0)
             yield Evaluation(*pair, Status.PASSED, timing=timing, baselines_us={"lt_auto": 2.0})
-            self.ledger.count("candidates")
+            self.phase_timer.count("candidates")
 
     def baselines(self, problem: Problem) -> dict[str, float]:
         return {"lt_auto": 2.0}
@@ -164,12 +164,12 @@ class Accounting(Evaluator):
         return "first"
 
     def accounts(self) -> dict[str, PhaseTotals]:
-        return {"gpu": self.ledger.read()}
+        return {"gpu": self.phase_timer.read()}
 
     def _once(self, what: str, key: Any) -> bool:
         new = key not in self._had
         self._had.add(key)
-        self.ledger.count(what, int(new))
+        self.phase_timer.count(what, int(new))
         return new
 
 

@@ -52,13 +52,13 @@ class _Accounting:
     def __init__(self):
         from outblas.core.phase_times import PhaseTimer
 
-        self.ledger = PhaseTimer("idle")
-        self.ledger.count("started")
+        self.phase_timer = PhaseTimer("idle")
+        self.phase_timer.count("started")
 
     def __call__(self, items, emit):
-        with self.ledger.phase("batch"):
+        with self.phase_timer.phase("batch"):
             for index, item in items:
-                self.ledger.count("items")
+                self.phase_timer.count("items")
                 if item == "exit":
                     os._exit(7)
                 emit.done(index, item)

@@ -20,8 +20,8 @@ from support.handler_fixture import (  # noqa: F401
     PROBLEM,
     SLOW,
     Bench,
-    Desk,
     Emit,
+    FakeBenchCell,
     Graph,
     Prover,
     handler_fixture,
@@ -104,7 +104,7 @@ def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
 
 
 def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
-    def refuse(problem, options, baselines, ledger):
+    def refuse(problem, options, baselines, phase_timer):
         raise DeviceError("needs 99 GB", "that much", "a smaller one")
 
     monkeypatch.setattr(ev, "BenchCell", refuse)
@@ -134,9 +134,9 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
     """What a process does once (torch's import, CUDA's context, cuBLAS) is in no candidate's time."""
     done = []
 
-    class Small(Desk):
-        def __init__(self, problem, options, baselines, ledger):
-            super().__init__(problem, options, baselines, ledger)
+    class Small(FakeBenchCell):
+        def __init__(self, problem, options, baselines, phase_timer):
+            super().__init__(problem, options, baselines, phase_timer)
             done.append(("made", problem.flops < 1e9, options.benchmark_seconds))
 
         def measure_baselines(self, options):
@@ -148,7 +148,7 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
     monkeypatch.setattr(ev, "BenchCell", Small)
     handler = ev.make_handler(Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
-    account = handler.ledger.read()
+    account = handler.phase_timer.read()
     assert account.seconds["start"] > 0 and not account.counts, "and counts as no work"
     assert handler._baselines["nvmmh"].detail(ev._WARM_UP) == "", "nobody is asked for a choice"
 
@@ -175,7 +175,7 @@ def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
     run(handler, GOOD, problem=Problem(128, 64, 64))
-    account = handler.ledger.read()
+    account = handler.phase_timer.read()
     assert account.counts == {"desks": 2, "candidates": 5, "kernels proved": 3, "chunks": 4}
     assert {"idle", "batch", "load", "prove", "cell", "capture", "time", "recheck"} == account.seconds.keys()
 
@@ -197,9 +197,9 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
         "outblas.judge.gpu_clock.GpuClock", lambda *a, **b: SimpleNamespace(data=0, torch_stream=0, capture=Graph)
     )
     monkeypatch.setattr("outblas.judge.gates.CellProver", lambda *a: Prover())
-    ledger, auto = PhaseTimer("idle"), Auto()
+    phase_timer, auto = PhaseTimer("idle"), Auto()
     for _ in range(2):
-        assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
-    account = ledger.read()
+        assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, phase_timer).graphs.keys() == {"lt_auto"}
+    account = phase_timer.read()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

@@ -15,7 +15,7 @@ from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
-from support.handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Desk, Emit, Prover, handler_fixture, run  # noqa: F401
+from support.handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Emit, FakeBenchCell, Prover, handler_fixture, run  # noqa: F401
 
 
 def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
 
 
 def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch):
-    class Large(Desk):
+    class Large(FakeBenchCell):
         def __init__(self, *arguments):
             if handler._trials.bytes:
                 raise DeviceError("1 operand sets need 9 bytes", "that much free memory", "use a smaller problem")

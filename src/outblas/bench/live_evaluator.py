@@ -54,7 +54,7 @@ class LiveEvaluator(Evaluator):
         self._step_s = step_timeout_s + 2 * timed
         self.sandbox = Sandbox(factory, (self.options,), self._step_s)
         #: Of this process; its worker has one of its own.
-        self.ledger = PhaseTimer("waiting")
+        self.phase_timer = PhaseTimer("waiting")
         self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
@@ -89,7 +89,7 @@ class LiveEvaluator(Evaluator):
         ``host``, this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later
         problems while the worker works, or ``waiting``."""
         lost = PhaseTotals({}, {"workers lost": self.sandbox.lost})
-        return {"gpu": self.sandbox.account + lost, "host": self.ledger.read()}
+        return {"gpu": self.sandbox.account + lost, "host": self.phase_timer.read()}
 
     @property
     def gpu(self) -> Gpu:
@@ -138,14 +138,14 @@ class LiveEvaluator(Evaluator):
         ahead = Lookahead(pairs, self._begin)
 
         def meanwhile() -> None:
-            with self.ledger.phase("ahead"):
+            with self.phase_timer.phase("ahead"):
                 ahead.more()
                 self._list_some()
 
         while group := ahead.next():
             problem = group[0][0]
             if self._compiler is not None:
-                with self.ledger.phase("compile"):
+                with self.phase_timer.phase("compile"):
                     self._compiler.wait(self._with_rival(group))
             nvmmh = self._nvmmh.get(problem)
             items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
@@ -208,7 +208,7 @@ class LiveEvaluator(Evaluator):
             return
         from outblas.judge.matmul_heuristics import nvmmh_configs
 
-        with self.ledger.phase("expect"):
+        with self.phase_timer.phase("expect"):
             try:
                 self._nvmmh.update(nvmmh_configs(new, self.gpu))
             except ToolchainMissing:

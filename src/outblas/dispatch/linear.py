@@ -15,7 +15,7 @@ from outblas.dispatch import device_registry, fused, native_table
 from outblas.dispatch.fold import fold, rows_lie_below, unfold
 from outblas.dispatch.matmul import served
 from outblas.dispatch.product import may_be_ours
-from outblas.dispatch.tensors import GRADIENT, check_places, import_torch, why_torchs
+from outblas.dispatch.tensors import GRADIENT, check_devices, import_torch, why_torchs
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -298,7 +298,7 @@ def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: 
     others = [t for t in (w, bias) if t is not None]
     if all(why_torchs(x, other, out) in ("", GRADIENT) for other in others):
         for other in others:
-            check_places(x, other, out)
+            check_devices(x, other, out)
 
 
 def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
@@ -309,7 +309,7 @@ def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Te
         return None
     if why_torchs(x, w, bias) != GRADIENT or x.device.type != device_registry.DEVICE_TYPE:
         return None
-    check_places(x, w, bias)
+    check_devices(x, w, bias)
     folded = fold(x, w.t())
     if folded is None or bias.dtype != x.dtype or not may_be_ours(x, w):
         return None

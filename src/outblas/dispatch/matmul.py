@@ -23,7 +23,7 @@ from outblas.dispatch.compile_trace import in_graph
 from outblas.dispatch.fold import Folded, fold, unfold
 from outblas.dispatch.product import answered, computed, may_be_ours
 from outblas.dispatch.promises import launch_of_option, option_of, promise_free_option
-from outblas.dispatch.tensors import GRADIENT, check_places, import_torch, operand, why_torchs
+from outblas.dispatch.tensors import GRADIENT, check_devices, import_torch, operand, why_torchs
 from outblas.records.library import Library
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def served(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: i
     reason = why_torchs(a, b, out)
     if reason and reason != GRADIENT:
         return None
-    check_places(a, b, out)
+    check_devices(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE or (reason and (out is not None or not may_be_ours(a, b))):
         return None
     folded = fold(a, b, out)
@@ -158,7 +158,7 @@ def explain(
     reason = why_torchs(a, b, out)
     if reason and (reason != GRADIENT or out is not None):
         return f"torch.matmul: {reason}"
-    check_places(a, b, out)
+    check_devices(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
     if bias is not None and is_on("OUTBLAS_FUSED"):

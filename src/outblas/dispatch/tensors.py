@@ -80,7 +80,7 @@ def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
 
 
-def check_places(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+def check_devices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
     """Raise :class:`TensorError` for tensors on different devices or an output that overlaps an input."""
     for name, tensor in (("b", b), ("out", out)):
         if tensor is not None and tensor.device != a.device:

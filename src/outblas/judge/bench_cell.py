@@ -100,29 +100,31 @@ class LaunchableKernel(Protocol):
 class BenchCell:
     """What is made once per problem: operands, reference, graphs of the baselines."""
 
-    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: PhaseTimer) -> None:
+    def __init__(
+        self, problem: Problem, options: Options, baselines: Mapping[str, Any], phase_timer: PhaseTimer
+    ) -> None:
         from outblas.judge.gates import CellProver
         from outblas.judge.gpu_clock import GpuClock
 
         self.problem, self._entries = problem, baselines
-        with ledger.phase("operands"):
+        with phase_timer.phase("operands"):
             self.bench: GpuClock = GpuClock(problem, options.gpu_index, options.seed, gpu=options.gpu)
             self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
         self.graphs: dict[str, GraphEntry] = {}
         self._left_out: dict[str, str] = {}
         for name, entry in baselines.items():
             try:
-                with ledger.phase("baselines"):
-                    self._add(name, entry, ledger)
+                with phase_timer.phase("baselines"):
+                    self._add(name, entry, phase_timer)
             except (OutblasError, RuntimeError) as error:
                 self._left_out[name] = faults.one_line(faults.or_fault(error))
 
-    def _add(self, name: str, entry: Any, ledger: PhaseTimer) -> None:
+    def _add(self, name: str, entry: Any, phase_timer: PhaseTimer) -> None:
         from outblas.judge.gpu_clock import prepare
 
         if name == LT_AUTO and not entry.detail(self.problem):
-            ledger.count("algorithms chosen")
-        with ledger.phase("autotune"):
+            phase_timer.count("algorithms chosen")
+        with phase_timer.phase("autotune"):
             prepare(entry, self.bench)
         if name == "nvmmh":  # our own kernel: it has to be right before it is timed
             verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))

@@ -117,18 +117,18 @@ def _untampered(verdict: Verdict, before: integrity.Snapshot) -> Verdict:
     return Verdict(Status.RULE_BROKEN, tuple(g for g in verdict.gates if g != "rules"), f"it replaced {name}")
 
 
-def check_cell(data: Operands, oracle: Reference, before: Any, run: Callable[[], Any]) -> Verdict:
+def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[[], Any]) -> Verdict:
     """Gates memory and bound of operand set 0, with one wait in the end.
 
     Args:
-        oracle: of set 0. before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
+        reference: of set 0. before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
         run: enqueues the product on torch's current stream.
     """
     import torch
 
     data.poison(0)
     run()
-    ratio = oracle.worst(data[0][2])
+    ratio = reference.worst(data[0][2])
     changed = (data.input_sum(0) != before).to(torch.float32)
     tail = data.tail_broken(0).to(torch.float32)
     worst, inputs, behind = torch.stack((ratio, changed, tail)).tolist()
@@ -176,7 +176,7 @@ class CellProver:
         import torch
 
         with torch.cuda.stream(self._stream):
-            verdict = check_cell(self._data, self._oracle, self._sums[0], run)
+            verdict = check_cell(self._data, self._reference, self._sums[0], run)
         if verdict.status is Status.MEMORY_VIOLATION:
             self._mend()
         return verdict
@@ -190,7 +190,7 @@ class CellProver:
         import torch
 
         a, b, _ = self._data[0]
-        self._oracle = Reference(self._data.problem, a, b)
+        self._reference = Reference(self._data.problem, a, b)
         self._sums = self._data.sums()
         torch.cuda.synchronize(a.device)
 
@@ -235,8 +235,8 @@ def _bound(context: ProofContext, worst: list[float]) -> None:
 def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
     a, b = context.trials.get(what, draw)
     c = context.run(a, b)
-    oracle = context.trials.get(("oracle", what), lambda: Reference(context.problem, a, b))
-    ratio = float(oracle.worst(c))
+    reference = context.trials.get(("reference", what), lambda: Reference(context.problem, a, b))
+    ratio = float(reference.worst(c))
     if not ratio <= 1.0:
         raise GateFailed(Status.WRONG, wrong_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
@@ -258,13 +258,13 @@ def _special(context: ProofContext, worst: list[float]) -> None:
             )
     finite = theirs.isfinite()  # and so is C
 
-    def oracle_of_the_rest() -> Reference:
-        oracle = Reference(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
-        oracle.reference[~finite] = 0.0
-        return oracle
+    def reference_of_the_finite() -> Reference:
+        reference = Reference(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
+        reference.reference[~finite] = 0.0
+        return reference
 
-    oracle = context.trials.get("oracle of the finite", oracle_of_the_rest)
-    ratio = float(oracle.worst(torch.where(finite, c, 0.0)))
+    reference = context.trials.get("reference of the finite", reference_of_the_finite)
+    ratio = float(reference.worst(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
         raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
     x, y = context.normal(8)

@@ -74,12 +74,12 @@ class EvolveRecord:
     Attributes:
         store: where evaluations go; those of other runs in it are known, too.
         run_id: the run's name in the store.
-        ledger: everything else.
+        journal: everything else.
     """
 
     store: Store
     run_id: str
-    ledger: EvolveJournal
+    journal: EvolveJournal
 
 
 class Evolution:
@@ -105,14 +105,14 @@ class Evolution:
         settings: EvolveSettings,
         watch: Callable[[AnswerOutcome], None] = lambda outcome: None,
     ) -> None:
-        store, ledger = record.store, record.ledger
+        store, journal = record.store, record.journal
         self._problems = {p.key: p for p in problems}
-        self._models, self._evaluator, self._ledger, self._client = list(models), evaluator, ledger, client
+        self._models, self._evaluator, self._journal, self._client = list(models), evaluator, journal, client
         self._store, self._run_id, self._settings, self._watch = store, record.run_id, settings, watch
         self._gpu = evaluator.gpu
-        self.archive = Archive(settings.shape, settings.seed, ledger.entries())
+        self.archive = Archive(settings.shape, settings.seed, journal.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
-        self._chains = chains_of(ledger.questions(), ledger.outcomes(), ledger.replies(), settings.turns)
+        self._chains = chains_of(journal.questions(), journal.outcomes(), journal.replies(), settings.turns)
         self._tried = {
             (question.problem, outcome.name): outcome
             for chain in self._chains.values()
@@ -133,16 +133,16 @@ class Evolution:
             cannot work. RecordError: the disk. Each time a repeated command goes on from there.
         """
         self._ended = asyncio.Condition()  # told when a question under way has ended
-        self._judge = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
+        self._async_evaluator = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
         ask = self._evaluator.baselines
         try:
             for key, problem in self._problems.items():
-                self._baselines[key] = dict(await self._judge.call(partial(ask, problem)))
+                self._baselines[key] = dict(await self._async_evaluator.call(partial(ask, problem)))
             await asyncio.gather(*(self._work() for _ in range(self._settings.parallel)))
             if self._error is not None:
                 raise self._error
         finally:
-            self._judge.close()
+            self._async_evaluator.close()
             await self._client.close()
         return self._stopping or "every problem is within 2% of its floor"
 
@@ -162,7 +162,7 @@ class Evolution:
     @property
     def evaluating(self) -> int:
         """Candidates under evaluation."""
-        return self._judge.under_way if hasattr(self, "_judge") else 0
+        return self._async_evaluator.under_way if hasattr(self, "_async_evaluator") else 0
 
     async def _work(self) -> None:
         """Chains one after the other: those that a killed run left, then new ones. After an error nobody asks anything
@@ -203,7 +203,7 @@ class Evolution:
         chain = self._chains[number] = Chain(number)
         model = self._model_of(number)
         names = [p.name for p in parents]
-        chain.questions.append(self._ledger.ask(number, 0, key, island, model.name, "new", names, messages))
+        chain.questions.append(self._journal.ask(number, 0, key, island, model.name, "new", names, messages))
         return chain
 
     async def _carry_on(self, chain: Chain) -> None:
@@ -224,7 +224,7 @@ class Evolution:
         outcome = chain.outcomes[last.id]
         text = follow_up(outcome.kind, outcome.words, self._problems[last.problem], self._gpu,
                          self._best(last.problem)[0], self._settings.max_tokens, self._settings.kinds)  # fmt: skip
-        question = self._ledger.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
+        question = self._journal.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
                                     last.parents, chain.continued(text))  # fmt: skip
         chain.questions.append(question)
         return question
@@ -264,7 +264,7 @@ class Evolution:
         name = config_name(read.candidate)
         if (problem.key, name) not in self._tried:
             try:
-                evaluation = await self._judge.evaluate(problem, read.candidate)
+                evaluation = await self._async_evaluator.evaluate(problem, read.candidate)
             except ToolchainMissing as error:
                 if not _needs_more(read.candidate):
                     raise
@@ -297,7 +297,7 @@ class Evolution:
         self._settle(chain, outcome, entries)
 
     def _settle(self, chain: Chain, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
-        self._ledger.settle(outcome, entries)
+        self._journal.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
         chain.forget(self._settings.turns)
         self._watch(outcome)

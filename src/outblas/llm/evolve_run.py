@@ -98,12 +98,12 @@ def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveF
         with Store(files.store) as store:
             run_id = files.path.resolve().name
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
-            with EvolveJournal(files.store) as ledger:
-                before = ledger.spent().requests
-                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, ledger), watching)
-                silence = unheard(ledger, before)
+            with EvolveJournal(files.store) as journal:
+                before = journal.spent().requests
+                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), watching)
+                silence = unheard(journal, before)
                 reason += f"; {silence}" if silence else ""
-                _finish(files, ledger, store.evaluations(), about, evaluator, place, command, reason)
+                _finish(files, journal, store.evaluations(), about, evaluator, place, command, reason)
     if silence:
         raise ServerError(
             silence,
@@ -129,14 +129,14 @@ def _check(request: EvolveRequest) -> None:
 
 def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: Watching) -> str:
     """Run the loop; returns why it ended."""
-    server, settings, ledger = request.server, request.settings, record.ledger
-    account = SpendingAccount(request.budget, ledger.spent())
+    server, settings, journal = request.server, request.settings, record.journal
+    account = SpendingAccount(request.budget, journal.spent())
 
     async def run() -> str:
         client = Client(
             server.base_url,
             account,
-            ledger,
+            journal,
             options=AnswerOptions(settings.max_tokens, server.temperature),
             patience=server.patience,
             limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
@@ -151,9 +151,9 @@ def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveReco
     try:
         return asyncio.run(run())
     except KeyboardInterrupt as error:
-        done, spent = len(ledger.outcomes()), ledger.spent()
+        done, spent = len(journal.outcomes()), journal.spent()
         raise KeyboardInterrupt(
-            f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {ledger.path}"
+            f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {journal.path}"
         ) from error
 
 
@@ -166,14 +166,14 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
     }))  # fmt: skip
 
 
-def unheard(ledger: EvolveJournal, before: int = 0) -> str:
+def unheard(journal: EvolveJournal, before: int = 0) -> str:
     """Say in words that no request was answered; empty where one was, or none was sent.
 
     Args:
-        ledger: the run's record.
+        journal: the run's record.
         before: requests of earlier sessions. They count only where this session sent none.
     """
-    replies = islice(ledger.replies(), before if ledger.spent().requests > before else 0, None)
+    replies = islice(journal.replies(), before if journal.spent().requests > before else 0, None)
     count, last = 0, None
     for _, reply in replies:
         if reply.answered:
@@ -183,19 +183,19 @@ def unheard(ledger: EvolveJournal, before: int = 0) -> str:
 
 
 def _finish(
-    files: EvolveFiles, ledger: EvolveJournal, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
+    files: EvolveFiles, journal: EvolveJournal, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
     evaluator: FreeEvaluator, place: EvaluatorChoice, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
-    best = _best(ledger)
+    best = _best(journal)
     for key, found in best.items():
         candidate = config_from_json(found["candidate"])
         free = isinstance(candidate, FreeKernel)
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    _write_transcript(files.transcript, ledger)
-    spent = ledger.spent()
+    _write_transcript(files.transcript, journal)
+    spent = journal.spent()
     provenance = collect(command, place.gpu_index)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
@@ -203,11 +203,11 @@ def _finish(
     write_json(files.run, {**about, **ended})
 
 
-def _write_transcript(path: Path, ledger: EvolveJournal) -> None:
+def _write_transcript(path: Path, journal: EvolveJournal) -> None:
     scratch = path.with_name(f".{path.name}.tmp")
     try:
         with scratch.open("w", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(entry)}\n" for entry in ledger.transcript())
+            file.writelines(f"{json.dumps(entry)}\n" for entry in journal.transcript())
         scratch.replace(path)
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror})", "free disk space", "repeat the command"
@@ -228,10 +228,10 @@ def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, pro
     scratch.replace(path)
 
 
-def _best(ledger: EvolveJournal) -> dict[str, dict[str, Any]]:
+def _best(journal: EvolveJournal) -> dict[str, dict[str, Any]]:
     """Problem key -> its best archived kernel."""
     best: dict[str, dict[str, Any]] = {}
-    for entry in ledger.entries():
+    for entry in journal.entries():
         if entry.problem not in best or entry.score > best[entry.problem]["score"]:
             best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
     return best

@@ -78,7 +78,7 @@ class Handler:
     def __init__(self, options: Options) -> None:
         from outblas.judge.baselines import make_baselines
 
-        self.ledger = PhaseTimer("idle")
+        self.phase_timer = PhaseTimer("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
         if options.algorithms is not None and LT_AUTO in self._baselines:
@@ -87,10 +87,10 @@ class Handler:
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
         self._trials: TrialCache | None = None
-        self._desk: BenchCell | None = None
+        self._bench_cell: BenchCell | None = None
 
     def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
-        with self.ledger.phase("batch"):
+        with self.phase_timer.phase("batch"):
             for problem, group in groupby(items, key=lambda item: item[1].problem):
                 self._problem(problem, list(group), emit)
 
@@ -102,20 +102,20 @@ class Handler:
             ToolchainMissing: a wheel is missing. DeviceError, RuntimeError: the GPU cannot be used.
         """
         options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
-        with self.ledger.phase("start"):
+        with self.phase_timer.phase("start"):
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({_WARM_UP: None})
-            desk = BenchCell(_WARM_UP, options, self._baselines, PhaseTimer("start"))
+            bench_cell = BenchCell(_WARM_UP, options, self._baselines, PhaseTimer("start"))
             try:
-                if desk.graphs:
-                    desk.measure_baselines(options)
+                if bench_cell.graphs:
+                    bench_cell.measure_baselines(options)
             finally:
-                desk.close()
+                bench_cell.close()
 
     def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
         emit.begin(None)
         try:
-            desk = self._at(problem, items[0][1].nvmmh)
+            bench_cell = self._at(problem, items[0][1].nvmmh)
         except ToolchainMissing:
             raise
         except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
@@ -124,19 +124,19 @@ class Handler:
         waiting: list[tuple[int, Waiting]] = []
         for index, item in items:
             if item.config is None:
-                emit.done(index, (None, desk.measure_baselines(self._options)))
+                emit.done(index, (None, bench_cell.measure_baselines(self._options)))
                 continue
             emit.begin(index)
-            tried = self._try(desk, item, item.config, emit, index)
+            tried = self._try(bench_cell, item, item.config, emit, index)
             if isinstance(tried, Evaluation):
                 emit.done(index, (tried, None))
                 continue
             waiting.append((index, tried))
             if len(waiting) == self._options.chunk:
-                self._time(desk, waiting, emit)
+                self._time(bench_cell, waiting, emit)
                 waiting = []
         if waiting:
-            self._time(desk, waiting, emit)
+            self._time(bench_cell, waiting, emit)
 
     def _give_up(self, problem: Problem, items: list[tuple[int, Item]], detail: str, emit: Emit) -> None:
         for index, (_, config, *_) in items:
@@ -146,34 +146,36 @@ class Handler:
                 emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
 
     def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> BenchCell:
-        if self._desk is None or self._desk.problem != problem:
-            if self._desk is not None:
-                self._desk.close()
-                self._desk = None
+        if self._bench_cell is None or self._bench_cell.problem != problem:
+            if self._bench_cell is not None:
+                self._bench_cell.close()
+                self._bench_cell = None
             if "nvmmh" in self._baselines:
                 self._baselines["nvmmh"].offer({problem: nvmmh})
-            self.ledger.count("desks")
+            self.phase_timer.count("desks")
             try:
-                self._desk = BenchCell(problem, self._options, self._baselines, self.ledger)
+                self._bench_cell = BenchCell(problem, self._options, self._baselines, self.phase_timer)
             except (OutblasError, RuntimeError):
                 if self._trials is None or not self._trials.bytes:
                     raise
                 self._trials.clear()  # there may be room without them
-            self._desk = self._desk or BenchCell(problem, self._options, self._baselines, self.ledger)
-        return self._desk
+            self._bench_cell = self._bench_cell or BenchCell(problem, self._options, self._baselines, self.phase_timer)
+        return self._bench_cell
 
-    def _try(self, desk: BenchCell, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
+    def _try(
+        self, bench_cell: BenchCell, item: Item, config: Candidate, emit: Emit, index: int
+    ) -> Evaluation | Waiting:
         """Everything up to a captured graph; a failure is an Evaluation."""
 
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
-            return Evaluation(desk.problem, config, status, detail, verdict or Verdict(status, (), detail))
+            return Evaluation(bench_cell.problem, config, status, detail, verdict or Verdict(status, (), detail))
 
-        self.ledger.count("candidates")
-        reason = self._why_illegal(desk.problem, config)
+        self.phase_timer.count("candidates")
+        reason = self._why_illegal(bench_cell.problem, config)
         if reason is not None:
             return failed(Status.ILLEGAL, reason)
         try:
-            with self.ledger.phase("load"):
+            with self.phase_timer.phase("load"):
                 kernel, counters = self._kernel_of(item)
         except CompileError as error:
             return failed(Status.COMPILE_ERROR, str(error))
@@ -183,11 +185,11 @@ class Handler:
             return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
         try:
             proved = item.proved or config_name(config) in self._options.proved
-            verdict = self._prove(desk, kernel, config, proved, emit, index)
+            verdict = self._prove(bench_cell, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
-            with self.ledger.phase("capture"):
-                return Waiting(config, desk.bench.capture(kernel), verdict, counters)
+            with self.phase_timer.phase("capture"):
+                return Waiting(config, bench_cell.bench.capture(kernel), verdict, counters)
         except ToolchainMissing:
             raise
         except Exception as error:  # whatever a candidate raises is its own failure
@@ -212,7 +214,7 @@ class Handler:
 
         key = kernel_kind(problem, config)
         if key not in self._kernels:
-            self.ledger.count("kernels loaded")
+            self.phase_timer.count("kernels loaded")
             source = make_source(problem, config)
             cubin = compile_source(source, architecture(self._options.gpu))
             reason = check_static(cubin.facts, source, cubin)
@@ -222,25 +224,27 @@ class Handler:
             self._kernels[key] = (load(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
 
-    def _prove(self, desk: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+    def _prove(
+        self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
+    ) -> Verdict:
         from outblas.judge.gates import prove_each
         from outblas.kernels.source import kernel_kind
 
         full: Verdict | None = None
         if self._options.level == "full" and not proved:
-            key = kernel_kind(desk.problem, config)
+            key = kernel_kind(bench_cell.problem, config)
             if key not in self._proved:
-                self.ledger.count("kernels proved")
-                small = proof_shapes(desk.problem, config, self._options.gpu)
-                with self.ledger.phase("prove"):
-                    told = _told(small or [desk.problem], emit, index)
+                self.phase_timer.count("kernels proved")
+                small = proof_shapes(bench_cell.problem, config, self._options.gpu)
+                with self.phase_timer.phase("prove"):
+                    told = _told(small or [bench_cell.problem], emit, index)
                     self._proved[key] = prove_each(kernel, told, self._options.gpu_index, self._shelf())
             full = self._proved[key]
             if full.status is not Status.PASSED:
                 return full
             emit.begin(index)
-        with self.ledger.phase("cell"):
-            cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        with self.phase_timer.phase("cell"):
+            cell = bench_cell.prover.call(kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0)))
         if cell.status is Status.MEMORY_VIOLATION and self._trials is not None:
             self._trials.clear()  # it may have written there, too
         if cell.status is not Status.PASSED or full is None:
@@ -254,7 +258,7 @@ class Handler:
         self._trials = self._trials or TrialCache.of_gpu(self._options.gpu_index)
         return self._trials
 
-    def _time(self, desk: BenchCell, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
+    def _time(self, bench_cell: BenchCell, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
         from outblas.judge.rounds import Prune, behind_their_kind, speedup
 
@@ -265,22 +269,24 @@ class Handler:
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
             prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
-            self.ledger.count("chunks")
-            with self.ledger.phase("time"):
-                timings = desk.measure({**desk.graphs, **graphs}, options, prune)
-            baselines = desk.report(timings)
+            self.phase_timer.count("chunks")
+            with self.phase_timer.phase("time"):
+                timings = bench_cell.measure({**bench_cell.graphs, **graphs}, options, prune)
+            baselines = bench_cell.report(timings)
             rivals = [name for name in RIVALS if name in timings]
-            with self.ledger.phase("recheck"):
-                whole = not options.recheck or desk.prover.whole()
+            with self.phase_timer.phase("recheck"):
+                whole = not options.recheck or bench_cell.prover.whole()
             for index, candidate in waiting:
-                with self.ledger.phase("recheck"):
-                    after = self._again(desk, candidate, timings[str(index)], baselines) if whole else _OVERWRITTEN
+                with self.phase_timer.phase("recheck"):
+                    after = (
+                        self._again(bench_cell, candidate, timings[str(index)], baselines) if whole else _OVERWRITTEN
+                    )
                 if after.status is not Status.PASSED:
                     detail = f"after timing: {after.detail}"
-                    value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
+                    value = Evaluation(bench_cell.problem, candidate.config, after.status, detail, after)
                 else:
                     value = Evaluation(
-                        desk.problem,
+                        bench_cell.problem,
                         candidate.config,
                         Status.PASSED,
                         after.detail,
@@ -299,9 +305,9 @@ class Handler:
             for graph in graphs.values():
                 graph.free()
 
-    def _again(self, desk: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(self, bench_cell: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
         """The proof after timing, on a replay of the timed graph."""
-        return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
+        return bench_cell.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 
 
 def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:

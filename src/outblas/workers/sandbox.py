@@ -8,7 +8,7 @@ The handler is made in the worker by a module-level factory, so that everything 
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
-    handler.ledger            # optional: what it spends its seconds on (outblas.core.phase_times)
+    handler.phase_timer       # optional: what it spends its seconds on (outblas.core.phase_times)
 """
 
 from __future__ import annotations
@@ -339,8 +339,8 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
     except Exception as error:
         voice.send(("error", f"{type(error).__name__}: {error}"))
         return
-    ledger = getattr(handler, "ledger", None)
-    voice.send(("ready", ledger.read() if ledger else PhaseTotals()))
+    phase_timer = getattr(handler, "phase_timer", None)
+    voice.send(("ready", phase_timer.read() if phase_timer else PhaseTotals()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -356,4 +356,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             with contextlib.suppress(OSError):  # the driver may be gone
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        voice.send(("end", ledger.read() if ledger else PhaseTotals()))
+        voice.send(("end", phase_timer.read() if phase_timer else PhaseTotals()))

@@ -34,7 +34,7 @@ class RayTransport:
         self._actors: dict[int, Any] = {}
         self._words: dict[Any, int] = {}
         try:
-            self._size = _places(self._ray, size) if gpus or size is None else size
+            self._size = _gpu_count(self._ray, size) if gpus or size is None else size
         except BaseException:
             self.close()
             raise
@@ -113,7 +113,7 @@ def _join(ray: Any, address: str) -> bool:
     return True
 
 
-def _places(ray: Any, size: int | None) -> int:
+def _gpu_count(ray: Any, size: int | None) -> int:
     there = int(ray.cluster_resources().get("GPU", 0))
     if there == 0:
         raise DeviceError("the Ray cluster has no GPU", "one or more", "start Ray on hosts with a GPU (`ray start`)")

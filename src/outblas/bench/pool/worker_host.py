@@ -41,7 +41,7 @@ class Host:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._made: Evaluator | None = None
-        self._ledger = PhaseTimer("waiting")  # where the evaluator keeps none
+        self._phase_timer = PhaseTimer("waiting")  # where the evaluator keeps none
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
@@ -62,9 +62,9 @@ class Host:
 
     def messages(self, task: Task) -> Iterator[Message]:
         """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
-        ledger: PhaseTimer = getattr(self._made, "ledger", self._ledger)
+        phase_timer: PhaseTimer = getattr(self._made, "phase_timer", self._phase_timer)
         try:
-            with ledger.phase("task"):
+            with phase_timer.phase("task"):
                 values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
                 for value in values:
                     yield "answer", value
@@ -99,7 +99,7 @@ class Host:
 
     def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
-        return {"host": self._ledger.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
+        return {"host": self._phase_timer.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> About:
         from outblas.kernels.kernel_hash import kernels_sha

@@ -157,14 +157,14 @@ def load_evolution(path: Path) -> EvolveRun:
         raise RecordError(f"{path} has no {files.store.name}", "a run that has begun", "repeat `outblas evolve`")
     with Store(files.store) as store:
         evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
-    with EvolveJournal(files.store) as ledger:
+    with EvolveJournal(files.store) as journal:
         costs: dict[int, Cost] = {}
         attempts: Counter[str] = Counter()
-        for question, reply in ledger.replies():
+        for question, reply in journal.replies():
             costs[question] = costs.get(question, Cost()) + reply.took
             attempts[reply.outcome] += 1
-        questions, entries = tuple(replace(q, messages=()) for q in ledger.questions()), tuple(ledger.entries())
-        return EvolveRun(path, about, questions, ledger.outcomes(), costs, attempts, entries, evaluations)
+        questions, entries = tuple(replace(q, messages=()) for q in journal.questions()), tuple(journal.entries())
+        return EvolveRun(path, about, questions, journal.outcomes(), costs, attempts, entries, evaluations)
 
 
 def text_of(candidate: Candidate) -> str:

@@ -58,9 +58,9 @@ class HeuristicsAgent(Agent):
 def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) -> list[KernelConfig]:
     if not candidates or not choices:
         return list(candidates)
-    places = np.stack([_place_of_config(config) for config in candidates])
+    positions = np.stack([_place_of_config(config) for config in candidates])
     foreign = FOREIGN * np.array([not FAMILIES[config.family].follows_heuristics for config in candidates])
-    distances = {choice: np.abs(places - _place(choice)).sum(axis=1) + foreign for choice in choices}
+    distances = {choice: np.abs(positions - _place(choice)).sum(axis=1) + foreign for choice in choices}
     taken: list[int] = []
     for choice in choices[: len(candidates)]:
         distance = distances[choice].copy()
