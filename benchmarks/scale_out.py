@@ -33,7 +33,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outblas.bench.pool.worker_plan import KINDS, make_plan, open_pool
+from outblas.bench.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.roofline import H200
@@ -120,7 +120,7 @@ def fill(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", choices=KINDS, default="local")
+    parser.add_argument("--workers", choices=WORKER_KINDS, default="local")
     parser.add_argument("--gpus", default="0,1", help="two or more, separated by commas; of ray: as many of any")
     parser.add_argument("--suite", default="grid1000")
     parser.add_argument("--sample", type=int, default=192, help="problems")

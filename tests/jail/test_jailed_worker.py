@@ -14,7 +14,7 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as plain
-from outblas.workers.handler import Item
+from outblas.workers.handler import WorkItem
 from support.free_fixture import BODY, device_text, host_text
 
 P = Problem(64, 64, 64)
@@ -81,7 +81,7 @@ def world(monkeypatch, tmp_path):
     """A handler whose proofs and checks say what ``world`` says."""
     made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
     monkeypatch.setattr(plain, "BenchCell", FakeBenchCell)
-    monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
+    monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lambda error: error)
 
     def load(built, folder, cudart, gpu):
         made.kernels[built.kernel.name] = Kernel(built.kernel)
@@ -95,15 +95,15 @@ def world(monkeypatch, tmp_path):
     made.broken = False
     monkeypatch.setattr(free, "load", load)
     monkeypatch.setattr("outblas.judge.gates.prove", prove)
-    monkeypatch.setattr(free.fresh, "check_fresh", lambda *a: made.fresh)
+    monkeypatch.setattr(free.timing_checks, "check_fresh", lambda *a: made.fresh)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
-    monkeypatch.setattr(free.conduct, "offence", lambda before: made.offence)
+    monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
     handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
 
     def ask(kernel, problem=P):
         voice = Voice()
         built = SimpleNamespace(kernel=kernel, counters=lambda: {"registers": 32.0})
-        handler([(0, Item(problem, kernel, None, False, built))], voice)
+        handler([(0, WorkItem(problem, kernel, None, False, built))], voice)
         made.voice = voice
         return voice.answers[0][0]
 
@@ -168,7 +168,7 @@ def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
 def test_template_candidates_are_not_run_there(world):
     voice = Voice()
     handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(".", None, False))
-    handler([(0, Item(P, Sm90WgmmaConfig(64, 64)))], voice)
+    handler([(0, WorkItem(P, Sm90WgmmaConfig(64, 64)))], voice)
     assert voice.answers[0][0].status is Status.ILLEGAL
 
 
@@ -177,7 +177,7 @@ def test_a_guard_that_breaks_while_it_is_timed_is_a_memory_violation(world, monk
         world.kernels[GOOD.name].broken = True
         return PASSED
 
-    monkeypatch.setattr(free.fresh, "check_fresh", check)
+    monkeypatch.setattr(free.timing_checks, "check_fresh", check)
     found = world.ask(GOOD)
     assert found.status is Status.MEMORY_VIOLATION and "after timing" in found.detail and found.timing is None
 

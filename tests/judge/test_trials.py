@@ -10,9 +10,9 @@ from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import gates, proof_inputs  # noqa: E402
-from outblas.judge.gates import prove, prove_each  # noqa: E402
-from outblas.judge.proof_inputs import normal  # noqa: E402
-from outblas.judge.reference import Reference, right  # noqa: E402
+from outblas.judge.gates import prove, prove_on_all  # noqa: E402
+from outblas.judge.proof_inputs import normal_inputs  # noqa: E402
+from outblas.judge.reference import Reference, b_as_k_by_n  # noqa: E402
 from outblas.judge.trials import CachedTrials, ProofTrials, TrialCache  # noqa: E402
 
 PROBLEM = Problem(24, 40, 96)
@@ -35,7 +35,7 @@ class Kernel:
 
     def bind(self, problem, a, b, c):
         def call(stream):
-            c.copy_(a.float() @ right(problem, b).float())
+            c.copy_(a.float() @ b_as_k_by_n(problem, b).float())
             self.calls += 1
             if self._spoil:
                 self._spoil(a, b, c, self.calls)
@@ -52,19 +52,19 @@ def test_kept_trials_are_made_once_and_counted():
 
     assert trials.get("x", make) is trials.get("x", make) and made == [1]
     assert trials.bytes == 40 + 10 + 4
-    a, b = normal(PROBLEM, 1)
+    a, b = normal_inputs(PROBLEM, 1)
     reference = trials.get("reference", lambda: Reference(PROBLEM, a, b))
     assert trials.bytes == 54 + reference.nbytes == 54 + 2 * 4 * 24 * 40
 
 
 def test_memory_under_two_names_counts_once():
     trials = CachedTrials()
-    a, b = trials.get("normal", lambda: normal(PROBLEM, 1))
+    a, b = trials.get("normal", lambda: normal_inputs(PROBLEM, 1))
     held = a.nbytes + b.nbytes
     trials.get("the same", lambda: (a, b))
     trials.get("a view", lambda: b.t()[:1])
     assert trials.bytes == held
-    scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled(PROBLEM, a, b))
+    scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled_inputs(PROBLEM, a, b))
     assert trials.bytes == held + scaled.nbytes
     reference = trials.get("reference", lambda: Reference(PROBLEM, a, b))
     trials.get("the same reference", lambda: (reference, b))
@@ -166,7 +166,7 @@ def test_a_reference_is_made_when_the_kernel_has_run(monkeypatch):
 
     monkeypatch.setattr(gates, "Reference", Told)
     monkeypatch.setattr(
-        gates, "product", lambda *a: said.append("reference") or right(a[0], a[2]).double().new_zeros(1)
+        gates, "fp64_product", lambda *a: said.append("reference") or b_as_k_by_n(a[0], a[2]).double().new_zeros(1)
     )
     prove(Kernel(lambda *_: said.append("run")), PROBLEM, device="cpu")
     assert said[:4] == ["run", "reference", "run", "reference"]
@@ -179,7 +179,7 @@ def test_a_kernel_is_proved_on_each_problem_with_the_largest_error_of_all():
     shelf = TrialCache()
     alone = [prove(Kernel(), p, device="cpu") for p in PROBLEMS]
     for _ in range(2):
-        found = prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu")
+        found = prove_on_all(Kernel(), PROBLEMS, 0, shelf, "cpu")
         assert found.gates == alone[-1].gates and found.max_err_ratio == max(v.max_err_ratio for v in alone)
 
 
@@ -189,7 +189,7 @@ def test_the_first_failure_ends_it_and_names_its_problem():
             c[0, 0].add_(1)
 
     asked = []
-    failed = prove_each(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, TrialCache(), "cpu")
+    failed = prove_on_all(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, TrialCache(), "cpu")
     assert failed.status is Status.WRONG and failed.detail.startswith("on 8_16_32: ") and asked == PROBLEMS[:2]
 
 
@@ -198,25 +198,25 @@ def test_a_judge_that_was_replaced_on_any_of_the_problems_is_seen(monkeypatch):
         if c.shape == (8, 16):
             monkeypatch.setattr("outblas.judge.rules.check_rules", lambda proof_context: None)
 
-    failed = prove_each(Kernel(replaces), PROBLEMS, 0, TrialCache(), "cpu")
+    failed = prove_on_all(Kernel(replaces), PROBLEMS, 0, TrialCache(), "cpu")
     assert failed.status is Status.RULE_BROKEN and "outblas.judge.rules.check_rules" in failed.detail
     assert "rules" not in failed.gates
 
 
 def test_what_a_wrong_kernel_may_have_overwritten_is_made_anew():
     shelf = TrialCache()
-    assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
+    assert prove_on_all(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
 
     def writes_far_away(a, b, c, n):
         c.as_strided((1,), (1,), c.storage_offset() + c.numel()).zero_()
         for p in PROBLEMS:
             shelf.at(p).get(("reference", "signed"), lambda: None).reference.zero_()
 
-    assert prove_each(Kernel(writes_far_away), PROBLEMS, 0, shelf, "cpu").status is Status.MEMORY_VIOLATION
+    assert prove_on_all(Kernel(writes_far_away), PROBLEMS, 0, shelf, "cpu").status is Status.MEMORY_VIOLATION
     assert shelf.bytes == 0
-    assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
+    assert prove_on_all(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
 
 
 def test_no_problem_is_no_proof():
     with pytest.raises(UsageError, match="no problem"):
-        prove_each(Kernel(), [], 0, TrialCache(), "cpu")
+        prove_on_all(Kernel(), [], 0, TrialCache(), "cpu")

@@ -15,8 +15,8 @@ from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount
 from outblas.llm.client import (
     AnswerOptions,
     Client,
-    Patience,
     RequestRejected,
+    RetryPolicy,
     ServerError,
     Timers,
     Unanswered,
@@ -62,7 +62,7 @@ Asked = tuple[Reply | Exception, Book, list[float], SpendingAccount]
 
 
 def ask(
-    server: ScriptedServer, budget: Budget | None = None, patience: Patience | None = None, **options: Any
+    server: ScriptedServer, budget: Budget | None = None, patience: RetryPolicy | None = None, **options: Any
 ) -> Asked:
     """One question; its reply or error, the book, the waits between attempts, the account."""
     book, waits, account = Book(), list[float](), SpendingAccount(budget or Budget())
@@ -73,7 +73,7 @@ def ask(
     async def run() -> Reply:
         client = Client(
             server.url, account, book, options=AnswerOptions(1000, **options),
-            patience=patience or Patience(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
+            patience=patience or RetryPolicy(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
         )  # fmt: skip
         try:
             return await client.ask(1, MESSAGES, MODEL)
@@ -125,8 +125,8 @@ def test_a_dropped_connection_is_tried_again_and_charged_in_full(say: Say) -> No
         assert account.spent.answer_tokens == 1000 + 50
 
 
-@pytest.mark.parametrize("patience", [Patience(silence_s=0.3, stall_s=60), Patience(silence_s=60, stall_s=0.3)])
-def test_a_stall_is_cut_and_tried_again(patience: Patience) -> None:
+@pytest.mark.parametrize("patience", [RetryPolicy(silence_s=0.3, stall_s=60), RetryPolicy(silence_s=60, stall_s=0.3)])
+def test_a_stall_is_cut_and_tried_again(patience: RetryPolicy) -> None:
     with serving(scripted(Say("late", stall_s=30), Say("yes"))) as server:
         reply, book, _, _ = ask(server, patience=patience)
         assert isinstance(reply, Reply) and reply.text == "yes"

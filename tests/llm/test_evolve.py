@@ -19,7 +19,7 @@ from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm import evolve_run
 from outblas.llm.budget import Budget, Price
-from outblas.llm.client import Patience, ServerError
+from outblas.llm.client import RetryPolicy, ServerError
 from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.models import Model
@@ -53,7 +53,7 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
         Say(answer(kernel(3).text + "// the same, with a remark\n")),
         Say("```cuda\nhalf", finish="length"),
     ]
-    patience = Patience(silence_s=0.7, stall_s=20, attempts=4, first_s=0.001)
+    patience = RetryPolicy(silence_s=0.7, stall_s=20, attempts=4, first_s=0.001)
     with serving(in_turn(*says)) as server:
         reason, files = evolve(server, recording, tmp_path / "run", len(says), turns=2, patience=patience)
         prompts = [last_user(r) for r in server.requests]

@@ -20,7 +20,7 @@ from outblas.llm.evaluators import EvaluatorChoice
 from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
 from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve
+from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
 from outblas.llm.models import Model
 from outblas.records.store import Store
 from support.llm_kernels import answer
@@ -52,7 +52,7 @@ def evolved(recording: Path, folder: Path) -> EvolveFiles:
     texts = [kernel.text for _, kernel in sorted(all_examples().items())]
     with serving(lambda request, number: Say(answer(texts[5 * number % len(texts)]))) as server:
         request = EvolveRequest(
-            [PROBLEM], [Model("scripted")], Server(server.url), EvaluatorChoice(str(recording)),
+            [PROBLEM], [Model("scripted")], ServerSettings(server.url), EvaluatorChoice(str(recording)),
             Budget(requests=len(texts)),
             EvolveSettings(ArchiveShape(islands=2), turns=4, parallel=2, max_tokens=100), folder, "test",
         )  # fmt: skip

@@ -20,9 +20,9 @@ from outblas.llm.budget import Cost
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.feedback import score_of
 from outblas.llm.reply import Reply
-from outblas.publish.html.evolve_data import ANCESTORS, EvolveRun, load_evolution
+from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, load_evolution
 from outblas.publish.html.evolve_page import render_evolution
-from outblas.publish.html.lineage import difference
+from outblas.publish.html.lineage import difference_html
 from outblas.publish.html.tune_page import write_report
 from outblas.records.store import Store
 from support.llm_kernels import PROBLEM, failed, kernel, passed
@@ -123,7 +123,7 @@ def test_a_long_lineage_is_told_of_as_far_as_it_is_a_picture(tmp_path: Path) -> 
     best = run.archive.best(PROBLEM.key)
     assert best is not None and best.name == kernels[-1].name
     nodes = run.lineage(PROBLEM.key, best.name)
-    assert len(nodes) == ANCESTORS + 1 and nodes[-1].name == best.name and nodes[-1].generation == ANCESTORS
+    assert len(nodes) == MAX_ANCESTORS + 1 and nodes[-1].name == best.name and nodes[-1].generation == MAX_ANCESTORS
     assert nodes[-1].parents == (kernels[-3].name, kernels[-2].name)
     page = render_evolution(run)
     assert len(page) < 7e6, "with Plotly, which is most of it"
@@ -228,5 +228,5 @@ def test_a_run_without_a_proven_kernel_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_difference_says_where_there_is_none() -> None:
-    assert "same" in difference("a\nb", "a\nb", ("x", "y"))
-    assert "<ins>+c</ins>" in difference("a\nb", "a\nc", ("x", "y"))
+    assert "same" in difference_html("a\nb", "a\nb", ("x", "y"))
+    assert "<ins>+c</ins>" in difference_html("a\nb", "a\nc", ("x", "y"))

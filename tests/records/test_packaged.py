@@ -27,7 +27,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.learn.policy import Policy
 from outblas.learn.train.policy_quality import qualities, searches
-from outblas.publish.tables.notes import notes_of_replaced, replaced
+from outblas.publish.tables.notes import count_replaced_rows, notes_of_replaced
 from outblas.publish.tables.publish_results import check_published
 from outblas.records.averages import launch_of_row, table_words
 from outblas.records.library import LEVEL_ABOVE, Library
@@ -192,7 +192,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         assert min(row["published"] for row in result.rows) >= 0.99
         return
     if head["mode"] != "offline":  # a sample; where the library has changed since, the README's notes say so
-        assert replaced(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
+        assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
         return
     assert list(dict.fromkeys(Problem.from_json(row) for row in result.rows)) == suite(result.suite, *kind)
     for row in result.rows:
@@ -215,7 +215,7 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
     directory.mkdir()
     path = ROOT / "results/h200/grid1000_tn_fp16_fp32_offline.parquet"
     result = read_result(path)
-    assert replaced(result, library) == 0
+    assert count_replaced_rows(result, library) == 0
     ours = [i for i, row in enumerate(result.rows) if not row["fallback"]]
     rows = [dict(row) for row in result.rows]
     rows[ours[0]]["config"] = rows[ours[0]]["config"].replace("bm=", "bm=9")

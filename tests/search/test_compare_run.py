@@ -25,7 +25,7 @@ from outblas.search.compare import compare_pool, compare_run
 from outblas.search.compare import held_out as compare
 from outblas.search.compare.compare_result import read_comparison
 from outblas.search.compare.compare_run import CompareRequest, run_compare
-from outblas.search.compare.held_out import CompareUnit, Plan, held_out, run_unit, search
+from outblas.search.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
 from outblas.search.tune import Interrupted
 from support.helpers import synthetic_recording
 
@@ -58,12 +58,12 @@ def test_a_run_writes_what_a_search_finds_whatever_the_jobs(folder: str, tmp_pat
     rows = run(folder, tmp_path / "one.parquet")
     assert rows == run(folder, tmp_path / "two.parquet", jobs=2)
     recording = Recording.load(folder)
-    split, tasks = held_out(Plan(folder, BUDGETS, 0.5), recording, "shapes")
+    split, tasks = held_out_tasks(Plan(folder, BUDGETS, 0.5), recording, "shapes")
     assert len(rows) == 3 * len(tasks) * len(BUDGETS), "two seeds of random, one of exhaustive, which does not draw"
     replay = ReplayEvaluator(recording)
     for seed in (0, 1):
         mine = [r for r in rows if r["agent"] == "random" and r["seed"] == seed]
-        want = [q for task in tasks for q in search(make_agent("random", seed), task, replay, BUDGETS)[0]]
+        want = [q for task in tasks for q in search_task(make_agent("random", seed), task, replay, BUDGETS)[0]]
         assert [r["quality"] for r in mine] == want
     comparison = read_comparison(tmp_path / "one.parquet")
     size = {"training": len(split.training), "held_out": len(split.held_out), "searched": len(split.held_out)}

@@ -67,8 +67,8 @@ class FakeBenchCell(ev.BenchCell):
 @pytest.fixture(name="handler")
 def handler_fixture(monkeypatch):
     monkeypatch.setattr(ev, "BenchCell", FakeBenchCell)
-    monkeypatch.setattr("outblas.space.why_illegal", lambda p, c, g: None)
-    monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
+    monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: None)
+    monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lambda error: error)
     made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
     made._trials = TrialCache()
@@ -97,6 +97,6 @@ class Emit:
 
 def run(handler, *configs, problem=PROBLEM):
     emit = Emit()
-    handler([(10 + i, ev.Item(problem, c)) for i, c in enumerate(configs)], emit)
+    handler([(10 + i, ev.WorkItem(problem, c)) for i, c in enumerate(configs)], emit)
     assert sorted(emit.answers) == list(range(10, 10 + len(configs)))
     return [emit.answers[10 + i] for i in range(len(configs))], emit

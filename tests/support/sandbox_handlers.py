@@ -22,9 +22,9 @@ def doubler():
             elif item == "segfault":
                 ctypes.string_at(0)
             elif item == "fault":
-                from outblas.judge.faults import Faulted
+                from outblas.judge.faults import ContextLost
 
-                raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS: sync")
+                raise ContextLost("CUDA_ERROR_ILLEGAL_ADDRESS: sync")
             elif item == "raise":
                 raise ValueError("a bug of the evaluator")
             elif item == "pid":
@@ -126,11 +126,11 @@ def prover(device):
                 verdict = prove(cheat_tools.load(name).make(), problem, device=device)
             except RuntimeError as error:
                 if device != "cpu":
-                    from outblas.judge.faults import Faulted
+                    from outblas.judge.faults import ContextLost
                     from outblas.runtime.driver import sticky_error
 
                     if sticky_error():
-                        raise Faulted(f"{sticky_error()}: {error}") from error
+                        raise ContextLost(f"{sticky_error()}: {error}") from error
                 raise
             emit.done(index, verdict)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outblas.bench.pool.transport import Event, Spec, Task
-from outblas.bench.pool.worker_host import Host
+from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
+from outblas.bench.pool.worker_host import WorkerHost
 
 
 class VirtualTransport:
     """Workers in this process; a task takes ``seconds(task)`` of a clock of its own."""
 
     def __init__(self, size: int, seconds: Callable[[Task], float], factory: str = "support.pool_workers:Many") -> None:
-        self._hosts = [Host(Spec(factory)) for _ in range(size)]
+        self._hosts = [WorkerHost(EvaluatorSpec(factory)) for _ in range(size)]
         self.size, self._seconds, self.now = size, seconds, 0.0
         self._coming: list[tuple[float, int, list[Event]]] = []
 

@@ -10,7 +10,7 @@ from outblas.core.errors import CompileError, DeviceError
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import CANDIDATES_PER_ROUNDS, Options
-from outblas.judge.faults import Faulted
+from outblas.judge.faults import ContextLost
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
 from support.handler_fixture import (  # noqa: F401
@@ -74,16 +74,16 @@ def test_whatever_binding_raises_is_the_candidates_failure(handler, error, monke
 
 def test_a_lost_context_is_a_fault_of_the_candidate_in_hand(handler, monkeypatch):
     def lost(error):
-        raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS")
+        raise ContextLost("CUDA_ERROR_ILLEGAL_ADDRESS")
 
     def refuse(self, kernel):
         raise RuntimeError("CUDA error")
 
     monkeypatch.setattr(Bench, "capture", refuse)
-    monkeypatch.setattr("outblas.judge.faults.or_fault", lost)
+    monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lost)
     emit = Emit()
-    with pytest.raises(Faulted):
-        handler([(7, ev.Item(PROBLEM, GOOD))], emit)
+    with pytest.raises(ContextLost):
+        handler([(7, ev.WorkItem(PROBLEM, GOOD))], emit)
     assert emit.log[-1] == 7 and not emit.answers
 
 
@@ -171,7 +171,7 @@ def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(hand
 
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
-    monkeypatch.setattr("outblas.judge.gates.prove_each", lambda *a: PASSED)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: PASSED)
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
     run(handler, GOOD, problem=Problem(128, 64, 64))

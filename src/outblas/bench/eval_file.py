@@ -10,7 +10,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us
-from outblas.jail.offline_evaluators import CompileOnly
+from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.kernels.custom.free_kernel import MAX_BYTES, FreeKernel
 from outblas.records.evaluation_json import evaluation_to_json
 
@@ -51,7 +51,7 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
 
 def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> tuple[Evaluation, str, Gpu]:
     if gpu_index is None:
-        by = CompileOnly()
+        by = CompileOnlyEvaluator()
         (found,) = by.evaluate([(problem, kernel)])
         return found, by.source, by.gpu
     from outblas.bench.live_evaluator import LiveEvaluator

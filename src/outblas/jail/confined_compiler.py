@@ -29,14 +29,14 @@ _FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompileLimits:
     """Of one compilation: seconds by the clock and of processor time, address space in bytes."""
 
     seconds: float
     memory_bytes: int
 
 
-class Folder:
+class CompileFolder:
     """A temporary folder that a job works in; removed in the end."""
 
     def __init__(self) -> None:
@@ -50,7 +50,9 @@ class Folder:
         self._held.cleanup()
 
 
-def run(job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: Limits) -> tuple[int, str]:
+def run_confined(
+    job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: CompileLimits
+) -> tuple[int, str]:
     """Do a job in a process of its own.
 
     Args:

@@ -23,7 +23,7 @@ from outblas.jail.free_launch import load
 from outblas.jail.free_proof_shapes import free_proof_shapes
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.workers.handler import Handler, Item, Waiting
+from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
 from outblas.workers.sandbox import Emit
 
 
@@ -88,7 +88,7 @@ class FreeHandler(Handler):
             return "a worker of free kernels takes no others"
         return config.launch.why_not(problem, self._options.gpu)
 
-    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+    def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
         assert item.built is not None
         built = cast(BuiltKernel, item.built)
         name = built.kernel.name
@@ -127,10 +127,12 @@ class FreeHandler(Handler):
         if kernel.broken_workspace():
             return Verdict(Status.MEMORY_VIOLATION, ("static",), "the canary around the workspace was overwritten")
         kernel.forget()
-        offence = conduct.offence(self._before[kernel.name]) if self._before.get(kernel.name) else ""
+        offence = conduct.what_changed(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 
-    def _again(self, bench_cell: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(
+        self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
+    ) -> Verdict:
         """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
         after = super()._again(bench_cell, candidate, timing, baselines)
         if after.status is not Status.PASSED:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
-from outblas.judge.gates import wrong_text
+from outblas.judge.gates import wrong_result_text
 from outblas.judge.operands import Operands
 from outblas.judge.reference import Reference
 from outblas.runtime.driver import check, driver
@@ -135,7 +135,7 @@ def _every_set(bench: GpuClock, graph: GraphEntry) -> float:
         a, b, c = bench.data[index]
         ratio = float(Reference(bench.problem, a, b).worst(c))
         if not ratio <= 1.0:
-            raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} in set {index}", _finite(ratio))
+            raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} in set {index}", _finite(ratio))
         worst = max(worst, ratio)
     return worst
 

@@ -17,7 +17,7 @@ from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
 
 if TYPE_CHECKING:
-    from outblas.judge.gates import CellProver, Level
+    from outblas.judge.gates import CellProver, ProofLevel
     from outblas.judge.gpu_clock import GpuClock, GraphEntry
     from outblas.judge.rounds import Prune
 
@@ -53,7 +53,7 @@ class Options:
     gpu: Gpu = H200
     rounds: int = 7
     seed: int = 0
-    level: Level = "full"
+    level: ProofLevel = "full"
     baselines: tuple[str, ...] = NAMES
     recheck: bool = True
     proved: frozenset[str] = frozenset()
@@ -117,15 +117,15 @@ class BenchCell:
                 with phase_timer.phase("baselines"):
                     self._add(name, entry, phase_timer)
             except (OutblasError, RuntimeError) as error:
-                self._left_out[name] = faults.one_line(faults.or_fault(error))
+                self._left_out[name] = faults.first_line(faults.raise_if_context_lost(error))
 
     def _add(self, name: str, entry: Any, phase_timer: PhaseTimer) -> None:
-        from outblas.judge.gpu_clock import prepare
+        from outblas.judge.gpu_clock import choose_algorithm
 
         if name == LT_AUTO and not entry.detail(self.problem):
             phase_timer.count("algorithms chosen")
         with phase_timer.phase("autotune"):
-            prepare(entry, self.bench)
+            choose_algorithm(entry, self.bench)
         if name == "nvmmh":  # our own kernel: it has to be right before it is timed
             verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))
             if verdict.status is not Status.PASSED:

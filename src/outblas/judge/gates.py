@@ -30,19 +30,19 @@ from outblas.judge import integrity
 from outblas.judge.baselines import CublasGemm
 from outblas.judge.operands import Operands, torch_dtype
 from outblas.judge.proof_context import ProofContext
-from outblas.judge.proof_inputs import cancelling, integer_draws, positive, scaled, special_inputs
-from outblas.judge.reference import Reference, product, right
+from outblas.judge.proof_inputs import cancelling_inputs, integer_draws, positive_inputs, scaled_inputs, special_inputs
+from outblas.judge.reference import Reference, b_as_k_by_n, fp64_product
 from outblas.judge.rules import check_rules
 from outblas.judge.trials import ProofTrials, TrialCache
 from outblas.runtime.driver import check, driver
 
-Level = Literal["full", "cell"]
+ProofLevel = Literal["full", "cell"]
 #: A candidate must not replace what judges it.
 integrity.watch(__name__)
 
 
 def prove(
-    entry: Bindable, problem: Problem, static_reason: str | None = None, level: Level = "full",
+    entry: Bindable, problem: Problem, static_reason: str | None = None, level: ProofLevel = "full",
     gpu_index: int = 0, device: str | None = None, trials: ProofTrials | None = None,
 ) -> Verdict:  # fmt: skip
     """Prove a way to compute a GEMM on one problem.
@@ -67,7 +67,7 @@ def prove(
     return _untampered(verdict, before)
 
 
-def prove_each(
+def prove_on_all(
     entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: TrialCache, device: str | None = None
 ) -> Verdict:
     """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
@@ -136,7 +136,7 @@ def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[
         where = "behind C" if behind else "of A or B, or an input,"
         return Verdict(Status.MEMORY_VIOLATION, ("static",), f"the canary {where} was overwritten")
     if not worst <= 1.0:
-        return Verdict(Status.WRONG, ("static", "memory"), wrong_text(worst), _finite(worst))
+        return Verdict(Status.WRONG, ("static", "memory"), wrong_result_text(worst), _finite(worst))
     return Verdict(Status.PASSED, ("static", "memory", "bound"), "", worst)
 
 
@@ -195,7 +195,7 @@ class CellProver:
         torch.cuda.synchronize(a.device)
 
 
-def wrong_text(ratio: float) -> str:
+def wrong_result_text(ratio: float) -> str:
     """One line on a result outside the bound."""
     if math.isnan(ratio):
         return "C holds a NaN: an element not written, or an operand read out of bounds"
@@ -221,15 +221,15 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
 
 def _rounded(problem: Problem, a: Any, b: Any) -> Any:
     """The product in the type of C."""
-    return product(problem, a, b).float().to(torch_dtype(problem))
+    return fp64_product(problem, a, b).float().to(torch_dtype(problem))
 
 
 def _bound(context: ProofContext, worst: list[float]) -> None:
     p, device = context.problem, context.device
-    _within_bound(context, "positive", lambda: positive(p, device), worst)
-    _within_bound(context, "scaled", lambda: scaled(p, *context.normal(7, 0.5)), worst)
+    _within_bound(context, "positive", lambda: positive_inputs(p, device), worst)
+    _within_bound(context, "scaled", lambda: scaled_inputs(p, *context.normal(7, 0.5)), worst)
     if p.k > 1:
-        _within_bound(context, "cancelling", lambda: cancelling(p, *context.normal(7, 0.5)), worst)
+        _within_bound(context, "cancelling", lambda: cancelling_inputs(p, *context.normal(7, 0.5)), worst)
 
 
 def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
@@ -238,7 +238,7 @@ def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any
     reference = context.trials.get(("reference", what), lambda: Reference(context.problem, a, b))
     ratio = float(reference.worst(c))
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, wrong_text(ratio), _finite(ratio))
+        raise GateFailed(Status.WRONG, wrong_result_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
 
 
@@ -266,7 +266,7 @@ def _special(context: ProofContext, worst: list[float]) -> None:
     reference = context.trials.get("reference of the finite", reference_of_the_finite)
     ratio = float(reference.worst(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
+        raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} on subnormal and large inputs", _finite(ratio))
     x, y = context.normal(8)
     first = context.run(x, y)
     context.run(*context.normal(9))
@@ -284,7 +284,7 @@ def _their_product(context: ProofContext, a: Any, b: Any) -> Any:
 
     p = context.problem
     if not context.cuda:
-        return (a.float() @ right(p, b).float()).to(torch_dtype(p))
+        return (a.float() @ b_as_k_by_n(p, b).float()).to(torch_dtype(p))
     c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=context.device)
     a, b = a.contiguous(), b.contiguous()
     context.wait()

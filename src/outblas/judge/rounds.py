@@ -30,7 +30,7 @@ class Prune:
     hopeless: Callable[[Mapping[str, float]], Collection[str]]
 
 
-def behind_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collection[str]]:
+def slower_than_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collection[str]]:
     """Hopeless is what takes over ``factor`` x the fastest entry's time."""
 
     def hopeless(medians: Mapping[str, float]) -> Collection[str]:
@@ -40,7 +40,7 @@ def behind_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collect
     return hopeless
 
 
-def behind_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[[Mapping[str, float]], Collection[str]]:
+def slower_than_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[[Mapping[str, float]], Collection[str]]:
     """Hopeless is what takes over ``factor`` x the fastest of its kind, or of those without one, which all stay."""
 
     def hopeless(medians: Mapping[str, float]) -> Collection[str]:
@@ -53,7 +53,7 @@ def behind_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[[Mapp
     return hopeless
 
 
-def take_rounds(
+def time_in_rounds(
     one: Callable[[Sequence[str]], Mapping[str, float]], names: Sequence[str], rounds: int,
     warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     clock: Callable[[], float] = perf_counter,
@@ -81,7 +81,7 @@ def take_rounds(
     return samples
 
 
-def summary(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets: int = 1) -> Timing:
+def timing_of_samples(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets: int = 1) -> Timing:
     """A Timing of samples in microseconds.
 
     Raises:

@@ -27,7 +27,7 @@ from outblas.llm.async_evaluator import AsyncEvaluator
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import Client, RequestRejected, ServerError, Unanswered
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
-from outblas.llm.feedback import counters_text, kind_of, score_of, words_of
+from outblas.llm.feedback import counters_text, feedback_text, kind_of, score_of
 from outblas.llm.models import Model
 from outblas.llm.prompt import first_prompt, follow_up
 from outblas.llm.repair_chain import Chain, chains_of
@@ -35,7 +35,7 @@ from outblas.llm.reply import Reply
 from outblas.records.store import Store
 
 #: So many questions in a row without any answer end the run: the server is gone.
-UNANSWERED_IN_A_ROW = 3
+MAX_UNANSWERED_IN_A_ROW = 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EvolveSettings:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ProblemProgress:
     """A problem's state for whoever watches: times in microseconds, the best speed-up, chains begun."""
 
     problem: Problem
@@ -146,11 +146,11 @@ class Evolution:
             await self._client.close()
         return self._stopping or "every problem is within 2% of its floor"
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[ProblemProgress]:
         """Every problem's state."""
         begun = self._begun()
         return [
-            Standing(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
+            ProblemProgress(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
                      *self._best(key), begun[key])
             for key, p in self._problems.items()
         ]  # fmt: skip
@@ -177,7 +177,7 @@ class Evolution:
                 self._stopping = self._stopping or spent.wrong
             except Unanswered as error:  # its question stays open, for a run that resumes this one
                 self._unanswered += 1
-                if self._unanswered >= UNANSWERED_IN_A_ROW:
+                if self._unanswered >= MAX_UNANSWERED_IN_A_ROW:
                     self._error = self._error or ServerError(
                         f"{self._unanswered} questions in a row had no answer: {error.wrong}",
                         "a server that answers", "see whether it runs, then repeat the command: it resumes",
@@ -190,7 +190,7 @@ class Evolution:
         if self._stopping:
             return None
         begun = self._begun()
-        gaps = {key: gap(self._known_us(key), floor_us(p, self._gpu)) for key, p in self._problems.items()}
+        gaps = {key: log_gap(self._known_us(key), floor_us(p, self._gpu)) for key, p in self._problems.items()}
         key = next_problem(gaps, begun)
         if key is None:
             return None
@@ -292,7 +292,7 @@ class Evolution:
                           question.id)  # fmt: skip
             entries = self.archive.insert(entry)
         ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
-        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, words_of(evaluation, self._gpu))
+        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, feedback_text(evaluation, self._gpu))
         self._tried[question.problem, name] = outcome
         self._settle(chain, outcome, entries)
 
@@ -334,7 +334,7 @@ def _needs_more(candidate: Candidate) -> bool:
 CLOSED_GAP = math.log(1.02)
 
 
-def gap(best_us: float | None, floor_us: float) -> float:
+def log_gap(best_us: float | None, floor_us: float) -> float:
     """log of the best known time over the floor; 1 where no time is known."""
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
@@ -345,7 +345,7 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
     These are D'Hondt's divisors: however many tries there are, they are shared out by the gaps.
 
     Args:
-        gaps: problem key -> :func:`gap`. tries: chains begun so far.
+        gaps: problem key -> :func:`log_gap`. tries: chains begun so far.
     """
     open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED_GAP]
     return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

@@ -21,7 +21,7 @@ from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.budget import Budget, SpendingAccount
-from outblas.llm.client import AnswerOptions, Client, Patience, ServerError, check_server
+from outblas.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, check_server
 from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
 from outblas.llm.evolve import Evolution, EvolveRecord, EvolveSettings
 from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
@@ -32,15 +32,15 @@ from outblas.records.provenance import collect, utc_now
 from outblas.records.store import Store
 
 #: Called when the run begins, with what may be watched; what it returns is called after every outcome.
-Watching = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[AnswerOutcome | None], None]]
+MakeProgress = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[AnswerOutcome | None], None]]
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerSettings:
     """How the server is asked: its address (None: see :class:`Client`), patience, limits per minute, temperature."""
 
     base_url: str | None = None
-    patience: Patience = Patience()
+    patience: RetryPolicy = RetryPolicy()
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     temperature: float | None = None
@@ -63,7 +63,7 @@ class EvolveRequest:
 
     problems: Sequence[Problem]
     models: Sequence[Model]
-    server: Server
+    server: ServerSettings
     place: EvaluatorChoice
     budget: Budget
     settings: EvolveSettings
@@ -71,12 +71,12 @@ class EvolveRequest:
     command: str
 
 
-def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveFiles]:
+def run_evolve(request: EvolveRequest, watching: MakeProgress) -> tuple[str, EvolveFiles]:
     """Evolve into the folder of the request, or go on with the run of the same settings that is there.
 
     Args:
         request: what to evolve, by whom, where and how.
-        watching: called when the run begins; see :data:`Watching`.
+        watching: called when the run begins; see :data:`MakeProgress`.
 
     Returns:
         Why it ended, and where everything lies. The report is left to the caller.
@@ -101,7 +101,7 @@ def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveF
             with EvolveJournal(files.store) as journal:
                 before = journal.spent().requests
                 reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), watching)
-                silence = unheard(journal, before)
+                silence = why_no_answer(journal, before)
                 reason += f"; {silence}" if silence else ""
                 _finish(files, journal, store.evaluations(), about, evaluator, place, command, reason)
     if silence:
@@ -127,7 +127,7 @@ def _check(request: EvolveRequest) -> None:
     check_server(request.server.base_url)
 
 
-def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: Watching) -> str:
+def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: MakeProgress) -> str:
     """Run the loop; returns why it ended."""
     server, settings, journal = request.server, request.settings, record.journal
     account = SpendingAccount(request.budget, journal.spent())
@@ -166,7 +166,7 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
     }))  # fmt: skip
 
 
-def unheard(journal: EvolveJournal, before: int = 0) -> str:
+def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
     """Say in words that no request was answered; empty where one was, or none was sent.
 
     Args:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _WARM_UP = Problem(256, 256, 256)
 
 
-class Item(NamedTuple):
+class WorkItem(NamedTuple):
     """What a worker is asked for.
 
     Attributes:
@@ -73,7 +73,7 @@ def make_handler(options: Options) -> Handler:
 
 
 class Handler:
-    """Lives in the worker: answers batches of :data:`Item`."""
+    """Lives in the worker: answers batches of :data:`WorkItem`."""
 
     def __init__(self, options: Options) -> None:
         from outblas.judge.baselines import make_baselines
@@ -89,7 +89,7 @@ class Handler:
         self._trials: TrialCache | None = None
         self._bench_cell: BenchCell | None = None
 
-    def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
+    def __call__(self, items: list[tuple[int, WorkItem]], emit: Emit) -> None:
         with self.phase_timer.phase("batch"):
             for problem, group in groupby(items, key=lambda item: item[1].problem):
                 self._problem(problem, list(group), emit)
@@ -112,16 +112,16 @@ class Handler:
             finally:
                 bench_cell.close()
 
-    def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
+    def _problem(self, problem: Problem, items: list[tuple[int, WorkItem]], emit: Emit) -> None:
         emit.begin(None)
         try:
             bench_cell = self._at(problem, items[0][1].nvmmh)
         except ToolchainMissing:
             raise
         except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
-            self._give_up(problem, items, faults.one_line(faults.or_fault(error)), emit)
+            self._give_up(problem, items, faults.first_line(faults.raise_if_context_lost(error)), emit)
             return
-        waiting: list[tuple[int, Waiting]] = []
+        waiting: list[tuple[int, ProvenCandidate]] = []
         for index, item in items:
             if item.config is None:
                 emit.done(index, (None, bench_cell.measure_baselines(self._options)))
@@ -138,7 +138,7 @@ class Handler:
         if waiting:
             self._time(bench_cell, waiting, emit)
 
-    def _give_up(self, problem: Problem, items: list[tuple[int, Item]], detail: str, emit: Emit) -> None:
+    def _give_up(self, problem: Problem, items: list[tuple[int, WorkItem]], detail: str, emit: Emit) -> None:
         for index, (_, config, *_) in items:
             if config is None:
                 emit.done(index, (None, Baselines(left_out={"all": detail})))
@@ -163,8 +163,8 @@ class Handler:
         return self._bench_cell
 
     def _try(
-        self, bench_cell: BenchCell, item: Item, config: Candidate, emit: Emit, index: int
-    ) -> Evaluation | Waiting:
+        self, bench_cell: BenchCell, item: WorkItem, config: Candidate, emit: Emit, index: int
+    ) -> Evaluation | ProvenCandidate:
         """Everything up to a captured graph; a failure is an Evaluation."""
 
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
@@ -182,25 +182,25 @@ class Handler:
         except _Static as static:
             return failed(Status.STATIC_REJECTED, str(static))
         except DeviceError as error:  # the driver cannot load it
-            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
+            return failed(Status.LAUNCH_ERROR, faults.first_line(faults.raise_if_context_lost(error)))
         try:
             proved = item.proved or config_name(config) in self._options.proved
             verdict = self._prove(bench_cell, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
             with self.phase_timer.phase("capture"):
-                return Waiting(config, bench_cell.bench.capture(kernel), verdict, counters)
+                return ProvenCandidate(config, bench_cell.bench.capture(kernel), verdict, counters)
         except ToolchainMissing:
             raise
         except Exception as error:  # whatever a candidate raises is its own failure
-            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
+            return failed(Status.LAUNCH_ERROR, faults.first_line(faults.raise_if_context_lost(error)))
 
     def _why_illegal(self, problem: Problem, config: Any) -> str | None:
         from outblas.kernels.legality import why_illegal
 
         return why_illegal(problem, config, self._options.gpu)
 
-    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+    def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
         """A loaded kernel and its counters."""
         assert item.config is not None
         return self._kernel(item.problem, item.config)
@@ -227,7 +227,7 @@ class Handler:
     def _prove(
         self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
     ) -> Verdict:
-        from outblas.judge.gates import prove_each
+        from outblas.judge.gates import prove_on_all
         from outblas.kernels.source import kernel_kind
 
         full: Verdict | None = None
@@ -238,7 +238,7 @@ class Handler:
                 small = proof_shapes(bench_cell.problem, config, self._options.gpu)
                 with self.phase_timer.phase("prove"):
                     told = _told(small or [bench_cell.problem], emit, index)
-                    self._proved[key] = prove_each(kernel, told, self._options.gpu_index, self._shelf())
+                    self._proved[key] = prove_on_all(kernel, told, self._options.gpu_index, self._shelf())
             full = self._proved[key]
             if full.status is not Status.PASSED:
                 return full
@@ -258,9 +258,9 @@ class Handler:
         self._trials = self._trials or TrialCache.of_gpu(self._options.gpu_index)
         return self._trials
 
-    def _time(self, bench_cell: BenchCell, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
+    def _time(self, bench_cell: BenchCell, waiting: list[tuple[int, ProvenCandidate]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
-        from outblas.judge.rounds import Prune, behind_their_kind, speedup
+        from outblas.judge.rounds import Prune, slower_than_their_kind, speedup
 
         alone = waiting[0][0] if len(waiting) == 1 else None
         emit.begin(alone)
@@ -268,7 +268,7 @@ class Handler:
         graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
-            prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
+            prune = Prune(options.look, slower_than_their_kind(options.hopeless, kinds))
             self.phase_timer.count("chunks")
             with self.phase_timer.phase("time"):
                 timings = bench_cell.measure({**bench_cell.graphs, **graphs}, options, prune)
@@ -300,12 +300,14 @@ class Handler:
                     )
                 emit.done(index, (value, baselines))
         except (OutblasError, RuntimeError) as error:
-            raise faults.or_fault(error) from error
+            raise faults.raise_if_context_lost(error) from error
         finally:
             for graph in graphs.values():
                 graph.free()
 
-    def _again(self, bench_cell: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(
+        self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
+    ) -> Verdict:
         """The proof after timing, on a replay of the timed graph."""
         return bench_cell.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 
@@ -318,7 +320,7 @@ def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Probl
 
 
 @dataclass
-class Waiting:
+class ProvenCandidate:
     """Proved and captured, waiting to be timed."""
 
     config: Candidate

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.bench.pool.compile_queue import Compile, CompileQueue
-from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
+from outblas.bench.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
 from outblas.bench.pool.units import WorkUnit, WorkUnits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, UsageError
@@ -21,12 +21,12 @@ from outblas.kernels.source import kernel_kind
 from outblas.workers.sandbox import START_TIMEOUT_S
 
 #: Workers that one unit may cost before its candidates are given up.
-MOST_TRIES = 3
+MAX_WORKERS_PER_UNIT = 3
 #: Workers lost one after another, with no unit finished in between, before their place is given up.
-MOST_LOSSES = MOST_TRIES + 1
+MAX_LOSSES_IN_A_ROW = MAX_WORKERS_PER_UNIT + 1
 #: Seconds without a word that count as a hang. Candidates that hang are the sandbox's affair, in seconds; this is for
 #: a worker whose machine or whose own process is stuck.
-QUIET_S = 900.0
+MAX_SILENCE_S = 900.0
 _LOOK_S, _SOON_S = 1.0, 0.01
 #: Problems whose candidates a worker is asked for at once.
 _LISTED = 8
@@ -62,13 +62,13 @@ class PoolEvaluator(Evaluator):
 
     def __init__(
         self, transport: Transport, compiler: Callable[[Gpu], Compile] | None = None,
-        quiet_s: float = QUIET_S, start_s: float = START_TIMEOUT_S,
+        quiet_s: float = MAX_SILENCE_S, start_s: float = START_TIMEOUT_S,
     ) -> None:  # fmt: skip
         self._transport, self._quiet_s, self._start_s = transport, quiet_s, start_s
         self._compiler = compiler
         self._compile: Compile | None = None
         self._slots = [_WorkerSlot() for _ in range(transport.size)]
-        self._about: dict[int, About] = {}
+        self._about: dict[int, WorkerAbout] = {}
         self._expected: list[Problem] = []
         self._proved: dict[tuple[Any, ...], None] = {}
         self._homes: dict[Problem, int] = {}
@@ -202,7 +202,7 @@ class PoolEvaluator(Evaluator):
         self._transport.start(index)
 
     def _ready(self, event: Event) -> None:
-        about: About = event.value
+        about: WorkerAbout = event.value
         for other in self._about.values():
             if (other.gpu, other.build) != (about.gpu, about.build):
                 raise UsageError(
@@ -227,13 +227,13 @@ class PoolEvaluator(Evaluator):
                     slot.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
                     new, slot.expected = self._expected[slot.expected :], len(self._expected)
                     proved, slot.proved = [*self._proved][slot.proved :], len(self._proved)
-                    self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
+                    self._send(index, EvaluateTask(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
     def _elsewhere(self, index: int, others: Iterable[int]) -> set[tuple[Any, ...]]:
         """Kernels that ``others`` were given and this worker was not."""
         return set().union(*(self._slots[i].kernels for i in others)) - self._slots[index].kernels
 
-    def _send(self, index: int, task: Evaluate | Ask, unit: WorkUnit | None = None) -> None:
+    def _send(self, index: int, task: EvaluateTask | QuestionTask, unit: WorkUnit | None = None) -> None:
         slot = self._slots[index]
         slot.state, slot.unit, slot.since = "busy", unit, time.monotonic()
         self._phase_timer.count("questions" if unit is None else "units")
@@ -282,7 +282,7 @@ class PoolEvaluator(Evaluator):
             return
         if event.kind != "error":  # an evaluator that raises is no fault of its candidates
             unit.lost_by.append(event.worker)
-        if len(unit.lost_by) < MOST_TRIES:
+        if len(unit.lost_by) < MAX_WORKERS_PER_UNIT:
             units.put_back(unit)
             return
         status = Status.HANG if event == _hang(event.worker) else Status.EXITED
@@ -312,7 +312,7 @@ class PoolEvaluator(Evaluator):
             self.lost += 1
             slot.losses += 1
             slot.state, slot.unit = "gone", None
-            if slot.losses < MOST_LOSSES:
+            if slot.losses < MAX_LOSSES_IN_A_ROW:
                 self._start(event.worker)
 
     def _abandon(self) -> None:
@@ -332,7 +332,7 @@ class PoolEvaluator(Evaluator):
                 for worker, slot in enumerate(self._slots):
                     if todo and slot.state == "idle":
                         asked[worker] = todo.pop()
-                        self._send(worker, Ask(method, (arguments[asked[worker]],)))
+                        self._send(worker, QuestionTask(method, (arguments[asked[worker]],)))
                 for event in self._heard(_LOOK_S):
                     if event.kind == "answer" and event.worker in asked:
                         answers[asked[event.worker]] = event.value

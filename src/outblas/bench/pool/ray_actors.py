@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.pool.transport import Event, Spec, Task
-from outblas.bench.pool.worker_host import Host
+from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
+from outblas.bench.pool.worker_host import WorkerHost
 from outblas.core.child_process import JOIN_S
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 
@@ -28,7 +28,7 @@ class RayTransport:
             fewer GPUs than workers are asked for.
     """
 
-    def __init__(self, spec: Spec, size: int | None, gpus: int, address: str = "auto") -> None:
+    def __init__(self, spec: EvaluatorSpec, size: int | None, gpus: int, address: str = "auto") -> None:
         self._ray = _ray()
         self._leave = _join(self._ray, address)
         self._actors: dict[int, Any] = {}
@@ -41,7 +41,7 @@ class RayTransport:
         self._spec = spec
         paths = os.pathsep.join(str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
         environment = {"env_vars": {"PYTHONPATH": paths}} if paths else {}  # a source tree, on a cluster of this host
-        self._actor = self._ray.remote(Host).options(num_gpus=gpus, max_restarts=0, runtime_env=environment)
+        self._actor = self._ray.remote(WorkerHost).options(num_gpus=gpus, max_restarts=0, runtime_env=environment)
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.answer_language import Read
-from outblas.llm.train.rewards import Refused
+from outblas.llm.train.rewards import RefusedAnswer
 
 
 class KnobWords:
@@ -63,7 +63,7 @@ class KnobWords:
     def read(self, problem: Problem, answer: str) -> Read:
         said, words_at = answer.split(), self.words()
         if len(said) != len(words_at) or any(word not in place for word, place in zip(said, words_at, strict=False)):
-            return Refused(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
+            return RefusedAnswer(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
         values: dict[str, Any] = {
             knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
         }

@@ -25,7 +25,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.reward import reward
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 from outblas.search.agents.evolution import knob_distance
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class LanguageModel(Agent):
         """In the order of the ranking model, launch options in turns."""
         from outblas.kernels.cost.cost_model import rank
 
-        return in_turns(*by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
+        return interleave(*group_by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
 
 
 def read_choices(text: str) -> list[KernelConfig]:

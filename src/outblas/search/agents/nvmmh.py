@@ -15,7 +15,7 @@ from outblas.core.roofline import Gpu
 from outblas.judge.matmul_heuristics import ranked_choices
 from outblas.kernels.families.family import TileChoice
 from outblas.kernels.families.registry import FAMILIES
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 
 #: Choices asked for each problem; the package has fewer for most.
 CHOICES = 64
@@ -51,8 +51,8 @@ class HeuristicsAgent(Agent):
             return []
         if problem not in self._known:
             self._known.update(ranked_choices([problem], self.gpu, CHOICES))
-        orders = [_order(group, self._known[problem]) for group in by_launch(candidates)]
-        return unexplored(in_turns(*orders), history)[:n]
+        orders = [_order(group, self._known[problem]) for group in group_by_launch(candidates)]
+        return unexplored(interleave(*orders), history)[:n]
 
 
 def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) -> list[KernelConfig]:
