@@ -60,6 +60,7 @@ HASH, RECORDS, REHASHED = "kernels", "restamped", "rehashed"
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
 _ASK = """
 import importlib, json, sys
+from outblas import __version__
 
 def find(what):  # a name, at the newest of the places that it has had
     *modules, name = what.split()

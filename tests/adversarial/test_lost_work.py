@@ -26,8 +26,12 @@ from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthe
 #: its time as a GPU would, so that a signal meets it in the middle.
 DRIVER = """
 import resource, sys, time
-from outblas.search.agents.agent_registry import make_agent
 from outblas.core.errors import OutblasError
+from outblas.records.recording import Recording
+from outblas.records.replay import ReplayEvaluator
+from outblas.records.store import Store
+from outblas.search.agents.agent_registry import make_agent
+from outblas.search.tune import tune
 
 recording, path, delay, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 

@@ -278,10 +278,13 @@ def _children(evaluator: PoolEvaluator) -> list[str]:
 
 DRIVER = """
 import sys
+from pathlib import Path
+from outblas.bench.pool.gpu_pool import PoolEvaluator
+from outblas.bench.pool.local_workers import LocalTransport
+from outblas.bench.pool.transport import EvaluatorSpec
+from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
-from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.transport import EvaluatorSpec
 from support.helpers import synthetic_recording
 
 if __name__ == "__main__":

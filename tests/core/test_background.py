@@ -13,7 +13,8 @@ from outblas.core.background import BackgroundQueue
 #: A program that ends amid the first of three pieces of work, and asks for one more afterwards.
 PROGRAM = """
 import atexit, threading
-behind, begun = Behind("test"), threading.Event()
+from outblas.core.background import BackgroundQueue
+behind, begun = BackgroundQueue("test"), threading.Event()
 def first():
     begun.set()
     threading.main_thread().join()  # goes on when the program is over

@@ -20,7 +20,9 @@ from outblas.core.journal import Journal
 ROOT = Path(__file__).parents[2]
 WORKS = """
 import sys
+from pathlib import Path
 from outblas.core.files import sole_driver, sole_run
+from outblas.core.journal import Journal
 path = Path(sys.argv[1])
 with sole_run(path):
     journal = Journal(path / "r.jsonl", {"seed": 1})

@@ -298,6 +298,7 @@ def test_what_needs_a_workspace_is_captured_with_one_of_the_graphs(table: Any, r
             x, _, w = operands(problem, seed)
             a.copy_(x), stored.copy_(w)
             graph.replay()
+            stream.wait_stream(torch.cuda.current_stream())  # which fills the operands
             with torch.cuda.stream(stream):
                 again = outblas.matmul(a, b)
             torch.cuda.synchronize()

@@ -41,7 +41,7 @@ TINY = Sm80DirectConfig(16, 8, pdl=True)
 
 TINY_COST, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fit_model.py"
+FIT_MODEL = [sys.executable, "-m", "outblas", "fit", "model"]
 
 
 def legal(problem: Problem) -> list[KernelConfig]:
@@ -115,7 +115,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
         lines.append(json.dumps({"p": Problem(64, 64, k).key, "first": {}, "med": slow}))
     times, out = tmp_path / "times.jsonl", tmp_path / "model.json"
     times.write_text("\n".join(lines))
-    command = [sys.executable, str(SCRIPT), str(times), "--recording", str(tmp_path / "rec")]
+    command = [*FIT_MODEL, str(times), "--recording", str(tmp_path / "rec")]
     done = subprocess.run(
         [*command, "--out", str(out), "--folds", "2"],
         capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},

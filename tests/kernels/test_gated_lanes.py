@@ -27,7 +27,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 
 ROOT = Path(__file__).resolve().parents[2]
-STUB, KERNELS = ROOT / "tests" / "support" / "cuda_stub", ROOT / "src" / "outblas" / "kernels"
+STUB, KERNELS = ROOT / "tests" / "support" / "cuda_stub", ROOT / "src" / "outblas" / "kernels" / "cuda"
 FAMILIES: tuple[type[Any], ...] = (Sm90WgmmaConfig, Sm80MmaConfig, Sm80GemvConfig, Sm80DirectConfig)
 #: Kernel, and a problem of several tiles whose N / 2 is odd where the family takes such an N; bias where its loads are
 #: not PTX that the host has no stand-in for.

@@ -65,7 +65,7 @@ def test_only_kinds_that_nothing_can_follow_end_a_chain() -> None:
 
 def test_the_functions_that_prompts_list_are_all_there_are() -> None:
     for name in LISTED_HEADERS:
-        text = (ROOT / "src" / "outblas" / "kernels" / "ptx" / f"{name}.cuh").read_text()
+        text = (ROOT / "src" / "outblas" / "kernels" / "cuda" / "ptx" / f"{name}.cuh").read_text()
         functions = re.findall(r"__device__ __forceinline__ \w+ (\w+)\(", text)
         assert functions or name == "types"
         for function in functions:

@@ -174,7 +174,7 @@ def test_a_disk_that_refuses_the_file_keeps_the_old_one(bench):
     code = (
         "import resource, sys, pathlib\n"
         "sys.dont_write_bytecode = True  # half a file of it would stay\n"
-        "from bench_fixture import write_bench\n"
+        "from support.bench_fixture import write_bench\n"
         "from outblas.core.errors import RecordError\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))\n"
         "try:\n    write_bench(pathlib.Path(sys.argv[1]), (64, 128), seed=9)\n"

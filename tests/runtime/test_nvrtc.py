@@ -270,8 +270,8 @@ def test_files_of_the_working_directory_are_not_included(tmp_path: Path, monkeyp
 PUBLISH = """
 import sys, time
 from dataclasses import replace
-from outblas.runtime.cubin import CubinCache, Cubin
-from outblas.runtime.cubin import SassFacts
+from pathlib import Path
+from outblas.runtime.cubin import Cubin, CubinCache, SassFacts
 cache, go = CubinCache(sys.argv[1]), Path(sys.argv[2])
 cubin = Cubin(bytes(1 << 16), "e", "sm_90a", 1, 0, 0, 0, SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ()), 0.0, False, "")
 print("ready", flush=True)
@@ -306,6 +306,7 @@ COMPILE = """
 import sys
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.nvrtc import compile_source
+from outblas.kernels.source import Source
 print("ready", flush=True)
 source = Source(sys.stdin.readline().encode().decode("unicode_escape"), "k", (), (), "fp32", "probe")
 print(compile_source(source, cache=CubinCache(sys.argv[1])).from_cache)

@@ -313,8 +313,8 @@ class TimingEffort:
 
 
 def time_offline(
-    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None, seed: int = 0,
-    cold: bool = False, left_out: dict[str, str] | None = None,
+    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
+    seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
     """GPU time per call of every entry, in the same interleaved rounds; see the module's text.
 

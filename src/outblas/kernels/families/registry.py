@@ -16,9 +16,6 @@ _NAMES = (
     "sm80_direct_gemm",
 )
 FAMILIES: dict[str, Family[Any]] = {name: import_module(f"{__package__}.{name}").FAMILY for name in _NAMES}
-#: Families that have a column among the inputs of packaged policies and models, in order. A name stays when its family
-#: goes. One is added only when all of them are trained anew. Kernels of another family have 0 in every such column.
-LEARNED_FAMILIES = ("sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma", "sm80_direct_gemm")
 
 
 def knobs_by_name() -> dict[str, dict[str, Knob]]:

@@ -101,8 +101,8 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
 
 
 def _grpo(
-    run: Path, stage: Path, settings: TrainSettings, loaded: LoadedModel, language: Language, go_on: str | None, say: Say,
-    first: bool,
+    run: Path, stage: Path, settings: TrainSettings, loaded: LoadedModel, language: Language, go_on: str | None,
+    say: Say, first: bool,
 ) -> tuple[Any, float | None]:  # fmt: skip
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
