@@ -151,7 +151,7 @@ class Peer:
                     raise CompileError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
             timings = self._rounds(bench, entries, choose_algorithm)
         for kernel in self.cutlass.values():
-            kernel.forget()  # the workspaces of this problem
+            kernel.release()  # the workspaces of this problem
         return self._row(problem, choice, timings, quick, refused)
 
     def _rounds(self, bench: Any, entries: Mapping[str, Any], prepare: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
     total, done, begun = sum(map(len, todo.values())), 0, time.perf_counter()
     with Recorder(arguments.out, gpu, collect("benchmarks/free_kernels.py")) as recorder:
         for problem, wanted in todo.items():
-            options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), hopeless=HOPELESS)
+            options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), drop_beyond=HOPELESS)
             live = CarriedLiveEvaluator(options, STEP_S, FreeOptions(batch=BATCH))
             live.carried = CarriedBuilds(arguments.carried, gpu)
             for evaluation, _ in live.evaluate(problem, wanted):

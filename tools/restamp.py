@@ -309,7 +309,7 @@ def _build(sources: Sequence[Source], jobs: int | None, what: str) -> list[Any]:
     return found
 
 
-def _tell(written: Sequence[Path]) -> None:
+def _report(written: Sequence[Path]) -> None:
     for path in written:
         print(f"wrote {path.relative_to(ROOT)}")
 
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.rehash:
-            _tell(rehash(kernel_headers(), DATA, RESULTS))
+            _report(rehash(kernel_headers(), DATA, RESULTS))
             return 0
         pairs = packaged_pairs()
         past = older(options.since, pairs)
@@ -347,8 +347,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(record))
         if not options.check:
-            _tell(restamp(record, kernels_sha(), DATA, RESULTS))
-            _tell([write_table(DATA, Kernels(__version__, kernels_sha()), past.named, past.kernels)])
+            _report(restamp(record, kernels_sha(), DATA, RESULTS))
+            _report([write_table(DATA, Kernels(__version__, kernels_sha()), past.named, past.kernels)])
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

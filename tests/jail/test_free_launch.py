@@ -137,7 +137,7 @@ def test_calls_of_one_stream_share_a_workspace_and_others_do_not(recorder):
     assert not kernel.broken_workspace()
     ctypes.memset(third + 64, 0, 1)
     assert kernel.broken_workspace()
-    kernel.forget()
+    kernel.release()
     assert not kernel.broken_workspace()
 
 

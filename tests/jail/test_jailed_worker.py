@@ -32,7 +32,7 @@ class Kernel:
     def broken_workspace(self):
         return self.broken
 
-    def forget(self):
+    def release(self):
         self.forgotten += 1
 
 

@@ -130,7 +130,7 @@ def test_an_algorithm_is_handed_from_process_to_process_as_bytes():
     first._chosen[problem] = (cublas.Algo(words), "index=1/2 id=66")
     algo, detail = first.choice(problem)
     assert len(algo) == 64
-    second.offer(problem, algo, detail)
+    second.set_algorithm(problem, algo, detail)
     assert tuple(second._chosen[problem][0].data) == words
     assert second.detail(problem) == "index=1/2 id=66" and second.choice(problem) == (algo, detail)
 
@@ -144,7 +144,7 @@ def test_choices_are_kept_for_the_processes_after(tmp_path):
     kept = AlgorithmCache(path, ABOUT)
     kept.add(problem, bytes(cublas.Algo(words)), "index=1/2 id=66")
     later = baselines.LtAuto()
-    later.keep(AlgorithmCache(path, ABOUT))
+    later.use_cache(AlgorithmCache(path, ABOUT))
     assert tuple(later._chosen[problem][0].data) == words and later.detail(problem) == "index=1/2 id=66"
 
 
@@ -212,7 +212,7 @@ def one_algorithm(monkeypatch):
 def test_what_is_chosen_is_chosen_once_for_all_processes(tmp_path, one_algorithm):
     for _ in range(2):
         auto = one_algorithm.make()
-        auto.keep(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
+        auto.use_cache(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
         auto.prepare(one_algorithm.bench)
         assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"
     assert len(one_algorithm.asked) == 1
@@ -223,7 +223,7 @@ def test_a_choice_stands_where_the_disk_does_not_keep_it(tmp_path, monkeypatch, 
         raise OSError(28, "No space left on device")
 
     auto = one_algorithm.make()
-    auto.keep(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
+    auto.use_cache(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
     monkeypatch.setattr(Journal, "_write", full)
     auto.prepare(one_algorithm.bench)
     assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"

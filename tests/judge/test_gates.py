@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.judge import integrity  # noqa: E402
+from outblas.judge import integrity, reference  # noqa: E402
 from outblas.judge.gates import CellProver, check_cell, prove  # noqa: E402
 from outblas.judge.operands import CANARY, Operands  # noqa: E402
 from outblas.judge.proof_inputs import integer_inputs, normal_inputs, special_inputs  # noqa: E402
@@ -38,7 +38,7 @@ def half_accumulated(problem, a, b):
 
 
 def ratio_of(problem, a, b, c):
-    return float(Reference(problem, a, b).worst(c))
+    return float(Reference(problem, a, b).worst_error_ratio(c))
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -109,9 +109,9 @@ def test_oracle_works_in_chunks_and_sees_a_nan_in_the_last(monkeypatch):
     a, b = normal_inputs(problem, 5)
     c = fp64_product(problem, a, b).half()
     reference = Reference(problem, a, b)
-    assert float(reference.worst(c)) <= 1
+    assert float(reference.worst_error_ratio(c)) <= 1
     c[36, 15] = math.nan
-    assert math.isnan(float(reference.worst(c)))
+    assert math.isnan(float(reference.worst_error_ratio(c)))
 
 
 @pytest.mark.parametrize("acc", ["fp32", "fp16"])
@@ -299,13 +299,13 @@ def test_what_was_overwritten_in_any_set_is_seen_after_timing(monkeypatch, where
     data.fill_normal(3)
     before, prover = data._flat.clone(), CellProver(data, SimpleNamespace(cuda_stream=0))
     data[1][2].zero_()
-    assert prover.whole(), "C may be written"
+    assert prover.operands_intact(), "C may be written"
     a, b, c = data[1]
     if where in ("A", "B"):
         (a if where == "A" else b)[0, 0] += 1
     else:
         data._flat[-1 if where == "end" else data._starts[1][2] + c.numel()] = 0
-    assert not prover.whole() and prover.whole()
+    assert not prover.operands_intact() and prover.operands_intact()
     assert torch.equal(data._flat, before)
 
 
@@ -320,7 +320,7 @@ def test_integrity_names_what_was_replaced(monkeypatch):
 
 def test_all_that_judges_is_watched():
     from outblas.core import stats
-    from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, reference, rules, trials
+    from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, rules, trials
     from outblas.runtime import driver
 
     watched = {m.__name__ for m in (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats)}
@@ -338,8 +338,8 @@ REFERENCE = "outblas.judge.reference"
         ("time", "perf_counter", lambda: 0.0, "time.perf_counter"),
         ("torch.cuda", "synchronize", lambda *a: None, "torch.cuda.synchronize"),
         ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
-        ("outblas.judge.reference", "ERROR_C", 1e9, "outblas.judge.reference.ERROR_C"),
-        ("outblas.judge.reference", "Reference.worst", lambda *a: 0.0, "outblas.judge.reference.Reference.worst"),
+        (REFERENCE, "ERROR_C", 1e9, f"{REFERENCE}.ERROR_C"),
+        (REFERENCE, "Reference.worst_error_ratio", lambda *a: 0.0, f"{REFERENCE}.Reference.worst_error_ratio"),
         (REFERENCE, "Reference.nbytes", property(lambda self: 0), f"{REFERENCE}.Reference.nbytes"),
         (REFERENCE, "Reference.reference", property(lambda self: 0), f"{REFERENCE}.Reference.reference"),
         ("outblas.judge.gates", "float", lambda ratio: 0.0, "outblas.judge.gates.float"),
@@ -371,8 +371,6 @@ def test_a_wrong_kernel_does_not_pass_by_names_that_hide_others(monkeypatch):
 
 
 def test_integrity_compares_by_identity(monkeypatch):
-    from outblas.judge import reference
-
     class Alike:
         """Equal to everything."""
 
@@ -390,8 +388,6 @@ def test_integrity_compares_by_identity(monkeypatch):
 
 
 def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itself(monkeypatch):
-    from outblas.judge import reference
-
     monkeypatch.setattr(reference, "_remembered", None, raising=False)
     before = integrity.snapshot()
     monkeypatch.setattr(reference, "_remembered", [1])

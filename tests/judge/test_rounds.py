@@ -66,12 +66,12 @@ def test_warm_up_rounds_are_not_kept():
 def test_the_hopeless_leave_after_the_look_and_keep_what_they_had():
     seen = []
 
-    def hopeless(medians):
+    def to_drop(medians):
         seen.append(dict(medians))
         return {"b"}
 
     runs = []
-    samples = rounds.time_in_rounds(counting(runs), ["a", "b"], 5, prune=rounds.Prune(3, hopeless), clock=Clock(1.0))
+    samples = rounds.time_in_rounds(counting(runs), ["a", "b"], 5, prune=rounds.Prune(3, to_drop), clock=Clock(1.0))
     assert seen == [{"a": 3.0, "b": 3.0}]
     assert samples == {"a": [2.0, 3.0, 4.0, 5.0, 6.0], "b": [2.0, 3.0, 4.0]}
     assert runs == [["a", "b"]] * 4 + [["a"]] * 2

@@ -53,9 +53,9 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
         Say(answer(kernel(3).text + "// the same, with a remark\n")),
         Say("```cuda\nhalf", finish="length"),
     ]
-    patience = RetryPolicy(silence_s=0.7, stall_s=20, attempts=4, first_s=0.001)
+    retry_policy = RetryPolicy(silence_s=0.7, stall_s=20, attempts=4, first_s=0.001)
     with serving(in_turn(*says)) as server:
-        reason, files = evolve(server, recording, tmp_path / "run", len(says), turns=2, patience=patience)
+        reason, files = evolve(server, recording, tmp_path / "run", len(says), turns=2, retry_policy=retry_policy)
         prompts = [last_user(r) for r in server.requests]
     assert "18 requests" in reason and len(prompts) == len(says)
     assert outcomes(tmp_path / "run") == [

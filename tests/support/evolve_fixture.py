@@ -38,12 +38,12 @@ def key_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
 def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
-    patience: RetryPolicy = QUICK, seed: int = 0, shape: ArchiveShape | None = None, kinds: tuple[str, ...] = ("code",
-    "config"),
+    retry_policy: RetryPolicy = QUICK, seed: int = 0, shape: ArchiveShape | None = None,
+    kinds: tuple[str, ...] = ("code", "config"),
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
     settings = EvolveSettings(shape or ArchiveShape(), seed, turns, parallel, kinds, max_tokens=1000)
     asked, limits, place = (
-        ServerSettings(server.url, patience),
+        ServerSettings(server.url, retry_policy),
         budget or Budget(requests=requests),
         EvaluatorChoice(str(recording)),
     )

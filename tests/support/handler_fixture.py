@@ -51,7 +51,7 @@ class Prover:
     def graph(self, executable):
         return self.after
 
-    def whole(self):
+    def operands_intact(self):
         return True
 
 

@@ -163,7 +163,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
 
 
 def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(handler, monkeypatch):
-    monkeypatch.setattr(Prover, "whole", lambda self: False)
+    monkeypatch.setattr(Prover, "operands_intact", lambda self: False)
     found, _ = run(handler, GOOD, SLOW)
     for one, _ in found:
         assert one.status is Status.MEMORY_VIOLATION and one.timing is None and "after timing" in one.detail

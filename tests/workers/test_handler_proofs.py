@@ -22,7 +22,7 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     proved = []
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
 
-    def prove_each(kernel, problems, gpu, shelf):
+    def prove_each(kernel, problems, gpu, trial_cache):
         proved.extend(problems)
         return Verdict(Status.PASSED, ("rules",), "", 0.7)
 
@@ -60,7 +60,7 @@ def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     log = []
 
-    def prove_each(kernel, problems, gpu, shelf):
+    def prove_each(kernel, problems, gpu, trial_cache):
         log.extend(len(emit.log) for _ in problems)
         return PASSED
 
@@ -126,7 +126,7 @@ def test_multicast_is_proved_with_less_k_than_the_ring_holds():
 
 
 def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
-    kept = handler._shelf()
+    kept = handler._trial_cache()
     for found, left in ((Verdict(Status.WRONG, ("static",)), 8), (Verdict(Status.MEMORY_VIOLATION, ("static",)), 0)):
         kept.at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
         handler.kernels[BAD] = found
@@ -142,6 +142,6 @@ def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch)
             super().__init__(*arguments)
 
     monkeypatch.setattr(ev, "BenchCell", Large)
-    handler._shelf().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
+    handler._trial_cache().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
     ((good, _),), _ = run(handler, GOOD)
     assert good.status is Status.PASSED and not handler._trials.bytes

@@ -135,7 +135,7 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
                 entry: Any
                 if isinstance(one, LtAlgorithm):
                     entry = LtAuto(gpu_index)
-                    entry.offer(work.problem, one.algo, one.detail)
+                    entry.set_algorithm(work.problem, one.algo, one.detail)
                 else:
                     entry = load_kernel(work.problem, one)[0]
                 call = entry.bind(work.problem, *bench.operands(0))

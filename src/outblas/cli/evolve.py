@@ -93,13 +93,13 @@ def evolve(
 
 def _run(request: EvolveRequest, title: str) -> None:
     """Evolve, say where everything lies, write the report."""
-    from outblas.cli.evolve_view import watching
+    from outblas.cli.evolve_view import progress_view
     from outblas.llm.evolve_run import run_evolve
 
     if request.place.gpu_index is not None and "code" in request.settings.kinds:
         _say_what_holds()
     with_report = common.check_report(request.path)
-    with watching(title) as watch:
+    with progress_view(title) as watch:
         reason, files = run_evolve(request, watch)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
@@ -128,10 +128,10 @@ def _server(
     for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
         if value is not None:
             common.at_least(option, value, 1)
-    patience = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
+    retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
     if temperature is not None:
         common.not_negative("--temperature", temperature)
-    return ServerSettings(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
+    return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
 
 
 def _say_what_holds() -> None:

@@ -166,7 +166,7 @@ class _Device(_Job):
         with CompileFolder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
-                raise _told(json.loads(self.words((folder / "error").read_text())))
+                raise _error_of(json.loads(self.words((folder / "error").read_text())))
             cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
         if cubin is None:
             raise _died("NVRTC", code, said)
@@ -246,7 +246,7 @@ def _built(kernel: FreeKernel, cubin: Cubin) -> BuiltKernel:
     return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
-def _told(error: dict[str, Any]) -> CompileError | ToolchainMissing:
+def _error_of(error: dict[str, Any]) -> CompileError | ToolchainMissing:
     wrong, expected, do = (str(part) for part in error["parts"])
     if error["kind"] == "ToolchainMissing":
         return ToolchainMissing(wrong, expected, do)

@@ -123,9 +123,9 @@ def _nvrtc(job: dict[str, Any], folder: Path) -> None:
     try:
         cubin = compile_any(source, job["arch"])
     except OutblasError as error:
-        told = {"kind": type(error).__name__, "parts": [error.wrong, error.expected, error.do]}
-        told["log"] = getattr(error, "log", "")
-        (folder / "error").write_text(json.dumps(told))
+        error_json = {"kind": type(error).__name__, "parts": [error.wrong, error.expected, error.do]}
+        error_json["log"] = getattr(error, "log", "")
+        (folder / "error").write_text(json.dumps(error_json))
         return
     (folder / "cubin").write_bytes(encode(cubin, job["key"]))
 

@@ -126,7 +126,7 @@ class FreeHandler(Handler):
             return verdict
         if kernel.broken_workspace():
             return Verdict(Status.MEMORY_VIOLATION, ("static",), "the canary around the workspace was overwritten")
-        kernel.forget()
+        kernel.release()
         offence = conduct.what_changed(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 

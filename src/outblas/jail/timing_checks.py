@@ -47,7 +47,7 @@ def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -
         ratio = _every_set(bench, graph)
         _unchanged(bench.data, before)
     except GateFailed as failure:
-        bench.data.mend()
+        bench.data.restore()
         return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
     return Verdict(Status.PASSED, ("fresh",), "", ratio)
 
@@ -133,7 +133,7 @@ def _every_set(bench: GpuClock, graph: GraphEntry) -> float:
         if index >= graph.repeats:
             continue
         a, b, c = bench.data[index]
-        ratio = float(Reference(bench.problem, a, b).worst(c))
+        ratio = float(Reference(bench.problem, a, b).worst_error_ratio(c))
         if not ratio <= 1.0:
             raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} in set {index}", _finite(ratio))
         worst = max(worst, ratio)

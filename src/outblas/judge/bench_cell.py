@@ -32,7 +32,7 @@ class Options:
 
     Attributes:
         gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
-        level: ``full`` proves every config once on :func:`representatives` too; ``cell`` proves on the
+        level: ``full`` proves every config once on its proof shapes too; ``cell`` proves on the
             timed operands only.
         baselines: names timed in the same rounds as the candidates.
         recheck: prove again, on a replay of the timed graph, after timing.
@@ -45,8 +45,9 @@ class Options:
             little; None: as many as of the others.
         algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.judge.algorithm_cache);
             None: each process chooses for itself, as what is published must.
-        hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
-            option, after ``look`` rounds is timed no further.
+        drop_beyond: a candidate over this x the fastest baseline, or the fastest candidate of its launch option, is
+            timed no further.
+        rounds_before_drop: timed rounds after which ``drop_beyond`` is applied.
     """
 
     gpu_index: int = 0
@@ -64,8 +65,8 @@ class Options:
     benchmark_seconds: float = 0.0
     long_rounds: int | None = None
     algorithms: str | None = None
-    hopeless: float = math.inf
-    look: int = MIN_ROUNDS
+    drop_beyond: float = math.inf
+    rounds_before_drop: int = MIN_ROUNDS
 
 
 @dataclass(frozen=True)

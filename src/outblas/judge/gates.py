@@ -68,12 +68,12 @@ def prove(
 
 
 def prove_on_all(
-    entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: TrialCache, device: str | None = None
+    entry: Bindable, problems: Iterable[Problem], gpu_index: int, trial_cache: TrialCache, device: str | None = None
 ) -> Verdict:
     """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
 
     Args:
-        shelf: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
+        trial_cache: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
 
     Returns:
         The verdict of the last problem, with the largest error of all.
@@ -83,9 +83,9 @@ def prove_on_all(
     """
     before, verdict, worst = integrity.snapshot(), None, 0.0
     for problem in problems:
-        verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", shelf.at(problem))
+        verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trial_cache.at(problem))
         if verdict.status is not Status.PASSED:
-            shelf.clear()  # a wrong kernel may have written into what is kept
+            trial_cache.clear()  # a wrong kernel may have written into what is kept
             return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
         worst = max(worst, verdict.max_err_ratio or 0.0)
     if verdict is None:
@@ -128,7 +128,7 @@ def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[
 
     data.poison(0)
     run()
-    ratio = reference.worst(data[0][2])
+    ratio = reference.worst_error_ratio(data[0][2])
     changed = (data.input_sum(0) != before).to(torch.float32)
     tail = data.tail_broken(0).to(torch.float32)
     worst, inputs, behind = torch.stack((ratio, changed, tail)).tolist()
@@ -152,7 +152,7 @@ class CellProver:
 
     def __init__(self, data: Operands, torch_stream: Any) -> None:
         self._data, self._stream = data, torch_stream
-        self._look()
+        self._snapshot_operands()
 
     def call(self, call: Call) -> Verdict:
         """Prove one bound call of operand set 0."""
@@ -163,13 +163,13 @@ class CellProver:
         launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
         return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
-    def whole(self) -> bool:
+    def operands_intact(self) -> bool:
         """Whether all sets, guards too, are as they were, e.g. after they were timed."""
         import torch
 
         whole = torch.equal(self._sums, self._data.sums())
         if not whole:
-            self._mend()
+            self._restore()
         return whole
 
     def _check(self, run: Callable[[], Any]) -> Verdict:
@@ -178,14 +178,14 @@ class CellProver:
         with torch.cuda.stream(self._stream):
             verdict = check_cell(self._data, self._reference, self._sums[0], run)
         if verdict.status is Status.MEMORY_VIOLATION:
-            self._mend()
+            self._restore()
         return verdict
 
-    def _mend(self) -> None:
-        self._data.mend()
-        self._look()
+    def _restore(self) -> None:
+        self._data.restore()
+        self._snapshot_operands()
 
-    def _look(self) -> None:
+    def _snapshot_operands(self) -> None:
         """Keep what the operands hold now; done when this returns."""
         import torch
 
@@ -236,7 +236,7 @@ def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any
     a, b = context.trials.get(what, draw)
     c = context.run(a, b)
     reference = context.trials.get(("reference", what), lambda: Reference(context.problem, a, b))
-    ratio = float(reference.worst(c))
+    ratio = float(reference.worst_error_ratio(c))
     if not ratio <= 1.0:
         raise GateFailed(Status.WRONG, wrong_result_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
@@ -264,7 +264,7 @@ def _special(context: ProofContext, worst: list[float]) -> None:
         return reference
 
     reference = context.trials.get("reference of the finite", reference_of_the_finite)
-    ratio = float(reference.worst(torch.where(finite, c, 0.0)))
+    ratio = float(reference.worst_error_ratio(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
         raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} on subnormal and large inputs", _finite(ratio))
     x, y = context.normal(8)

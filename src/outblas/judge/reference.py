@@ -92,7 +92,7 @@ class Reference:
         """Memory held."""
         return int(self.reference.nbytes + self._inverse.nbytes)
 
-    def worst(self, c: Any) -> Any:
+    def worst_error_ratio(self, c: Any) -> Any:
         """Largest |error| / bound as a 0-dim tensor, NaN if there is a NaN: three kernels, no wait."""
         import torch
 

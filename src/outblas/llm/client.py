@@ -111,9 +111,9 @@ class Client:
         base_url: of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``, else
             OpenAI's own). The key is ``OPENAI_API_KEY``.
         account: what may be spent.
-        book: where attempts are written down.
+        request_log: where attempts are written down.
         options: of every answer.
-        patience: how long to wait and how often to try.
+        retry_policy: how long to wait and how often to try.
         limiter: requests and tokens per minute.
         timers: clock, sleep and jitter.
 
@@ -126,19 +126,19 @@ class Client:
         self,
         base_url: str | None,
         account: SpendingAccount,
-        book: RequestLog,
+        request_log: RequestLog,
         *,
         options: AnswerOptions | None = None,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
         limiter: RateLimiter | None = None,
         timers: Timers | None = None,
     ) -> None:
-        self.account, self._book = account, book
+        self.account, self._request_log = account, request_log
         self._options, self._timers = options or AnswerOptions(), timers or Timers()
-        self._patience, self._limiter = patience or RetryPolicy(), limiter or RateLimiter()
+        self._retry_policy, self._limiter = retry_policy or RetryPolicy(), limiter or RateLimiter()
         self._started = self._timers.clock()
         self._limit_name = "max_tokens"
-        self._open = _connect(base_url, self._patience.silence_s)
+        self._open = _connect(base_url, self._retry_policy.silence_s)
 
     @property
     def seconds(self) -> float:
@@ -157,7 +157,7 @@ class Client:
             ServerError: the server refuses everybody (key, address, name of the model).
         """
         reply = None
-        for attempt in range(self._patience.attempts):
+        for attempt in range(self._retry_policy.attempts):
             reply, after = await self._attempt(question, messages, model)
             if reply.answered:
                 return reply
@@ -168,17 +168,17 @@ class Client:
             if after is None:
                 raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
                                "a question that it takes", "see the transcript")  # fmt: skip
-            if attempt + 1 < self._patience.attempts:
+            if attempt + 1 < self._retry_policy.attempts:
                 await self._timers.sleep(max(after, self._backoff(attempt)))
         assert reply is not None
-        raise Unanswered(f"no answer after {self._patience.attempts} attempts (the last one: {reply.outcome})",
+        raise Unanswered(f"no answer after {self._retry_policy.attempts} attempts (the last one: {reply.outcome})",
                          "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
 
     async def close(self) -> None:
         await self._open.close()
 
     def _backoff(self, attempt: int) -> float:
-        wait = min(self._patience.longest_s, self._patience.first_s * 2**attempt)
+        wait = min(self._retry_policy.longest_s, self._retry_policy.first_s * 2**attempt)
         return wait * (0.5 + 0.5 * self._timers.jitter())
 
     async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
@@ -187,7 +187,7 @@ class Client:
         self.account.reserve(most, self.seconds)
         try:
             place = await self._limiter.acquire(most.tokens)
-            send = self._book.sent(question, most)
+            send = self._request_log.sent(question, most)
         except BaseException:
             self.account.settle(most, Cost())  # it was never sent
             raise
@@ -195,7 +195,7 @@ class Client:
         try:
             reply, after = await self._send(messages, model, most, begin)
             took = reply.took
-            self._book.replied(send, reply)
+            self._request_log.replied(send, reply)
         finally:  # one that was cut from outside is charged in full: it may have been answered
             self.account.settle(most, took)
             place.tokens = took.tokens
@@ -217,7 +217,7 @@ class Client:
             fields["temperature"] = self._options.temperature
         request = self._open.chat.completions.create(model=model.name, messages=list(messages), **fields)
         try:
-            found = await asyncio.wait_for(request, self._patience.stall_s)
+            found = await asyncio.wait_for(request, self._retry_policy.stall_s)
             return read_completion(found, most, model.price, elapsed()), None
         except openai.APIStatusError as error:
             return self._refused(error, failed(f"http {error.status_code}", error.message, Cost(1)))

@@ -146,7 +146,7 @@ class Evolution:
             await self._client.close()
         return self._stopping or "every problem is within 2% of its floor"
 
-    def standings(self) -> list[ProblemProgress]:
+    def problem_progress(self) -> list[ProblemProgress]:
         """Every problem's state."""
         begun = self._begun()
         return [
@@ -225,7 +225,7 @@ class Evolution:
         text = follow_up(outcome.kind, outcome.words, self._problems[last.problem], self._gpu,
                          self._best(last.problem)[0], self._settings.max_tokens, self._settings.kinds)  # fmt: skip
         question = self._journal.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
-                                    last.parents, chain.continued(text))  # fmt: skip
+                                    last.parents, chain.conversation_with(text))  # fmt: skip
         chain.questions.append(question)
         return question
 
@@ -299,7 +299,7 @@ class Evolution:
     def _settle(self, chain: Chain, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
         self._journal.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
-        chain.forget(self._settings.turns)
+        chain.drop_texts(self._settings.turns)
         self._watch(outcome)
 
     def _record(self, evaluation: Evaluation) -> None:

@@ -40,7 +40,7 @@ class ServerSettings:
     """How the server is asked: its address (None: see :class:`Client`), patience, limits per minute, temperature."""
 
     base_url: str | None = None
-    patience: RetryPolicy = RetryPolicy()
+    retry_policy: RetryPolicy = RetryPolicy()
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     temperature: float | None = None
@@ -71,12 +71,12 @@ class EvolveRequest:
     command: str
 
 
-def run_evolve(request: EvolveRequest, watching: MakeProgress) -> tuple[str, EvolveFiles]:
+def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str, EvolveFiles]:
     """Evolve into the folder of the request, or go on with the run of the same settings that is there.
 
     Args:
         request: what to evolve, by whom, where and how.
-        watching: called when the run begins; see :data:`MakeProgress`.
+        make_progress: called when the run begins; see :data:`MakeProgress`.
 
     Returns:
         Why it ended, and where everything lies. The report is left to the caller.
@@ -100,7 +100,7 @@ def run_evolve(request: EvolveRequest, watching: MakeProgress) -> tuple[str, Evo
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
             with EvolveJournal(files.store) as journal:
                 before = journal.spent().requests
-                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), watching)
+                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), make_progress)
                 silence = why_no_answer(journal, before)
                 reason += f"; {silence}" if silence else ""
                 _finish(files, journal, store.evaluations(), about, evaluator, place, command, reason)
@@ -127,7 +127,7 @@ def _check(request: EvolveRequest) -> None:
     check_server(request.server.base_url)
 
 
-def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: MakeProgress) -> str:
+def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, make_progress: MakeProgress) -> str:
     """Run the loop; returns why it ended."""
     server, settings, journal = request.server, request.settings, record.journal
     account = SpendingAccount(request.budget, journal.spent())
@@ -138,14 +138,20 @@ def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveReco
             account,
             journal,
             options=AnswerOptions(settings.max_tokens, server.temperature),
-            patience=server.patience,
+            retry_policy=server.retry_policy,
             limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
         )
-        told: list[Callable[[AnswerOutcome | None], None]] = []
+        after_outcome: list[Callable[[AnswerOutcome | None], None]] = []
         evolution = Evolution(
-            request.problems, request.models, evaluator, record, client, settings, lambda outcome: told[0](outcome)
+            request.problems,
+            request.models,
+            evaluator,
+            record,
+            client,
+            settings,
+            lambda outcome: after_outcome[0](outcome),
         )
-        told.append(watching(evolution, request.budget, account, client))
+        after_outcome.append(make_progress(evolution, request.budget, account, client))
         return await evolution.run()
 
     try:

@@ -107,7 +107,7 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
         What was written, in words.
     """
     gpu, general = gpu_of_device(0), general_kernels()
-    options = Options(0, gpu, rounds=7, baselines=("torch",), hopeless=1.3, level="cell")
+    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.3, level="cell")
 
     def progress(done: int, of: int, mean: float) -> None:
         if done % 500 == 0:

@@ -83,7 +83,7 @@ class Handler:
         self._baselines = make_baselines(options.gpu_index, options.baselines)
         if options.algorithms is not None and LT_AUTO in self._baselines:
             kept = AlgorithmCache.of_gpu(Path(options.algorithms), options.gpu_index)
-            self._baselines[LT_AUTO].keep(kept)
+            self._baselines[LT_AUTO].use_cache(kept)
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._proved: dict[tuple[Any, ...], Verdict] = {}
         self._trials: TrialCache | None = None
@@ -104,7 +104,7 @@ class Handler:
         options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
         with self.phase_timer.phase("start"):
             if "nvmmh" in self._baselines:
-                self._baselines["nvmmh"].offer({_WARM_UP: None})
+                self._baselines["nvmmh"].set_configs({_WARM_UP: None})
             bench_cell = BenchCell(_WARM_UP, options, self._baselines, PhaseTimer("start"))
             try:
                 if bench_cell.graphs:
@@ -151,7 +151,7 @@ class Handler:
                 self._bench_cell.close()
                 self._bench_cell = None
             if "nvmmh" in self._baselines:
-                self._baselines["nvmmh"].offer({problem: nvmmh})
+                self._baselines["nvmmh"].set_configs({problem: nvmmh})
             self.phase_timer.count("desks")
             try:
                 self._bench_cell = BenchCell(problem, self._options, self._baselines, self.phase_timer)
@@ -237,8 +237,10 @@ class Handler:
                 self.phase_timer.count("kernels proved")
                 small = proof_shapes(bench_cell.problem, config, self._options.gpu)
                 with self.phase_timer.phase("prove"):
-                    told = _told(small or [bench_cell.problem], emit, index)
-                    self._proved[key] = prove_on_all(kernel, told, self._options.gpu_index, self._shelf())
+                    problems_with_sign = _with_sign_of_life(small or [bench_cell.problem], emit, index)
+                    self._proved[key] = prove_on_all(
+                        kernel, problems_with_sign, self._options.gpu_index, self._trial_cache()
+                    )
             full = self._proved[key]
             if full.status is not Status.PASSED:
                 return full
@@ -251,7 +253,7 @@ class Handler:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
 
-    def _shelf(self) -> TrialCache:
+    def _trial_cache(self) -> TrialCache:
         """What kernels of ours are proved with, kept from one to the next."""
         from outblas.judge.trials import TrialCache
 
@@ -268,14 +270,14 @@ class Handler:
         graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
-            prune = Prune(options.look, slower_than_their_kind(options.hopeless, kinds))
+            prune = Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds))
             self.phase_timer.count("chunks")
             with self.phase_timer.phase("time"):
                 timings = bench_cell.measure({**bench_cell.graphs, **graphs}, options, prune)
             baselines = bench_cell.report(timings)
             rivals = [name for name in RIVALS if name in timings]
             with self.phase_timer.phase("recheck"):
-                whole = not options.recheck or bench_cell.prover.whole()
+                whole = not options.recheck or bench_cell.prover.operands_intact()
             for index, candidate in waiting:
                 with self.phase_timer.phase("recheck"):
                     after = (
@@ -312,7 +314,7 @@ class Handler:
         return bench_cell.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 
 
-def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:
+def _with_sign_of_life(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:
     """The problems, with a sign of life before each: every proof has the time limit to itself."""
     for problem in problems:
         emit.begin(index)

@@ -95,14 +95,14 @@ class RewardFunctions:
             self._prepare()
         state = PartialState()
         everyone: list[tuple[int, str]] = gather_object(own)
-        told: list[Any] = [None]
+        shared: list[Any] = [None]
         if state.is_main_process:
             try:
-                told = [self._rows(everyone, step)]
+                shared = [self._rows(everyone, step)]
             except Exception as error:  # the other processes wait: they must hear of it, and end as well
-                told = [error]
-        broadcast_object_list(told)
-        (found,) = told
+                shared = [error]
+        broadcast_object_list(shared)
+        (found,) = shared
         if isinstance(found, Exception):
             raise found
         start = state.process_index * len(own)

@@ -116,7 +116,7 @@ def connect() -> Ask:
     account = SpendingAccount(parse_budget(limits) if limits else Budget())
 
     async def asked(messages: Sequence[Message], seed: int) -> str:
-        client = Client(None, account, _NoBook(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
+        client = Client(None, account, _NoRequestLog(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
         try:
             return (await client.ask(0, messages, Model(name))).text
         finally:
@@ -133,7 +133,7 @@ def connect() -> Ask:
     return ask
 
 
-class _NoBook:
+class _NoRequestLog:
     """Attempts that nobody writes down: what is heard is kept in the cache."""
 
     def sent(self, question: int, most: object) -> int:

@@ -103,7 +103,7 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
     gpu = gpu_of_device(work.gpu_index)
     return Options(
         work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
-        chunk=CANDIDATES_PER_ROUNDS, hopeless=SINGLE_LOOK_BEYOND, algorithms=str(work.path / "algorithms.jsonl"),
+        chunk=CANDIDATES_PER_ROUNDS, drop_beyond=SINGLE_LOOK_BEYOND, algorithms=str(work.path / "algorithms.jsonl"),
     )  # fmt: skip
 
 
@@ -212,11 +212,11 @@ def failure_counts(evaluations: Iterable[Evaluation]) -> str:
 
 def seconds_spent(evaluator: LiveEvaluator) -> str:
     """Where the seconds of a search went (outblas.core.phase_times), the longest phases first."""
-    told = []
+    lines = []
     for process, account in evaluator.accounts().items():
         seconds = account.to_json()["seconds"]
-        told.append(f"{process}: " + ", ".join(f"{phase} {s:.0f} s" for phase, s in seconds.items() if s >= 1))
-    return "; ".join(told)
+        lines.append(f"{process}: " + ", ".join(f"{phase} {s:.0f} s" for phase, s in seconds.items() if s >= 1))
+    return "; ".join(lines)
 
 
 def _is_weak(choice: LibraryChoice | None) -> bool:
