@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outblas.bench import ncu_target
-from outblas.bench.ncu_target import LtAlgorithm, Profiler, ProfileWork, cache_of
+from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
@@ -21,7 +21,7 @@ from outblas.runtime import ncu
 from support.helpers import ROOT
 
 LAUNCHES = ncu.parse((ROOT / "tests" / "support" / "golden" / "ncu_raw.csv").read_text())
-THEIRS = LtAlgorithm(b"\x01" * 64, "index=3/8")
+THEIRS = ProfiledAlgorithm(b"\x01" * 64, "index=3/8")
 #: What the sample is a profile of; the second one's side is asked for warm.
 FLUSHED = ProfileWork(
     Problem(64, 4096, 4096), (Sm90WgmmaConfig(64, 64, 128, 6, split_k=2, store="direct"), THEIRS), "flushed"

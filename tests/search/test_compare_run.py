@@ -21,8 +21,7 @@ from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.compare import compare_pool, compare_run
-from outblas.search.compare import held_out as compare
+from outblas.search.compare import compare_pool, compare_run, held_out
 from outblas.search.compare.compare_result import read_comparison
 from outblas.search.compare.compare_run import CompareRequest, run_compare
 from outblas.search.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
@@ -77,7 +76,7 @@ def test_an_interrupted_run_resumes_to_the_same_rows(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(folder, tmp_path / "whole.parquet")
-    monkeypatch.setattr(compare, "ENTRY_S", -1.0)  # in this process: an entry per task
+    monkeypatch.setattr(held_out, "ENTRY_S", -1.0)  # in this process: an entry per task
     monkeypatch.setattr(compare_run, "run_units", in_process)
 
     def stop(done: int, total: int, note: str) -> None:
@@ -101,7 +100,7 @@ def test_agents_may_be_added_and_dropped_when_a_run_resumes(
 ) -> None:
     monkeypatch.setattr(compare_run, "run_units", in_process)
     started: list[CompareUnit] = []
-    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: broken_or(name, seed, gpu, started))
+    monkeypatch.setattr(held_out, "make_agent", lambda name, seed, gpu: broken_or(name, seed, gpu, started))
     out = tmp_path / "r.parquet"
     with pytest.raises(RuntimeError, match="evolution is broken"):
         run(folder, out, agents=["exhaustive", "evolution"])

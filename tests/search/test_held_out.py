@@ -16,7 +16,7 @@ from outblas.core.problem import Problem
 from outblas.records.recording import CODE, Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.base import Agent, unexplored
-from outblas.search.compare import held_out as compare
+from outblas.search.compare import held_out
 from outblas.search.compare.held_out import (
     CompareUnit,
     HeldOutTask,
@@ -170,7 +170,7 @@ def test_prepare_sees_the_training_problems_and_no_others(monkeypatch: pytest.Mo
         def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
             seen.append((recording, tuple(problems)))
 
-    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Learner(seed, gpu))
+    monkeypatch.setattr(held_out, "make_agent", lambda name, seed, gpu: Learner(seed, gpu))
     full = recording_with()
     units_rows(CompareUnit("shapes", "x", 0), Plan("x", BUDGETS), full)
     split, _ = held_out_tasks(Plan("x", BUDGETS), full, "shapes")
@@ -193,7 +193,7 @@ def test_what_is_learned_in_one_task_helps_in_no_other(monkeypatch: pytest.Monke
         def observe(self, evaluations: Sequence[Evaluation]) -> None:
             self.best = evaluations[0].config
 
-    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Remembers(seed, gpu))
+    monkeypatch.setattr(held_out, "make_agent", lambda name, seed, gpu: Remembers(seed, gpu))
     recording, plan = recording_with(), Plan("x", (1, 5), 0.5)
     found = units_rows(CompareUnit("shapes", "x", 0), plan, recording)
     assert len(found) > 2 and all(q[0] < 1 and q[1] == 1 for q, _ in found.values())

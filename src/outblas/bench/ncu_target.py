@@ -23,7 +23,7 @@ from outblas.runtime import ncu
 
 
 @dataclass(frozen=True)
-class LtAlgorithm:
+class ProfiledAlgorithm:
     """One of cuBLASLt, as :meth:`outblas.judge.baselines.LtAuto.choice` names it."""
 
     algo: bytes
@@ -35,12 +35,14 @@ class ProfileWork:
     """Entries to profile on one problem; ``l2``: what each of ncu's passes finds in L2."""
 
     problem: Problem
-    entries: tuple[KernelConfig | LtAlgorithm, ...]
+    entries: tuple[KernelConfig | ProfiledAlgorithm, ...]
     l2: ncu.Cache
 
     def to_json(self) -> dict[str, Any]:
         entries = [
-            {"algo": e.algo.hex(), "detail": e.detail} if isinstance(e, LtAlgorithm) else {"config": config_name(e)}
+            {"algo": e.algo.hex(), "detail": e.detail}
+            if isinstance(e, ProfiledAlgorithm)
+            else {"config": config_name(e)}
             for e in self.entries
         ]
         return {"problem": self.problem.key, "entries": entries, "l2": self.l2}
@@ -48,7 +50,7 @@ class ProfileWork:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ProfileWork:
         entries = tuple(
-            config_from_name(e["config"]) if "config" in e else LtAlgorithm(bytes.fromhex(e["algo"]), e["detail"])
+            config_from_name(e["config"]) if "config" in e else ProfiledAlgorithm(bytes.fromhex(e["algo"]), e["detail"])
             for e in data["entries"]
         )
         return cls(Problem.from_key(data["problem"]), entries, data["l2"])
@@ -133,7 +135,7 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
         with GpuClock(work.problem, gpu_index, gpu=gpu_of_device(gpu_index)) as bench:
             for one in work.entries:
                 entry: Any
-                if isinstance(one, LtAlgorithm):
+                if isinstance(one, ProfiledAlgorithm):
                     entry = LtAuto(gpu_index)
                     entry.set_algorithm(work.problem, one.algo, one.detail)
                 else:

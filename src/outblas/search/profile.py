@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.ncu_target import LtAlgorithm, Profiler, ProfileWork, cache_of
+from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -173,7 +173,7 @@ def _record(
     found: dict[Pair, dict[str, float]] = {}
     for work, entries in zip(works, profiler.kernels(works), strict=True):
         for config, kernels in zip(work.entries, entries, strict=True):
-            assert not isinstance(config, LtAlgorithm)
+            assert not isinstance(config, ProfiledAlgorithm)
             if len(kernels) != 1:
                 raise RecordError(
                     f"{config_name(config)} launched {len(kernels)} kernels", "one per call", "profile again"
