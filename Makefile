@@ -13,7 +13,7 @@ INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 
-.PHONY: help demo test check imports lint format pre-commit build clean
+.PHONY: help demo test prepare check imports imports-here imports-others lint format pre-commit build clean
 
 help:
 	@echo "make demo    tune grid1000 on the recorded H200 measurements and write a report (no GPU needed)"
@@ -29,21 +29,31 @@ demo: $(VENV)/.base
 
 # Tests on a GPU one after the other: they time, and fill its memory. The others side by side, marked ones first: files
 # with few tests have the longest ones, and pytest-xdist would begin those last.
-test: check imports
+test: prepare
+	$(MAKE) --no-print-directory imports-here
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
-		tests/adversarial tests/unit
+		--ignore tests/gpu tests
+
+# Installs all; lint, types and the other Pythons have their turn meanwhile. A failure of any is one of the whole.
+prepare: $(VENV)/.lint
+	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev check imports-others
 
 check: lint
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # Every module under each Python from 3.10 to 3.13 that is here; each has its own base dependencies.
-imports: $(VENV)/.dev
-	$(BIN)/python tools/import_all.py $(VENV)/imports
+imports: imports-here imports-others
+
+imports-here: $(VENV)/.dev
+	$(BIN)/python tools/import_all.py $(VENV)/imports --here
+
+imports-others: $(VENV)/.lint
+	$(BIN)/python tools/import_all.py $(VENV)/imports --others
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -69,10 +79,16 @@ $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
 	@$(BYTECODE)
 	@touch $@
 
-$(VENV)/.dev: $(INSTALLED) | $(VENV)/.made
-	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) --editable '.[dev,rl,kernel-tuner,examples,ray,llm,train-llm]' nvidia-matmul-heuristics; else \
-		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
-		$(PIP) --editable '.[dev,llm]'; fi
-	@$(BYTECODE)
+# What lint and types need: the base dependencies, ruff and mypy.
+$(VENV)/.lint: $(INSTALLED) | $(VENV)/.made
+	$(PIP) --editable '.[lint]'
 	@touch $@ $(VENV)/.base
+
+# Lint and types may run meanwhile: pip leaves alone what is installed and fits.
+$(VENV)/.dev: $(VENV)/.lint
+	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
+	@if $(PIP) '$(TORCH_CPU)'; then $(PIP) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,train-llm]' nvidia-matmul-heuristics; else \
+		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
+		$(PIP) 'outblas[dev,llm]'; fi
+	@$(BYTECODE)
+	@touch $@

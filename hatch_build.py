@@ -47,10 +47,10 @@ class NativeExtension(BuildHookInterface):
 
     def _cubins(self, build_data: dict[str, Any]) -> None:
         from outblas.core.errors import ToolchainMissing
-        from outblas.dispatch.cubin_build import for_wheel
+        from outblas.dispatch.cubin_build import build_for_wheel
 
         try:
-            pack = for_wheel(tell=self.app.display_info)
+            pack = build_for_wheel(report=self.app.display_info)
         except ToolchainMissing as error:
             self.app.display_warning(f"outblas is built without compiled kernels: {error}")
             return

@@ -31,7 +31,7 @@ from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
-from outblas.core.rivals import RIVALS, fastest
+from outblas.core.rivals import RIVALS, fastest_baseline
 from outblas.core.roofline import H200, regime
 from outblas.core.suites import sample, suite
 from outblas.jail import build as free_build
@@ -41,7 +41,7 @@ from outblas.judge.rounds import speedup
 from outblas.kernels.custom.templates.fill import CutlassSm90
 from outblas.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 from outblas.records.library import Library
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 
 #: What CUTLASS' own profiler would try first on Hopper: the usual tiles, with and without clusters and stream-K.
 INSTANCES = (
@@ -187,7 +187,7 @@ class Peer:
         refused: Mapping[str, str],
     ) -> dict[str, Any]:  # fmt: skip
         us = {name: timing.median_us for name, timing in timings.items()}
-        best = fastest({name: us[name] for name in RIVALS if name in us})
+        best = fastest_baseline({name: us[name] for name in RIVALS if name in us})
         row: dict[str, Any] = {
             "problem": problem.key,
             "regime": regime(problem, self.gpu),
@@ -230,7 +230,10 @@ def measure(arguments: argparse.Namespace) -> None:
         rows = sorted(journal.entries, key=lambda row: settings["problems"].index(row["problem"]))  # type: ignore[attr-defined]
         data = {
             "format": CUTLASS_FORMAT,
-            "provenance": {**collect("benchmarks/cutlass_peer.py measure"), "cutlass": arguments.cutlass or _version()},
+            "provenance": {
+                **collect_provenance("benchmarks/cutlass_peer.py measure"),
+                "cutlass": arguments.cutlass or _version(),
+            },
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,
         }

@@ -43,7 +43,7 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import make_source
 from outblas.records.library import Library
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.fused_launch import Extra, FusedKernel
 from outblas.runtime.launch import load
@@ -190,7 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 wrong += "wrong" in row
                 print({k: v for k, v in row.items() if k != "config"}, flush=True)
         command = " ".join(["python benchmarks/fused_epilogue.py", *(arguments or sys.argv[1:])])
-        data = {"provenance": {**collect(command), "kernels": kernels_sha()}, "launch": options.launch, "rows": rows}
+        data = {
+            "provenance": {**collect_provenance(command), "kernels": kernels_sha()},
+            "launch": options.launch,
+            "rows": rows,
+        }
         write_json(options.out, data)
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -39,7 +39,7 @@ from outblas.dispatch.matmul import matmul, status, use_library
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library, LibraryChoice, LibraryRow
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 from outblas.runtime.cublas import CublasLt, describe
 from outblas.runtime.device import gpu_of_device
 
@@ -176,7 +176,7 @@ def main() -> int:
         "problem": problem.key,
         "calls": options.calls,
         "kernels": {},
-        "provenance": collect("benchmarks/host_cost.py"),
+        "provenance": collect_provenance("benchmarks/host_cost.py"),
     }
     import torch
 

@@ -9,7 +9,8 @@ Result file: results/h200/new_shapes_tn_fp16_fp32_offline.parquet, a row of the 
 
 M, N and K are drawn log-uniformly, none a multiple of 64. Every launch option is a search of its own with so many
 measurements. What is chosen is benched against every baseline in a process of its own, and what does not hold there
-falls back (``outblas.records.library_tables.behind``), as in the library. Both steps go on where they were stopped.
+falls back (``outblas.records.library_tables.slower_kernels``), as in the library. Both steps go on where they were
+stopped.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.config import LAUNCHES, Launch, launch_of
 from outblas.core.errors import OutblasError
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.stats import geomean
 from outblas.judge.bench_cell import Options
-from outblas.kernels.catalogue import worth_trying
+from outblas.kernels.catalogue import first_search_candidates
 from outblas.learn.samplers import sampler
 from outblas.records.averages import launch_of_row, published_us
 from outblas.records.library import Library
-from outblas.records.library_tables import behind, fall_back
+from outblas.records.library_tables import mark_fallbacks, slower_kernels
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -61,7 +62,7 @@ def search(arguments: argparse.Namespace, work: Path) -> Library:
     options = Options(0, gpu, rounds=11, baselines=RIVALS)
     with (
         LiveEvaluator(
-            0, options, offered=lambda p: [c for c in worth_trying(p, gpu) if launch_of(c) in OPTIONS]
+            0, options, offered=lambda p: [c for c in first_search_candidates(p, gpu) if launch_of(c) in OPTIONS]
         ) as evaluator,
         Store(work / "store.sqlite") as store,
     ):
@@ -75,7 +76,7 @@ def bench(arguments: argparse.Namespace, work: Path) -> None:
     """The library against every baseline, to ``--out``; what was behind falls back."""
     problems = shapes(arguments.count, arguments.seed)
     run_bench(BenchRequest(problems, "new_shapes", work / "library.json", arguments.out, rounds=11))
-    fall_back(arguments.out, behind(arguments.out))
+    mark_fallbacks(arguments.out, slower_kernels(arguments.out))
     result = read_result(arguments.out)
     write_result(
         result.rows, {**result.meta, "agent": arguments.agent, "measurements": arguments.measurements}, arguments.out
@@ -104,7 +105,7 @@ def main() -> None:
         if arguments.here:
             bench(arguments, arguments.work)
             return
-        with sole_driver(arguments.work):
+        with lock_folder(arguments.work):
             search(arguments, arguments.work)
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--here"], check=True)
     except (OutblasError, subprocess.CalledProcessError) as error:

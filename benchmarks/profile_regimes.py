@@ -38,7 +38,7 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import rank
 from outblas.publish.tables.counter_table import FORMAT
 from outblas.records.library import Library
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 from outblas.runtime import ncu
 from outblas.runtime.device import gpu_of_device
 
@@ -126,14 +126,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave ncu's own output (CSV) there")
     options = parser.parse_args()
     try:
-        tool = ncu.find(options.ncu)
+        tool = ncu.find_ncu(options.ncu)
         with contextlib.ExitStack() as stack:
             scratch = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outblas-ncu-")))
             scratch.mkdir(parents=True, exist_ok=True)
             profiler = Profiler(tool, scratch, options.timeout)
             items = plan(gpu_of_device(0))
             rows = rows_of(items, profiler.kernels(works_of(items)))
-        provenance = {**collect("benchmarks/profile_regimes.py"), "ncu": ncu.version(tool)}
+        provenance = {**collect_provenance("benchmarks/profile_regimes.py"), "ncu": ncu.version(tool)}
         absent = [m for m in ncu.METRICS if m not in profiler.metrics]
         result = {"format": FORMAT, "provenance": provenance, "metrics_absent": absent, "rows": rows}
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"

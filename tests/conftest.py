@@ -28,10 +28,16 @@ else:
 GPU_TESTS = Path(__file__).resolve().parent / "gpu"
 
 
-def pytest_configure() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so would programs that tests start and interrupt."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare for Ctrl-C and for processes side by side.
+
+    What a shell starts in the background ignores Ctrl-C, and so would programs that tests start and interrupt.
+    Processes of pytest-xdist share the cores: threads of several would mostly wait for each other.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -206,7 +206,12 @@ def main(arguments: Sequence[str] | None = None, report: Callable[[str], None] =
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="where the virtual environments are kept")
     parser.add_argument("--versions", nargs="+", default=VERSIONS, metavar="X.Y")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--here", action="store_true", help="only the version that runs this file")
+    which.add_argument("--others", action="store_true", help="only the other versions")
     options = parser.parse_args(arguments)
+    current = _version_of(sys.version_info)
+    versions = [v for v in options.versions if not (options.others and v == current or options.here and v != current)]
     source = ROOT / "src"
     names, dependencies = modules(source), base_dependencies()
     lock, wrong = threading.Lock(), []
@@ -217,8 +222,8 @@ def main(arguments: Sequence[str] | None = None, report: Callable[[str], None] =
             report("\n".join(outcome.lines()))
             wrong.extend(outcome.wrong)
 
-    with ThreadPoolExecutor(len(options.versions)) as pool:
-        list(pool.map(one, options.versions))
+    with ThreadPoolExecutor(max(len(versions), 1)) as pool:
+        list(pool.map(one, versions))
     return 1 if wrong else 0
 
 

@@ -43,12 +43,12 @@ from outblas.core.errors import CompileError, OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.kernels.config_text import config_from_name
-from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, sha_as_written, sha_of
+from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernel_headers, kernels_sha
 from outblas.kernels.source import Source, make_source
-from outblas.records.equal_kernels import TABLE, EqualKernels, Kernels
+from outblas.records.equal_kernels import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.records.library import Library
 from outblas.records.provenance import utc_now
-from outblas.records.results import KIND, read_meta, read_result, write_result
+from outblas.records.results import TABLE_KIND, read_meta, read_result, write_result
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections
@@ -98,7 +98,7 @@ class Older:
     commit: str
     kernels: str
     sources: list[Source]
-    named: Kernels = Kernels(None, None)
+    named: KernelRelease = KernelRelease(None, None)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def older(commit: str, pairs: Sequence[tuple[str, str]]) -> Older:
         Source(text, entry, (*shared, *((n, t) for n, t in own)), tuple(options), acc, family)
         for text, entry, own, options, acc, family in said["sources"]
     ]
-    return Older(full, sha_of(shared), sources, Kernels(said["outblas"], said["kernels"]))
+    return Older(full, headers_sha(shared), sources, KernelRelease(said["outblas"], said["kernels"]))
 
 
 def compare(
@@ -217,7 +217,7 @@ def rehash(headers: Sequence[tuple[str, str]], data: Path, results: Path) -> lis
     Raises:
         UsageError: a recorded hash is not of these files by the old rule; then nothing is written.
     """
-    old, new = sha_as_written(headers), sha_of(headers)
+    old, new = headers_sha_as_written(headers), headers_sha(headers)
     found = _of_other_kernels(new, data, results)
     for path, (provenance, _) in found.items():
         if (named := provenance.get(HASH)) != old:
@@ -228,18 +228,20 @@ def rehash(headers: Sequence[tuple[str, str]], data: Path, results: Path) -> lis
             )
     if not found:
         return []
-    table = write_table(data, Kernels(__version__, new), Kernels(__version__, old), old)  # first: a second run mends
+    table = write_table(
+        data, KernelRelease(__version__, new), KernelRelease(__version__, old), old
+    )  # first: a second run mends
     for provenance, save in found.values():
         record = {"date": utc_now(), "replaced": old}
         save({**provenance, HASH: new, REHASHED: [*provenance.get(REHASHED, ()), record]})
     return [table, *found]
 
 
-def write_table(data: Path, now: Kernels, proved: Kernels, compared: str) -> Path:
+def write_table(data: Path, now: KernelRelease, proved: KernelRelease, compared: str) -> Path:
     """Write the table of equal kernels, made if need be; arguments as :meth:`EqualKernels.followed_by` has them."""
-    path = data / TABLE.name
+    path = data / TABLE_PATH.name
     table = EqualKernels.load(path) if path.exists() else EqualKernels(now)
-    table.followed_by(now, proved, compared).save(path)
+    table.extended_by(now, proved, compared).save(path)
     return path
 
 
@@ -268,7 +270,7 @@ def is_result(path: Path) -> bool:
             return False
     except (pa.ArrowException, OSError, ValueError):
         pass  # said by read_meta
-    return bool(read_meta(path).get("kind") == KIND)
+    return bool(read_meta(path).get("kind") == TABLE_KIND)
 
 
 def _save_library(path: Path, library: Library, provenance: dict[str, Any]) -> None:
@@ -348,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(record))
         if not options.check:
             _report(restamp(record, kernels_sha(), DATA, RESULTS))
-            _report([write_table(DATA, Kernels(__version__, kernels_sha()), past.named, past.kernels)])
+            _report([write_table(DATA, KernelRelease(__version__, kernels_sha()), past.named, past.kernels)])
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

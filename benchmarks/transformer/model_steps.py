@@ -48,7 +48,7 @@ import model_tune
 from outblas.core.errors import DeviceError
 from outblas.core.files import write_json
 from outblas.core.stats import MIN_ROUNDS, bootstrap_median, geomean, paired_speedup
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 
 MODES = ("eager", "graph", "compiled", "compiled_graph")
 #: The bar of a mode and variant: geometric mean over steps.
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps += [model_runs.Step("prefill", size) for size in options.prefill]
     command = " ".join(["benchmarks/transformer/model_steps.py", *(sys.argv[1:] if arguments is None else arguments)])
     result: dict[str, Any] = {"layers": options.layers, "context": options.context, "rounds": options.rounds}
-    result["provenance"] = {**collect(command), "transformers": metadata.version("transformers")}
+    result["provenance"] = {**collect_provenance(command), "transformers": metadata.version("transformers")}
     if options.tune is not None:
         folder = options.out.with_name(f"{options.out.stem}_tuned")
         result["tuned"] = model_tune.tuned(model, steps, options.context, options.tune, folder)

@@ -22,7 +22,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import DeviceError
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library, LibraryRow
-from outblas.records.user_library import VARIABLE
+from outblas.records.user_library import LIBRARY_VARIABLE
 from outblas.search.tune_run import RunFiles, provenance_of
 
 #: Candidates measured of a problem, on average, where the time does not end before.
@@ -49,7 +49,7 @@ def tuned(
     folder.mkdir(parents=True, exist_ok=True)
     captured, files, libraries = folder / "captured.json", RunFiles(folder / "run"), folder / "libraries"
     capture_steps(model, steps, context, captured)
-    os.environ[VARIABLE] = str(libraries)
+    os.environ[LIBRARY_VARIABLE] = str(libraries)
     command = [
         sys.executable,
         "-m",

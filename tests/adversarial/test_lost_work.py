@@ -97,7 +97,7 @@ def assert_resumes(recording: Recording, path: Path, tmp_path: Path) -> None:
     """The rest is measured once, and the result is that of an uninterrupted run."""
     assert resume(recording, path) == resume(recording, tmp_path / "whole.sqlite")
     with Store(path) as store:
-        assert len(store.done("r")) == len(list(store.evaluations("r"))) == MEASUREMENTS
+        assert len(store.recorded_pairs("r")) == len(list(store.evaluations("r"))) == MEASUREMENTS
 
 
 @pytest.mark.parametrize("after", [1, 10, 40])
@@ -137,7 +137,7 @@ def test_control_c_says_how_to_resume(tmp_path: Path, recording: Recording) -> N
     assert status == 130 and len(err.splitlines()) == 1, err
     assert str(path) in err and "resume" in err
     with Store(path) as store:
-        assert f"with {len(store.done('r'))} of {MEASUREMENTS}" in err
+        assert f"with {len(store.recorded_pairs('r'))} of {MEASUREMENTS}" in err
     assert_resumes(recording, path, tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outblas.bench import run_bench
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, allows, config_name, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows, launch_of
 from outblas.core.errors import ConfigError, RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
@@ -20,9 +20,9 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.html.run_data import ReportedRun
 from outblas.publish.html.tune_page import render
 from outblas.publish.tables.publish_results import markdown_table, picture_text
-from outblas.records.averages import launch_columns, launch_of_row, launch_words
-from outblas.records.library import Library, LibraryChoice, LibraryRow, choose
-from outblas.records.library_tables import behind, better_of, is_of
+from outblas.records.averages import launch_columns, launch_label, launch_of_row
+from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library_tables import is_bench_of, merge_rows, slower_kernels
 from outblas.records.results import Result, read_result, write_result
 from outblas.records.summary import summarise
 from outblas.search.agents.recorded import RecordedAgent
@@ -52,13 +52,13 @@ LIBRARY = Library("h200", (ROW, OLDER))
 def test_a_launch_allows_what_needs_no_more(launch: Launch) -> None:
     assert launch_of(KERNELS[launch]) == launch
     needs_no_more = LAUNCHES[: LAUNCHES.index(launch) + 1]
-    assert tuple(n for n in LAUNCHES if allows(launch, KERNELS[n])) == needs_no_more
+    assert tuple(n for n in LAUNCHES if launch_allows(launch, KERNELS[n])) == needs_no_more
 
 
 def test_a_row_gives_each_launch_its_kernel() -> None:
     assert {launch: ROW.choice(launch) for launch in LAUNCHES} == {n: choice(c) for n, c in KERNELS.items()}
     assert OLDER.choice("weights") == OLDER.choice("pdl") == choice(PDL)
-    assert LIBRARY.launches == LAUNCHES and LIBRARY.of([OTHER]).launches == ("plain", "pdl")
+    assert LIBRARY.launches == LAUNCHES and LIBRARY.restricted_to([OTHER]).launches == ("plain", "pdl")
 
 
 @pytest.mark.parametrize("place", ["plain", "pdl"])
@@ -89,9 +89,9 @@ def test_a_kernel_is_chosen_where_it_is_allowed_only() -> None:
         passed_evaluation(PROBLEM, KERNELS[n], low, low + 0.1) for n, low in zip(LAUNCHES, (1.1, 1.2, 1.3), strict=True)
     ]
     for launch in LAUNCHES:
-        found = choose(tried, launch)
+        found = choose_kernel(tried, launch)
         assert found is not None and found.config == KERNELS[launch]
-    behind_its_sisters = choose([tried[1], passed_evaluation(PROBLEM, EARLY, 1.15, 1.2)], "weights")
+    behind_its_sisters = choose_kernel([tried[1], passed_evaluation(PROBLEM, EARLY, 1.15, 1.2)], "weights")
     assert behind_its_sisters is not None and behind_its_sisters.config == PDL
 
 
@@ -103,19 +103,19 @@ def test_a_decision_keeps_to_what_is_allowed(launch: Launch) -> None:
 
 
 def test_a_kernel_that_is_lost_leaves_the_next() -> None:
-    left = LIBRARY.without([(PROBLEM, "weights"), (OTHER, "weights")])
+    left = LIBRARY.without_kernels([(PROBLEM, "weights"), (OTHER, "weights")])
     assert left.rows == (replace(ROW, weights=None), OLDER)
-    (row,) = LIBRARY.of([PROBLEM]).without([(PROBLEM, "pdl")]).rows
+    (row,) = LIBRARY.restricted_to([PROBLEM]).without_kernels([(PROBLEM, "pdl")]).rows
     assert (row.choice("pdl"), row.choice("weights")) == (None, choice(EARLY))
 
 
 def test_the_better_of_two_rows_has_no_third_kernel_that_is_the_second() -> None:
     new = replace(ROW, pdl=choice(PDL, 1.5), weights=None)
-    assert better_of(ROW, new) == new, "the new PDL kernel is ahead of the old early one, too"
-    assert better_of(new, ROW) == new
+    assert merge_rows(ROW, new) == new, "the new PDL kernel is ahead of the old early one, too"
+    assert merge_rows(new, ROW) == new
     ahead = replace(ROW, weights=choice(EARLY, 1.7))
-    assert better_of(new, ahead) == replace(new, weights=choice(EARLY, 1.7))
-    assert better_of(ROW, ROW) is ROW and better_of(ROW, replace(ROW, plain=None, pdl=None, weights=None)) is ROW
+    assert merge_rows(new, ahead) == replace(new, weights=choice(EARLY, 1.7))
+    assert merge_rows(ROW, ROW) is ROW and merge_rows(ROW, replace(ROW, plain=None, pdl=None, weights=None)) is ROW
 
 
 # Results
@@ -135,10 +135,10 @@ def test_a_bench_has_a_row_per_launch_option_of_the_library(gpu: FakeGpu, tmp_pa
     assert [r["config"] for r in rows] == [config_name(KERNELS[n]) for n in (*LAUNCHES, "plain", "pdl", "pdl")]
     assert rows[2]["ours_us"] == pytest.approx(time_us(PROBLEM, EARLY))
     assert {**rows[4], "early": True} == rows[5], "measured once"
-    assert is_of(path, LIBRARY, (PROBLEM, OTHER))
-    assert not is_of(path, LIBRARY.without([(PROBLEM, "weights")]), (PROBLEM, OTHER))
+    assert is_bench_of(path, LIBRARY, (PROBLEM, OTHER))
+    assert not is_bench_of(path, LIBRARY.without_kernels([(PROBLEM, "weights")]), (PROBLEM, OTHER))
     lost = [(Problem.from_json(r), launch_of_row(r)) for r in rows if r["low"] <= 1.0]
-    assert behind(path) == lost
+    assert slower_kernels(path) == lost
     assert [(launch_of_row(s), s["n"]) for s in summarise(path)] == [(n, 2) for n in LAUNCHES]
 
 
@@ -148,7 +148,7 @@ def test_a_row_without_an_interval_is_not_surely_ahead(tmp_path: Path) -> None:
     slower = [{**row, "torch_us": None} for row in rows[1:]]
     assert level[0]["published"] > 1 and slower
     path = write_result([*level, *slower], META, tmp_path / "r.parquet")
-    assert behind(path) == [(Problem.from_json(r), launch_of_row(r)) for r in slower]
+    assert slower_kernels(path) == [(Problem.from_json(r), launch_of_row(r)) for r in slower]
 
 
 def with_early(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def with_early(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_columns_and_words_of_a_row() -> None:
     assert [launch_of_row(launch_columns(n)) for n in LAUNCHES] == list(LAUNCHES)
-    assert [launch_words(launch_columns(n)) for n in LAUNCHES] == ["off", "on", "on, constant weights"]
+    assert [launch_label(launch_columns(n)) for n in LAUNCHES] == ["off", "on", "on, constant weights"]
 
 
 def test_early_loads_without_pdl_contradict_themselves(tmp_path: Path) -> None:

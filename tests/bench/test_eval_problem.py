@@ -13,7 +13,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Speedup, Status
 from outblas.core.problem import Problem
-from outblas.core.rivals import NAMES
+from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import H200, floor_us
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
@@ -91,7 +91,7 @@ def test_the_search_is_short_and_only_its_winners_meet_the_baselines(gpu: FakeGp
     run(tmp_path)
     configs = eval_problem.shortlist_candidates(PROBLEM, H200)
     search, final = gpu.options
-    assert search.baselines == () and set(final.baselines) == set(NAMES) and search.level == "full"
+    assert search.baselines == () and set(final.baselines) == set(BASELINE_NAMES) and search.level == "full"
     assert search.seed != final.seed  # other data than those the winners were chosen on
     winners = (fastest(configs, False), fastest(configs, True))
     assert gpu.asked == [(0, PROBLEM, tuple(configs)), (0, PROBLEM, winners)]
@@ -109,7 +109,7 @@ def test_the_result_is_written_and_returned(gpu: FakeGpu, tmp_path: Path) -> Non
 
 def test_rows_are_ours_then_every_baseline_with_their_figures(gpu: FakeGpu, tmp_path: Path) -> None:
     rows = named(run(tmp_path))
-    assert list(rows) == ["ours", "ours_pdl", *NAMES]
+    assert list(rows) == ["ours", "ours_pdl", *BASELINE_NAMES]
     configs = eval_problem.shortlist_candidates(PROBLEM, H200)
     for name, pdl in (("ours", False), ("ours_pdl", True)):
         row, config = rows[name], fastest(configs, pdl)
@@ -118,8 +118,8 @@ def test_rows_are_ours_then_every_baseline_with_their_figures(gpu: FakeGpu, tmp_
         assert row["tflops"] == pytest.approx(2 * 64 * 128 * 256 / us / 1e6)
         assert row["floor_percent"] == pytest.approx(100 * floor_us(PROBLEM, H200) / us)
         assert row["detail"] == f"vs lt_auto; {config_name(config)}"
-    assert {name: rows[name]["us"] for name in NAMES} == BASELINES_US
-    assert all("speedup" not in rows[name] for name in NAMES)
+    assert {name: rows[name]["us"] for name in BASELINE_NAMES} == BASELINES_US
+    assert all("speedup" not in rows[name] for name in BASELINE_NAMES)
 
 
 def test_a_baseline_that_is_missing_says_why(gpu: FakeGpu, tmp_path: Path) -> None:

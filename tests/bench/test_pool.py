@@ -123,7 +123,7 @@ def test_a_run_without_workers_stops_with_one_line_and_resumes(tmp_path: Path, s
         with PoolEvaluator(LocalTransport(mixed)) as evaluator:
             run(evaluator, path)
     with Store(path) as opened:
-        assert not opened.done("r")
+        assert not opened.recorded_pairs("r")
     with pool("Logged", tmp_path) as evaluator:
         assert run(evaluator, path) == library
     assert stored(path) == store and pool_workers.measured(tmp_path) == measurements

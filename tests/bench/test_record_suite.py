@@ -17,7 +17,8 @@ from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us
 
@@ -36,7 +37,7 @@ PROBLEMS = (*ALIGNED, ODD)
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(
-        record_suite, "left_out", lambda problem, configs, gpu, factor: np.zeros(len(configs), dtype=bool)
+        record_suite, "pruned_mask", lambda problem, configs, gpu, factor: np.zeros(len(configs), dtype=bool)
     )
     return install(monkeypatch, record_suite)
 
@@ -61,7 +62,7 @@ def test_a_record_is_a_recording_that_loads_with_every_figure_in_its_cell(gpu: F
     for row, problem in enumerate(PROBLEMS):
         for column, config in enumerate(CATALOGUE):
             if why_illegal(problem, config) is None:
-                assert found.status[row, column] == CODE[Status.PASSED]
+                assert found.status[row, column] == STATUS_CODES[Status.PASSED]
                 assert found.median_us[row, column] == pytest.approx(time_us(problem, config))
                 assert found.rounds[row, column] == record_suite.ROUNDS
         assert found.baselines_of(problem) == pytest.approx(BASELINES_US)
@@ -83,7 +84,9 @@ def test_illegal_cells_are_marked_and_never_tried(gpu: FakeGpu, tmp_path: Path) 
     found = Recording.load(tmp_path)
     illegal = [column for column, config in enumerate(CATALOGUE) if why_illegal(ODD, config) is not None]
     assert illegal == [0, 1, 2]
-    assert (found.status[3, illegal] == CODE[Status.ILLEGAL]).all() and np.isnan(found.median_us[3, illegal]).all()
+    assert (found.status[3, illegal] == STATUS_CODES[Status.ILLEGAL]).all() and np.isnan(
+        found.median_us[3, illegal]
+    ).all()
     assert [configs for _, problem, configs in gpu.asked if problem == ODD] == [(CATALOGUE[3],)]
 
 
@@ -97,12 +100,12 @@ def test_what_the_model_drops_is_marked_and_never_tried(
         asked.append((problem, tuple(configs)))
         return np.array([problem == ALIGNED[1] and config == CATALOGUE[2] for config in configs])
 
-    monkeypatch.setattr(record_suite, "left_out", model)
+    monkeypatch.setattr(record_suite, "pruned_mask", model)
     run(tmp_path)
     found = Recording.load(tmp_path)
     expected = np.zeros(found.status.shape, dtype=bool)
     expected[1, 2] = True
-    assert ((found.status == CODE[Status.LEFT_OUT]) == expected).all()
+    assert ((found.status == STATUS_CODES[Status.LEFT_OUT]) == expected).all()
     assert asked[3] == (ODD, (CATALOGUE[3],))  # the model is asked about legal configs only
     assert all(CATALOGUE[2] not in configs for _, problem, configs in gpu.asked if problem == ALIGNED[1])
 
@@ -116,7 +119,7 @@ def test_long_problems_are_recorded_of_fewer_cells(
         asked[problem] = factor
         return np.zeros(len(configs), dtype=bool)
 
-    monkeypatch.setattr(record_suite, "left_out", model)
+    monkeypatch.setattr(record_suite, "pruned_mask", model)
     long = Problem(8192, 8192, 8192)
     run(tmp_path, (ALIGNED[0], long))
     assert asked == {ALIGNED[0]: record_suite.LEAVE_OUT_BEYOND, long: record_suite.LONG_LEAVE_OUT_BEYOND}
@@ -129,7 +132,7 @@ def test_a_failure_is_a_cell_without_a_time(gpu: FakeGpu, tmp_path: Path) -> Non
     run(tmp_path)
     found = Recording.load(tmp_path)
     diagonal = [found.status[i, i] for i in range(3)]
-    assert diagonal == [CODE[s] for s in (Status.WRONG, Status.HANG, Status.COMPILE_ERROR)]
+    assert diagonal == [STATUS_CODES[s] for s in (Status.WRONG, Status.HANG, Status.COMPILE_ERROR)]
     assert np.isnan([found.median_us[i, i] for i in range(3)]).all()
 
 

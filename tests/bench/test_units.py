@@ -144,11 +144,11 @@ def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPa
             super().send(worker, task)
 
     problem = RECORDING.problems[0]
-    passed = RECORDING.catalogue[RECORDING.recorded(problem).nonzero()[0][0]]
+    passed = RECORDING.catalogue[RECORDING.recorded_mask(problem).nonzero()[0][0]]
     with PoolEvaluator(Noting(2, lambda task: 1.0)) as evaluator:
         (first,) = evaluator.evaluate([(problem, passed)])
         assert first.status is Status.PASSED and told == {0: [], 1: []}
-        failed = [c for c in RECORDING.catalogue if not RECORDING.recorded(problem)[RECORDING.column(c)]]
+        failed = [c for c in RECORDING.catalogue if not RECORDING.recorded_mask(problem)[RECORDING.catalogue_index(c)]]
         list(evaluator.evaluate([(p, failed[0] if failed else passed) for p in RECORDING.problems[1:5]]))
         assert told[0][:1] == told[1][:1] == [kernel_kind(problem, passed)] and not late
 

@@ -20,7 +20,7 @@ from outblas.core.errors import DeviceError
 from outblas.dispatch import enable, linear
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library, LibraryChoice, LibraryRow
-from outblas.records.user_library import VARIABLE
+from outblas.records.user_library import LIBRARY_VARIABLE
 from outblas.search.tune_run import RunFiles
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.model_steps_fixture import (  # noqa: F401
@@ -190,14 +190,14 @@ def test_what_a_model_multiplies_is_tuned_before(
         rows[0] = LibraryRow(rows[0].problem, "lt_auto", plain=LibraryChoice(ANY, 1.2, 1.1, 1.3))
         Library("h200", tuple(rows)).save(run.library)
         run.run.write_text('{"format": 1, "provenance": {"gpu": "a GPU"}}')
-        assert env[VARIABLE] == str(tmp_path / "libraries") and "--install" in command
+        assert env[LIBRARY_VARIABLE] == str(tmp_path / "libraries") and "--install" in command
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(LIBRARY_VARIABLE, "")
     seconds = {steps[0]: 1.0, steps[1]: 4.1}
     monkeypatch.setattr(code.model_tune, "step_seconds", lambda model, step, context: seconds[step])
     told = code.model_tune.tuned(model, steps, 6, 60, tmp_path, run=tune)
-    assert os.environ[VARIABLE] == str(tmp_path / "libraries") and len(commands) == 1
+    assert os.environ[LIBRARY_VARIABLE] == str(tmp_path / "libraries") and len(commands) == 1
     assert commands[0][commands[0].index("--budget") + 1] == "64,60s"
     one, whole = ({k: n for k, n in told["captured"].items() if k.startswith(m)} for m in ("3_", "5_"))
     assert one == {f"3_{nk}_TN_fp16_fp32": 4 * (n + (nk == "128_64")) for nk, n in LAYERS_OF_EACH.items()}, "and a head"

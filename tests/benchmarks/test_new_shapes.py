@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.suites import suite
 
 
@@ -36,7 +36,7 @@ def test_what_needs_a_promise_is_not_searched(script: Any) -> None:
 def test_two_searches_do_not_share_a_directory(name: str, script: Any, tmp_path: Path) -> None:
     any_shapes = ["-m", "outblas", "fit", "any-shape", "fit"]
     program = any_shapes if name == "any_shapes" else [script.__file__]
-    with sole_driver(tmp_path):
+    with lock_folder(tmp_path):
         run = [sys.executable, *program, "--work", str(tmp_path)]
         done = subprocess.run(run, capture_output=True, text=True)
     assert (

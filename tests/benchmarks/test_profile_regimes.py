@@ -48,10 +48,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "collect", lambda command: {**PROVENANCE, "command": command})
+    monkeypatch.setattr(module, "collect_provenance", lambda command: {**PROVENANCE, "command": command})
     monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr(module, "plan", lambda gpu: ITEMS)
-    monkeypatch.setattr(module.ncu, "find", lambda named: named or "ncu")
+    monkeypatch.setattr(module.ncu, "find_ncu", lambda named: named or "ncu")
     monkeypatch.setattr(module.ncu, "version", lambda tool: "2025.3.0.0")
     monkeypatch.setattr(module.ncu, "known_metrics", lambda *_, **__: ncu.METRICS[:-1])
     return module

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.core.errors import UsageError
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.search.build_library import build_run, build_steps
 from outblas.search.build_library.build_work import TABLES, BuildFolder
@@ -77,7 +77,7 @@ def test_a_file_is_no_work_directory(tmp_path: Path) -> None:
 
 
 def test_two_builds_do_not_share_a_directory(tmp_path: Path) -> None:
-    with sole_driver(tmp_path):
+    with lock_folder(tmp_path):
         line = refused(command("--work", str(tmp_path), "--steps", "settle"))
     assert f"{tmp_path} is in use by another process" in line
 

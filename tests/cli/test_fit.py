@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.learn import any_shape
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")
@@ -86,7 +86,7 @@ def test_what_is_missing_or_unknown_is_one_line(arguments: list[str]) -> None:
 
 
 def test_two_fits_do_not_share_a_directory(tmp_path: Path) -> None:
-    with sole_driver(tmp_path):
+    with lock_folder(tmp_path):
         assert "is in use by another process" in refused(fit("any-shape", "fit", "--work", str(tmp_path)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.files import sole_run
+from outblas.core.files import lock_run_folder
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.records.averages import launch_of_row
@@ -114,7 +114,7 @@ def test_a_run_that_another_process_works_in_is_refused_and_can_be_read(recordin
     run = tmp_path / "one"
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
     before = (run / "run.json").read_bytes()
-    with sole_run(run):
+    with lock_run_folder(run):
         assert_refused(outblas(*tune_arguments(recording, run)), "in use by another process", "wait for it")
         assert outblas("report", str(run)).exit_code == 0
     assert (run / "run.json").read_bytes() == before

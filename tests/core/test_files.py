@@ -14,17 +14,17 @@ import pytest
 
 from outblas.core import files
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.files import LOCK, sole_driver, sole_run
+from outblas.core.files import FOLDER_LOCK, lock_folder, lock_run_folder
 from outblas.core.journal import Journal
 
 ROOT = Path(__file__).parents[2]
 WORKS = """
 import sys
 from pathlib import Path
-from outblas.core.files import sole_driver, sole_run
+from outblas.core.files import lock_run_folder
 from outblas.core.journal import Journal
 path = Path(sys.argv[1])
-with sole_run(path):
+with lock_run_folder(path):
     journal = Journal(path / "r.jsonl", {"seed": 1})
     journal.append({"problem": "p0"})
     print("works", flush=True)
@@ -51,7 +51,7 @@ def another(path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_another_process_in_a_folder_is_refused_and_named(tmp_path: Path) -> None:
     with another(tmp_path / "run") as process:
         words = f"run is in use by another process .pid {process.pid}.*wait"
-        for sole in (sole_run(tmp_path / "run", "r.jsonl"), sole_driver(tmp_path / "run")):
+        for sole in (lock_run_folder(tmp_path / "run", "r.jsonl"), lock_folder(tmp_path / "run")):
             with pytest.raises(RecordError, match=words), sole:
                 pass
 
@@ -63,7 +63,7 @@ def test_a_process_that_ended_leaves_nothing_locked(tmp_path: Path, killed: bool
         assert process.stdin is not None
         process.kill() if killed else process.stdin.close()
         process.wait(60)
-        with sole_run(run, "r.jsonl" if killed else "run.json"):
+        with lock_run_folder(run, "r.jsonl" if killed else "run.json"):
             pass
         journal = Journal(run / "r.jsonl", {"seed": 1})
         assert journal.entries == ([{"problem": "p0"}] if killed else [])
@@ -85,7 +85,7 @@ def test_a_journal_that_was_just_removed_is_not_written_to(tmp_path: Path) -> No
     with (tmp_path / "r.jsonl").open("wb") as file:
         (tmp_path / "r.jsonl").unlink()
         with pytest.raises(RecordError, match="r.jsonl is in use by another process;"):
-            files.lock_alone(file, "r.jsonl")
+            files.lock_file(file, "r.jsonl")
 
 
 def test_a_file_system_without_locks_is_worked_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,25 +93,25 @@ def test_a_file_system_without_locks_is_worked_on(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    with sole_run(tmp_path / "run"), sole_run(tmp_path / "run"):
-        assert (tmp_path / "run" / LOCK).exists()
+    with lock_run_folder(tmp_path / "run"), lock_run_folder(tmp_path / "run"):
+        assert (tmp_path / "run" / FOLDER_LOCK).exists()
 
 
 def test_a_folder_is_begun_where_there_is_nothing_of_anybody_else(tmp_path: Path) -> None:
-    for name in (LOCK, ".run.json.123.tmp"):
+    for name in (FOLDER_LOCK, ".run.json.123.tmp"):
         (tmp_path / name).touch()
-    with sole_run(tmp_path):
+    with lock_run_folder(tmp_path):
         pass
     (tmp_path / "thesis.txt").write_text("precious")
     for path in (tmp_path, tmp_path / "thesis.txt"):
         with pytest.raises(UsageError, match="is there and is no run"):
-            sole_run(path).__enter__()
+            lock_run_folder(path).__enter__()
     (tmp_path / "run.json").touch()
-    with sole_run(tmp_path):
+    with lock_run_folder(tmp_path):
         pass
 
 
 def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecordError, match="cannot be written"):
-        sole_run(tmp_path / "file" / "run").__enter__()
+        lock_run_folder(tmp_path / "file" / "run").__enter__()

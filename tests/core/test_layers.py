@@ -273,6 +273,14 @@ def test_every_layer_is_there(package):
     assert [layer for layer in LAYERS if not (package / layer / "__init__.py").is_file()] == []
 
 
+def test_the_readme_lists_every_package_in_order_and_nothing_else(package):
+    there = {path.name for path in package.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Packages\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
+    assert listed == [layer for layer in LAYERS if layer in there]
+    assert set(listed) == there
+
+
 def test_no_folder_is_crowded():
     assert crowded([path.relative_to(ROOT).as_posix() for path in _checked_files(ROOT)]) == {}
 

@@ -14,7 +14,7 @@ from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Task
 from outblas.core.evaluation import Status
-from outblas.core.phase_times import PhaseTimer, PhaseTotals, total
+from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.core.suites import sample, suite
@@ -47,15 +47,17 @@ def test_every_second_is_in_the_innermost_phase() -> None:
             clock.now = 7.0
             raise ValueError("odd")
         clock.now = 15.0
-        assert phase_timer.read().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
+        assert phase_timer.totals().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
     clock.now = 31.0
-    assert phase_timer.read().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
+    assert phase_timer.totals().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, (
+        "what was read is not read twice"
+    )
 
 
 def test_accounts_add_up_and_are_json() -> None:
     one, other = PhaseTotals({"a": 1.0, "b": 2.00049}, {"x": 1}), PhaseTotals({"b": 3.0}, {"x": 2, "y": 4})
-    both = total([one, other])
-    assert both == PhaseTotals({"a": 1.0, "b": 5.00049}, {"x": 3, "y": 4}) and total([]) == PhaseTotals()
+    both = sum_totals([one, other])
+    assert both == PhaseTotals({"a": 1.0, "b": 5.00049}, {"x": 3, "y": 4}) and sum_totals([]) == PhaseTotals()
     assert json.dumps(both.to_json()) == '{"seconds": {"b": 5.0, "a": 1.0}, "counts": {"x": 3, "y": 4}}'
 
 
@@ -87,7 +89,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Phas
             store = tmp_path_factory.mktemp("store") / "s.sqlite"
             with PoolEvaluator(transport) as pool, Store(store) as opened:
                 tune(problems, make_agent("heuristic", 0, H200), 8, pool, opened, "r")
-                found[size] = total(a for name, a in pool.accounts().items() if name.endswith(": gpu"))
+                found[size] = sum_totals(a for name, a in pool.accounts().items() if name.endswith(": gpu"))
     yield found
 
 

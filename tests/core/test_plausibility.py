@@ -7,7 +7,7 @@ import math
 import pytest
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
-from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR, below_floor, too_fast
+from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR, is_below_floor, why_too_fast
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, floor_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -27,11 +27,11 @@ def timed(us: float, baseline_us: float = 5.0) -> Evaluation:
 
 
 def test_a_time_below_the_floor_is_not_believed_unless_by_little() -> None:
-    assert too_fast(2.0, {"cublas": 3.0}, 1.9) == ""
-    assert too_fast(1.95, {"cublas": 3.0}, 2.0) == ""
-    assert "faster than the floor" in too_fast(1.5, {"cublas": 3.0}, 2.0)
-    assert too_fast(1.5, {"cublas": 1.5}, 2.0) == "", "the floor is wrong by as much as a baseline shows"
-    assert too_fast(math.nan, {}, 2.0)
+    assert why_too_fast(2.0, {"cublas": 3.0}, 1.9) == ""
+    assert why_too_fast(1.95, {"cublas": 3.0}, 2.0) == ""
+    assert "faster than the floor" in why_too_fast(1.5, {"cublas": 3.0}, 2.0)
+    assert why_too_fast(1.5, {"cublas": 1.5}, 2.0) == "", "the floor is wrong by as much as a baseline shows"
+    assert why_too_fast(math.nan, {}, 2.0)
 
 
 def test_what_was_measured_below_the_floor_is_within_the_margin() -> None:
@@ -44,11 +44,11 @@ def test_what_was_measured_below_the_floor_is_within_the_margin() -> None:
 )
 def test_archive_and_rewards_believe_the_same(us: float, baseline_us: float, cheats: bool) -> None:
     found = timed(us, baseline_us)
-    assert below_floor(found, H200) is cheats
+    assert is_below_floor(found, H200) is cheats
     assert (kind_of(found, H200) == "cheat") is cheats
     assert ("faster than the hardware" in feedback_text(found, H200)) is cheats
     assert (reward_parts(found, timed=True).total < -1) is cheats
 
 
 def test_what_was_not_timed_is_not_too_fast() -> None:
-    assert not below_floor(Evaluation(PROBLEM, Sm90WgmmaConfig(64, 64), Status.WRONG), H200)
+    assert not is_below_floor(Evaluation(PROBLEM, Sm90WgmmaConfig(64, 64), Status.WRONG), H200)

@@ -8,13 +8,13 @@ import pytest
 
 from outblas.core.errors import ProblemError, UsageError
 from outblas.core.roofline import regime
-from outblas.core.suites import GRID, LLM_LAYERS, LLM_M, SUITES, Table, sample, suite
+from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, LLM_M, SUITES, Table, sample, suite
 
 
 def test_grid1000_is_the_whole_cube_once_each() -> None:
     problems = suite("grid1000")
     assert len(problems) == len(set(problems)) == 1000
-    assert {p.m for p in problems} == {p.n for p in problems} == {p.k for p in problems} == set(GRID)
+    assert {p.m for p in problems} == {p.n for p in problems} == {p.k for p in problems} == set(GRID_EXTENTS)
     assert problems[0].mnk == "64_64_64"
     assert problems[-1].mnk == "16384_16384_16384"
 

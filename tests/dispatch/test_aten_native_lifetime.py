@@ -103,12 +103,12 @@ def test_another_library_is_asked_anew(on: Override, device: Device, monkeypatch
     x, w = numbers(3, 8), numbers(8, 5)
     torch.mm(x, w)
     torch.mm(x, w)
-    for forget in device_registry.forgetters:
+    for forget in device_registry.on_library_replaced:
         forget()
     torch.mm(x, w)
     assert len(device.ran) == 2
     on.remove()
-    assert not device_registry.forgetters
+    assert not device_registry.on_library_replaced
     torch.mm(x, w)
     assert len(device.ran) == 2, "torch's"
     monkeypatch.setenv("OUTBLAS_PDL", "1")

@@ -321,12 +321,12 @@ def test_captures_that_overlap_without_nesting_give_starting_back() -> None:
         thread.join()
         return depth[0]
 
-    capture_threads.watch(first._new_mode)
-    capture_threads.watch(second._new_mode)
+    capture_threads.wrap_new_threads(first._new_mode)
+    capture_threads.wrap_new_threads(second._new_mode)
     assert started() == 2
-    capture_threads.unwatch(first._new_mode)
+    capture_threads.unwrap_new_threads(first._new_mode)
     assert started() == 1
-    capture_threads.unwatch(second._new_mode)
+    capture_threads.unwrap_new_threads(second._new_mode)
     assert threading.Thread.start is start and started() == 0
 
 

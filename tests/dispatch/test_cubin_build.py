@@ -18,7 +18,7 @@ from outblas.core.problem import Problem
 from outblas.dispatch import cubin_build, native_build
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.source import Source, make_source
-from outblas.learn.any_shape import AnyShape
+from outblas.learn.any_shape import AnyShapeModel
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import CubinPack
@@ -69,7 +69,7 @@ def compiler_fixture(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
 
 def test_every_distinct_kernel_of_every_library_is_built(compiler: FakeCompiler, tmp_path: Path) -> None:
     path, told = tmp_path / "new" / "kernels.pack", list[str]()
-    built = cubin_build.build(path, libraries=LIBRARIES, tell=told.append)
+    built = cubin_build.build(path, libraries=LIBRARIES, report=told.append)
     assert compiler.asked == [3] and (built.kernels, built.left_out) == (3, ())
     assert told[-1] == "3 of 3 kernels" and built.bytes == path.stat().st_size
     found = PackagedCubins(path)
@@ -77,7 +77,7 @@ def test_every_distinct_kernel_of_every_library_is_built(compiler: FakeCompiler,
         for problem, configs in library.installed().items():
             assert all(found.get(make_source(problem, c), "sm_90a") for c in configs)
     assert found.get(make_source(PROBLEM, OTHER), "sm_90a") is None
-    assert CubinPack(path).about["nvrtc"] == "13.0 (a fake)" and cubin_build.current(path)
+    assert CubinPack(path).about["nvrtc"] == "13.0 (a fake)" and cubin_build.is_current(path)
 
 
 def test_what_does_not_compile_or_is_not_what_it_claims_is_left_out(compiler: FakeCompiler, tmp_path: Path) -> None:
@@ -135,15 +135,15 @@ def test_kernels_for_any_shape_are_packed_in_every_layout_and_dtype(
 ) -> None:
     files = cubin_build.any_shape_files()
     sources = cubin_build.sources_for_any_shape(files)
-    kernels = AnyShape.load("h200").kernels
+    kernels = AnyShapeModel.load("h200").kernels
     assert list(files) == ["h200"] and len(set(sources)) == len(sources) > 3 * len(kernels)
     monkeypatch.setattr(cubin_build, "packaged_libraries", lambda: {})
     path = tmp_path / "kernels.pack"
-    assert cubin_build.build(path).kernels == len(sources) and cubin_build.current(path)
+    assert cubin_build.build(path).kernels == len(sources) and cubin_build.is_current(path)
     found = PackagedCubins(path)
     assert all(found.get(source, "sm_90a") is not None for source in sources[::50])
     monkeypatch.setattr(cubin_build, "any_shape_files", lambda: {"h200": files["h200"] + b"another"})
-    assert not cubin_build.current(path), "of another choice of kernels"
+    assert not cubin_build.is_current(path), "of another choice of kernels"
 
 
 def test_a_wheel_without_a_compiler_takes_a_pack_of_the_same_kernels(
@@ -157,16 +157,16 @@ def test_a_wheel_without_a_compiler_takes_a_pack_of_the_same_kernels(
         raise ToolchainMissing("NVRTC cannot be loaded", "wheels", "install them")
 
     monkeypatch.setattr(cubin_build, "nvrtc_version", missing)
-    assert cubin_build.for_wheel(path) == path and path.read_bytes() == before
+    assert cubin_build.build_for_wheel(path) == path and path.read_bytes() == before
     with monkeypatch.context() as changed:
         changed.setattr(cubin_build, "packaged_libraries", lambda: {"h200": b"another"})
         with pytest.raises(ToolchainMissing):
-            cubin_build.for_wheel(path)
+            cubin_build.build_for_wheel(path)
     path.write_bytes(before[:-1])
     with pytest.raises(ToolchainMissing):
-        cubin_build.for_wheel(path)
+        cubin_build.build_for_wheel(path)
     with pytest.raises(ToolchainMissing):
-        cubin_build.for_wheel(tmp_path / "none.pack")
+        cubin_build.build_for_wheel(tmp_path / "none.pack")
 
 
 class App:
@@ -205,7 +205,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("version", ["standard", "editable"])
 def test_a_wheel_gets_the_pack_and_an_editable_install_does_not(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, path_before = hook(monkeypatch), list(sys.path)
-    monkeypatch.setattr(cubin_build, "for_wheel", lambda tell: PACK)
+    monkeypatch.setattr(cubin_build, "build_for_wheel", lambda tell: PACK)
     data: dict[str, Any] = {"artifacts": []}
     made.initialize(version, data)
     expected = ["/src/outblas/data/cubins/kernels.pack"] if version == "standard" else []
@@ -218,7 +218,7 @@ def test_a_wheel_without_a_compiler_says_so_in_one_line(monkeypatch: pytest.Monk
     def missing(tell: Any) -> Path:
         raise ToolchainMissing("NVRTC cannot be loaded", "wheels", "install them")
 
-    monkeypatch.setattr(cubin_build, "for_wheel", missing)
+    monkeypatch.setattr(cubin_build, "build_for_wheel", missing)
     data: dict[str, Any] = {"artifacts": []}
     made.initialize("standard", data)
     assert data["artifacts"] == [] and len(made.app.warnings) == 2
@@ -238,7 +238,7 @@ def test_a_real_pack_holds_what_the_compiler_makes(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas.dispatch.cubin_build")
 def test_the_pack_of_this_tree_has_every_installed_kernel() -> None:
-    if not cubin_build.current(PACK):
+    if not cubin_build.is_current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")
     found = PackagedCubins(PACK)
     sources = cubin_build.sources_of([Library.packaged(gpu) for gpu in cubin_build.packaged_libraries()])

@@ -31,7 +31,7 @@ from support.dispatch_fixture import (  # noqa: F401
 
 
 def run(device: DeviceState, a: int, b: int, c: int, stream: int = 7) -> None:
-    assert device.ready(TUNED, PLAIN)
+    assert device.kernel_ready(TUNED, PLAIN)
     device.launch(TUNED, PLAIN, *(FakeTensor(x) for x in (a, b, c)), stream)  # type: ignore[arg-type]
 
 
@@ -73,24 +73,24 @@ def test_a_kernel_that_cannot_be_had_is_tried_once_and_told(error: Exception) ->
 
     device = DeviceState(H200, LIBRARY, loader)
     with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul"):
-        assert not device.ready(TUNED, PLAIN)
-    assert not device.ready(TUNED, PLAIN)
+        assert not device.kernel_ready(TUNED, PLAIN)
+    assert not device.kernel_ready(TUNED, PLAIN)
     assert len(tries) == 1
     assert str(error) in device.failed[kernel_kind(TUNED, PLAIN)] and len(device.status()["failures"]) == 1
 
 
 def test_nothing_is_loaded_while_a_graph_is_captured(kernel: FakeKernel) -> None:
     device = DeviceState(H200, LIBRARY, lambda problem, config: (kernel, 0.0))
-    assert not device.ready(TUNED, PLAIN, capturing=lambda: True)
+    assert not device.kernel_ready(TUNED, PLAIN, capturing=lambda: True)
     assert not device.failed and device.status()["kernels_loaded"] == 0
-    assert device.ready(TUNED, PLAIN) and device.ready(TUNED, PLAIN, capturing=lambda: True)
+    assert device.kernel_ready(TUNED, PLAIN) and device.kernel_ready(TUNED, PLAIN, capturing=lambda: True)
 
 
 def test_one_kernel_serves_every_size_of_its_kind(kernel: FakeKernel) -> None:
     loads: list[Problem] = []
     device = DeviceState(H200, LIBRARY, lambda problem, config: (loads.append(problem) or kernel, 0.0))
     for problem in (TUNED, Problem(8, 16, 24), Problem(8, 16, 24, "NN"), Problem(8, 16, 24, dtype="bf16")):
-        assert device.ready(problem, PLAIN)
+        assert device.kernel_ready(problem, PLAIN)
     assert loads == [TUNED, Problem(8, 16, 24, "NN"), Problem(8, 16, 24, dtype="bf16")]
 
 

@@ -149,7 +149,7 @@ def test_operands_of_two_devices_never_reach_a_kernel(on: Switch, served: Served
     with outblas.use():
         assert [torch.mm(a, b).device for a, b in pairs] == expected
         assert [torch.ops.outblas.mm(a, b).device for a, b in pairs] == expected
-    assert all(product.unasked(a, b) is None for a, b in pairs) and not served.ran
+    assert all(product.run_below_autograd(a, b) is None for a, b in pairs) and not served.ran
 
 
 def test_a_models_gradients_are_ours_too(on: Switch, served: Served) -> None:
@@ -308,7 +308,7 @@ def test_what_the_table_knows_to_be_torchs_does_not_come_back(
     if os.environ["OUTBLAS_NATIVE"] == "1":
         pytest.skip("kernels in C++ have a table of their own")
     monkeypatch.setattr(native_table, "table", Table())
-    monkeypatch.setattr(native_table, "known", lambda a, b, out, option: torch.matmul(a, b))
+    monkeypatch.setattr(native_table, "table_matmul", lambda a, b, out, option: torch.matmul(a, b))
     x, w = numbers(3, 8), numbers(8, 5)
     expected = x.double() @ w.double()
     with outblas.use():

@@ -19,7 +19,7 @@ import torch
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.judge.fused_gates import apply_activation, prove_fused
-from outblas.kernels.epilogue import ACTIVATIONS, PLAIN, Activation, Epilogue, alignment, why_not_fused
+from outblas.kernels.epilogue import ACTIVATIONS, NO_EPILOGUE, Activation, Epilogue, alignment, why_not_fused
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.fused_launch import Extra, row_stride, why_unfit
@@ -40,13 +40,13 @@ ALL = Epilogue(True, "gelu", True)
 @pytest.mark.parametrize("name", KERNELS)
 def test_without_an_epilogue_the_source_says_nothing_of_it(name: str) -> None:
     source = make_source(*KERNELS[name])
-    assert source == make_source(*KERNELS[name], PLAIN) and "FUSED" not in source.text
+    assert source == make_source(*KERNELS[name], NO_EPILOGUE) and "FUSED" not in source.text
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_with_one_the_prelude_says_which(activation: Activation) -> None:
     epilogue = Epilogue(True, activation, False)
-    plain, text = (make_source(*KERNELS["mma"], e).text for e in (PLAIN, epilogue))
+    plain, text = (make_source(*KERNELS["mma"], e).text for e in (NO_EPILOGUE, epilogue))
     added = set(text.splitlines()) - set(plain.splitlines())
     assert set(plain.splitlines()) < set(text.splitlines()) and text.index("FUSED") < text.index("#include")
     assert {
@@ -62,7 +62,7 @@ def test_every_epilogue_has_its_own_source_and_name() -> None:
     gated = [replace(e, gated=True) for e in every]
     assert len({make_source(*KERNELS["mma"], e).sha() for e in every + gated}) == 32
     assert len({e.name for e in every + gated}) == 32 and all(e.on for e in gated)
-    assert [e for e in every if not e.on] == [PLAIN] and PLAIN.name == "plain"
+    assert [e for e in every if not e.on] == [NO_EPILOGUE] and NO_EPILOGUE.name == "plain"
     assert ALL.name == "bias+gelu+residual"
 
 
@@ -129,7 +129,7 @@ def test_plain_kernels_are_golden(fresh_cubins: CubinCache) -> None:
 def test_sums_in_fp16_have_no_epilogue() -> None:
     half = replace(P, acc="fp16")
     assert "fp32" in str(why_not_fused(half, KERNELS["mma"][1], ALL))
-    assert why_not_fused(half, KERNELS["mma"][1], PLAIN) is None
+    assert why_not_fused(half, KERNELS["mma"][1], NO_EPILOGUE) is None
     assert all(why_not_fused(p, c, ALL) is None for p, c in KERNELS.values())
 
 

@@ -19,7 +19,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, fused, linear
-from outblas.dispatch.decide import Decision, without_promises
+from outblas.dispatch.decide import Decision, kernel_despite_fallback
 from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -32,6 +32,7 @@ from outblas.runtime.fused_launch import Extra, FusedKernel
 from support.fused_fixture import KERNELS, OnTheHost, host_fixture
 from support.served_fixture import ANY, Served, numbers, served_fixture
 
+pytestmark = pytest.mark.long
 __all__ = ["host_fixture", "served_fixture"]
 SWIGLU = Epilogue(False, "silu", gated=True)
 BIASED = Epilogue(True, "gelu", gated=True)
@@ -68,7 +69,11 @@ def test_the_packaged_library_has_a_gated_kernel_for_every_step_of_the_example(m
     library, problem = Library.packaged("h200"), replace(WIDE, m=m)
     row = library.lookup(problem)
     assert row is not None and (row.plain is None) == (m == 64)
-    config = row.plain.config if row.plain else without_promises(Decision(None, problem, ""), row, "plain", H200).config
+    config = (
+        row.plain.config
+        if row.plain
+        else kernel_despite_fallback(Decision(None, problem, ""), row, "plain", H200).config
+    )
     assert config is not None and not config.pdl and why_illegal(problem, config, H200) is None
     assert why_not_fused(problem, config, SWIGLU) is None
     assert compile_source(make_source(problem, config, SWIGLU), cache=None).spill_bytes == 0
@@ -109,7 +114,7 @@ def test_a_product_that_cublaslt_has_takes_the_kernel_of_another_launch_option(
     problem = replace(WIDE, m=8) if row.get("weights") is WARMING else WIDE
     made = LibraryRow(problem, "lt_auto", "id=1", **{k: LibraryChoice(c, 1.02, 1.01, 1.03) for k, c in row.items()})  # type: ignore[arg-type]
     fallback = Decision(None, problem, "cuBLASLt is faster", "id=1")
-    found = without_promises(fallback, made, launch, H200)
+    found = kernel_despite_fallback(fallback, made, launch, H200)
     assert found.config == expected
     if expected is None:
         assert found is fallback
@@ -122,10 +127,10 @@ def test_without_a_row_a_gpu_or_a_legal_kernel_it_stays_where_it_was() -> None:
     row = LibraryRow(WIDE, "lt_auto", weights=LibraryChoice(EARLY, 1.02, 1.01, 1.03))
     narrow = LibraryRow(WIDE, "lt_auto", weights=LibraryChoice(WARMING, 1.02, 1.01, 1.03))  # at most 8 rows
     for gone in (
-        without_promises(fallback, None, "plain", H200),
-        without_promises(fallback, row, "plain", None),
-        without_promises(fallback, narrow, "plain", H200),
-        without_promises(Decision(None, None, "no"), row, "plain", H200),
+        kernel_despite_fallback(fallback, None, "plain", H200),
+        kernel_despite_fallback(fallback, row, "plain", None),
+        kernel_despite_fallback(fallback, narrow, "plain", H200),
+        kernel_despite_fallback(Decision(None, None, "no"), row, "plain", H200),
     ):
         assert gone.config is None
 
@@ -200,7 +205,7 @@ def layer(*batch: int, h: int = 12, k: int = 16) -> tuple[Any, Any, Any]:
 
 def by_torch(x: Any, w: Any, bias: Any, activation: str = "silu") -> Any:
     y = torch.nn.functional.linear(x, w, bias)
-    gate = linear.activated(y[..., 0::2], activation)  # type: ignore[arg-type]
+    gate = linear.apply_activation(y[..., 0::2], activation)  # type: ignore[arg-type]
     return gate * y[..., 1::2]
 
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from outblas.dispatch import device_registry, inductor_pass
-from outblas.dispatch.inductor_pass import Pass, is_chosen, replace
+from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default
@@ -51,12 +51,15 @@ def test_products_are_replaced_where_the_predicate_says_so() -> None:
 
     operands = numbers(3, 8), numbers(8, 5, seed=1), numbers(5, 6, seed=2)
     module = traced(function, *operands)
-    assert replace(module.graph, lambda a, b: a.shape[1] == 8) == 1
+    assert replace_products(module.graph, lambda a, b: a.shape[1] == 8) == 1
     module.graph.lint()
     module.recompile()
     assert targets(module.graph) == [OURS, MM] and torch.equal(module(*operands), function(*operands))
     assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
-    assert replace(module.graph, lambda a, b: False) == 0 and replace(module.graph, lambda a, b: True) == 1
+    assert (
+        replace_products(module.graph, lambda a, b: False) == 0
+        and replace_products(module.graph, lambda a, b: True) == 1
+    )
     module.recompile()
     assert torch.equal(module(*operands), function(*operands))
 
@@ -74,26 +77,26 @@ def test_products_are_replaced_where_the_predicate_says_so() -> None:
 )
 def test_what_the_library_has_is_chosen(operands: Any, chosen: bool, served: Served) -> None:
     module = traced(torch.mm, *operands)
-    assert replace(module.graph, is_chosen) == chosen
+    assert replace_products(module.graph, has_kernel_for_graph) == chosen
     assert targets(module.graph) == [OURS if chosen else MM]
 
 
 def test_nothing_is_chosen_off_the_gpu_nor_of_symbolic_shapes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     module = traced(torch.mm, numbers(3, 8), numbers(8, 5), mode="symbolic")
-    assert replace(module.graph, is_chosen) == 0
+    assert replace_products(module.graph, has_kernel_for_graph) == 0
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         a = torch.empty(3, 8, dtype=torch.float16)
-        assert is_chosen(a, a.t()) and not is_chosen(a, 3) and not is_chosen(None, a)
+        assert has_kernel_for_graph(a, a.t()) and not has_kernel_for_graph(a, 3) and not has_kernel_for_graph(None, a)
         monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cuda")
-        assert not is_chosen(a, a.t())
+        assert not has_kernel_for_graph(a, a.t())
     module = traced(lambda x, w, v: torch.addmm(v, x, w), numbers(3, 8), numbers(8, 5), numbers(5))
-    assert replace(module.graph, lambda a, b: True) == 0 and "addmm" in str(module.graph)
+    assert replace_products(module.graph, lambda a, b: True) == 0 and "addmm" in str(module.graph)
 
 
 def test_a_kernel_that_could_not_be_loaded_is_not_chosen(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "unavailable", lambda decision: True)
-    assert not is_chosen(numbers(3, 8), numbers(8, 5))
+    monkeypatch.setattr(served, "is_left_to_torch", lambda decision: True)
+    assert not has_kernel_for_graph(numbers(3, 8), numbers(8, 5))
 
 
 class Theirs(CustomGraphPass):  # type: ignore[misc]
@@ -169,7 +172,7 @@ def test_what_a_thread_has_set_itself_runs_before_and_stays_its_own(served: Serv
         setting()(traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph)
         with config.patch(post_grad_custom_post_pass=patched):
             setting()(traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph)
-        seen = [setting().before, copy.deepcopy(setting()).is_of(made)]
+        seen = [setting().before, copy.deepcopy(setting()).is_same_pass(made)]
         in_a_thread(lambda: inductor_pass.remove(made))
         return [*seen, setting()], made.replaced
 
@@ -178,7 +181,7 @@ def test_what_a_thread_has_set_itself_runs_before_and_stays_its_own(served: Serv
 
 
 def test_a_package_compiled_ahead_holds_torchs_product(served: Served) -> None:
-    made = Pass()
+    made = ProductPass()
     usual = made.uuid()
     graph = traced(torch.mm, numbers(3, 8), numbers(8, 5)).graph
     with V.set_aot_compilation(True):
@@ -189,18 +192,18 @@ def test_a_package_compiled_ahead_holds_torchs_product(served: Served) -> None:
 
 
 def test_the_cache_tells_passes_apart(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    identities = [Pass(before).uuid() for before in (None, Theirs("a"), Theirs("b"), [Theirs("a"), Theirs("b")])]
+    identities = [ProductPass(before).uuid() for before in (None, Theirs("a"), Theirs("b"), [Theirs("a"), Theirs("b")])]
     monkeypatch.setenv("OUTBLAS_PDL", "1")
-    identities.append(Pass().uuid())
-    off = Pass()
+    identities.append(ProductPass().uuid())
+    off = ProductPass()
     off.active = False
     identities.append(off.uuid())
     served.library = type(served.library)("h200", ())
-    identities.append(Pass().uuid())
+    identities.append(ProductPass().uuid())
     assert len(set(identities)) == len(identities) and None not in identities
-    assert Pass(lambda graph: None).uuid() is None, "an unknown pass is not cached"
+    assert ProductPass(lambda graph: None).uuid() is None, "an unknown pass is not cached"
     monkeypatch.setattr(device_registry, "devices", {})
-    assert Pass().uuid() == Pass().uuid()
+    assert ProductPass().uuid() == ProductPass().uuid()
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")

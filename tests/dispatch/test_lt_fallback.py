@@ -20,7 +20,7 @@ from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
-from outblas.runtime.cublaslt import LtCalls
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.graph_workspace import CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
 
@@ -146,7 +146,7 @@ class Tensor:
 
 
 def test_it_is_found_by_its_words_in_the_list_that_autotuning_timed(lt: Lt) -> None:
-    calls = LtCalls(lambda: lt, lambda: 77)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
     assert calls.get(PROBLEM, FIRST) is None
     found = calls.find(PROBLEM, FIRST)
     assert found is not None and calls.find(PROBLEM, FIRST) is found is calls.get(PROBLEM, FIRST)
@@ -156,7 +156,7 @@ def test_it_is_found_by_its_words_in_the_list_that_autotuning_timed(lt: Lt) -> N
 
 
 def test_an_algorithm_that_is_not_proposed_is_torchs_and_says_so(lt: Lt) -> None:
-    calls = LtCalls(lambda: lt, lambda: 77)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
     assert calls.find(PROBLEM, "id=67 tile=1") is None and calls.find(PROBLEM, "id=67 tile=1") is None
     assert len(lt.asked) == 1
     why = calls.failed[PROBLEM, "id=67 tile=1"]
@@ -173,14 +173,14 @@ def test_cublas_that_cannot_be_loaded_is_tried_once(error: OutblasError) -> None
         tries.append(1)
         raise error
 
-    calls = LtCalls(make, lambda: 77)
+    calls = LtAlgorithms(make, lambda: 77)
     for problem in (PROBLEM, Problem(1, 2, 3)):
         assert calls.find(problem, FIRST) is None and error.wrong in calls.failed[problem, FIRST]
     assert len(tries) == 1
 
 
 def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
-    calls = LtCalls(lambda: lt, lambda: 77)
+    calls = LtAlgorithms(lambda: lt, lambda: 77)
     plain, split = calls.find(PROBLEM, FIRST), calls.find(PROBLEM, SECOND)
     assert plain is not None and split is not None
     plain(Tensor(1), Tensor(2), Tensor(3), 7)
@@ -193,7 +193,7 @@ def test_a_workspace_is_used_behind_the_counters_of_our_kernels(lt: Lt) -> None:
 
 @pytest.fixture
 def device(lt: Lt) -> DeviceState:
-    made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtCalls(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
+    made = DeviceState(H200, Library("h200", ()), lambda *_: None, LtAlgorithms(lambda: lt, lambda: 77))  # type: ignore[arg-type, return-value]
     made._workspaces = StreamWorkspaces(lambda nbytes, device: Tensor(1 << 20))
     return made
 
@@ -205,15 +205,15 @@ def call(device: DeviceState, algorithm: str, stream: int = 7) -> bool:
 
 
 def test_nothing_is_looked_up_or_loaded_while_a_graph_is_captured(device: DeviceState, lt: Lt) -> None:
-    assert not device.found(PROBLEM, FIRST, lambda: True) and not lt.asked
-    assert device.found(PROBLEM, FIRST)
-    assert not device.found(PROBLEM, FIRST, lambda: True), "it never ran: its code is not loaded"
-    assert call(device, FIRST) and device.found(PROBLEM, FIRST, lambda: True)
+    assert not device.algorithm_ready(PROBLEM, FIRST, lambda: True) and not lt.asked
+    assert device.algorithm_ready(PROBLEM, FIRST)
+    assert not device.algorithm_ready(PROBLEM, FIRST, lambda: True), "it never ran: its code is not loaded"
+    assert call(device, FIRST) and device.algorithm_ready(PROBLEM, FIRST, lambda: True)
     assert device.status()["algorithms_found"] == 1
 
 
 def test_a_workspace_per_stream(device: DeviceState, lt: Lt) -> None:
-    assert device.found(PROBLEM, SECOND) and device.workspace_of(7) == (None, 0)
+    assert device.algorithm_ready(PROBLEM, SECOND) and device.workspace_of(7) == (None, 0)
     assert call(device, SECOND) and call(device, SECOND) and call(device, SECOND, 9)
     kept, capture = device.workspace_of(7)
     assert kept is not None and capture == 0 and kept is not device.workspace_of(9)[0]
@@ -223,15 +223,15 @@ def test_a_workspace_per_stream(device: DeviceState, lt: Lt) -> None:
 
 
 def test_a_first_call_that_is_refused_is_the_last_and_a_later_one_an_error(device: DeviceState, lt: Lt) -> None:
-    assert device.found(PROBLEM, FIRST) and device.found(PROBLEM, SECOND) and call(device, SECOND)
+    assert device.algorithm_ready(PROBLEM, FIRST) and device.algorithm_ready(PROBLEM, SECOND) and call(device, SECOND)
     lt.broken = True
     assert not call(device, FIRST) and not call(device, FIRST)
     failed = Decision(None, PROBLEM, "", FIRST)
-    assert device.unavailable(failed) and not device.found(PROBLEM, FIRST)
+    assert device.is_left_to_torch(failed) and not device.algorithm_ready(PROBLEM, FIRST)
     assert any("NOT_SUPPORTED" in line for line in device.status()["failures"])
     with pytest.raises(DeviceError, match="NOT_SUPPORTED"):
         call(device, SECOND)
-    assert not device.unavailable(Decision(None, PROBLEM, "", SECOND))
+    assert not device.is_left_to_torch(Decision(None, PROBLEM, "", SECOND))
 
 
 @pytest.fixture
@@ -284,6 +284,6 @@ def test_why_not_looks_it_up(torch: Any, device: DeviceState, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert "not among the 3" in device.why_not(unknown, None)  # type: ignore[arg-type]
     assert device.why_not(Decision(None, PROBLEM, "", FIRST), None) == ""  # type: ignore[arg-type]
-    assert device.run(unknown, torch.zeros(64, 256), torch.zeros(256, 128), None) is None and device.unavailable(
+    assert device.run(unknown, torch.zeros(64, 256), torch.zeros(256, 128), None) is None and device.is_left_to_torch(
         unknown
     )

@@ -326,7 +326,7 @@ def test_an_output_on_an_input_is_left_to_the_dispatch(table: Any, cuda: FakeCud
             assert (table.matmul(a, b, out, False) is out) == free, (base, shift)
             if not free:
                 with pytest.raises(TensorError, match="out shares memory"):
-                    matmul.served(a, b, out, False)
+                    matmul.run_matmul(a, b, out, False)
     assert len(cuda) == 4
 
 

@@ -20,7 +20,7 @@ from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.source import kernel_kind
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import launch
-from outblas.runtime.launch import Prepared
+from outblas.runtime.launch import PreparedLaunch
 from support.native_fixture import (  # noqa: F401
     MAPPED,
     FakeCuda,
@@ -55,9 +55,9 @@ def test_without_a_compiler_one_line_says_so(tmp_path: Path) -> None:
 
 def test_building_by_hand_says_where_it_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     real = native_build.build
-    monkeypatch.setattr(native_build, "build", lambda tell: real(tmp_path, tell=tell))
-    assert native_build.main() == 0 and str(tmp_path / native_build.NAME) in capsys.readouterr().out
-    monkeypatch.setattr(native_build, "build", lambda tell: real(tmp_path, "no-such-cc", tell))
+    monkeypatch.setattr(native_build, "build", lambda report: real(tmp_path, report=report))
+    assert native_build.main() == 0 and str(tmp_path / native_build.EXTENSION_NAME) in capsys.readouterr().out
+    monkeypatch.setattr(native_build, "build", lambda report: real(tmp_path, "no-such-cc", report))
     assert native_build.main() == 2 and capsys.readouterr().err.startswith("error: ")
 
 
@@ -66,7 +66,7 @@ def test_building_says_when_the_kernels_in_c_plus_plus_are_left_out(
 ) -> None:
     told: list[str] = []
     monkeypatch.setenv("CXX", "no-such-c++")
-    assert native_build.build(tmp_path, tell=told.append).is_file()
+    assert native_build.build(tmp_path, report=told.append).is_file()
     assert len(told) == 1 and "without the kernels in C++" in told[0] and "no-such-c++" in told[0]
 
 
@@ -118,7 +118,7 @@ LIBRARY = Library("h200", (LibraryRow(TUNED, "lt_auto", plain=LibraryChoice(CONF
 class Kernel:
     """A loaded kernel that hands out its launch, and nothing else."""
 
-    def prepared(self, problem: Problem, c: Any) -> Prepared:
+    def prepared(self, problem: Problem, c: Any) -> PreparedLaunch:
         return prepared(extents=(problem.m, problem.n, problem.k))
 
 
@@ -128,7 +128,7 @@ def device(table: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     state = device_state.DeviceState(H200, LIBRARY, lambda problem, config: (Kernel(), 0.0))
     monkeypatch.setattr(device_registry, "devices", {None: state})
     monkeypatch.setattr(native_table, "table", table)
-    monkeypatch.setattr(native_table, "known", table.matmul)
+    monkeypatch.setattr(native_table, "table_matmul", table.matmul)
     monkeypatch.setattr(native_table, "is_compiling", torch.compiler.is_compiling)
     return state
 
@@ -138,7 +138,7 @@ FOUND, NOT_FOUND = Decision(CONFIG, TUNED, "won"), Decision(None, None, "lost")
 
 def test_what_was_run_once_is_answered_by_the_table(table: Any, cuda: FakeCuda, device: Any) -> None:
     a, b, out = operands(m=64, n=128, k=256)
-    assert device.ready(TUNED, CONFIG)
+    assert device.kernel_ready(TUNED, CONFIG)
     product.remember(device, FOUND, (a, b, out, False), out)
     assert dispatch.matmul(a, b, out=out) is out and list(cuda[-1].extents) == [64, 128, 256]
     assert dispatch.matmul(a, b, out=out, pdl=False) is out and len(cuda) == 2
@@ -161,7 +161,7 @@ def test_another_library_empties_the_table(
     table: Any, cuda: FakeCuda, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, out = operands(m=64, n=128, k=256)
-    assert device.ready(TUNED, CONFIG)
+    assert device.kernel_ready(TUNED, CONFIG)
     product.remember(device, FOUND, (a, b, out, False), out)
     monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
     dispatch.use_library(LIBRARY)
@@ -180,7 +180,7 @@ def test_status_says_what_serves(table: Any, device: Any, monkeypatch: pytest.Mo
     assert dispatch.status()["cuda:0"]["host_path"] == f"native: 0 calls remembered, read by {way}, 0 launched"
     monkeypatch.setattr(native_table, "table", None)
     assert "no product was asked for" in dispatch.status()["cuda:0"]["host_path"]
-    monkeypatch.setattr(native_table, "why_none", "not built")
+    monkeypatch.setattr(native_table, "why_no_table", "not built")
     assert dispatch.status()["cuda:0"]["host_path"] == "python: not built"
 
 
@@ -190,7 +190,7 @@ def test_the_table_is_opened_once_and_never_asked_where_there_is_none(monkeypatc
     for name, value in (("table", None), ("why_none", ""), ("known", None)):
         monkeypatch.setattr(native_table, name, value)
     native_table.open_once(), native_table.open_once()
-    assert len(tries) == 1 and native_table.known is None and native_table.why_none == "not built"
+    assert len(tries) == 1 and native_table.table_matmul is None and native_table.why_no_table == "not built"
 
 
 def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_a_loaded_kernel_tells_its_launch(table: Any, cuda: FakeCuda, monkeypatc
 
 @pytest.mark.parametrize("asked", ["traced", "is_compiling"])
 def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    question = native.traced() if asked == "traced" else torch.compiler.is_compiling
+    question = native.tracing_check() if asked == "traced" else torch.compiler.is_compiling
     calls: list[Any] = []
 
     class Counted:
@@ -247,7 +247,7 @@ def test_traces_never_see_the_table(table: Any, monkeypatch: pytest.MonkeyPatch,
             calls.append(call)
             return table.matmul(*call)
 
-    monkeypatch.setattr(native_table, "known", Counted.matmul)
+    monkeypatch.setattr(native_table, "table_matmul", Counted.matmul)
     monkeypatch.setattr(native_table, "is_compiling", question)
     a, b = torch.randn(3, 4), torch.randn(4, 2)
     learn(table, a, b, None)
@@ -264,8 +264,8 @@ def test_exported_programs_are_torchs(
         def forward(self, x: Any, y: Any) -> Any:
             return dispatch.matmul(x, y)
 
-    monkeypatch.setattr(native_table, "known", table.matmul)
-    monkeypatch.setattr(native_table, "is_compiling", native.traced())
+    monkeypatch.setattr(native_table, "table_matmul", table.matmul)
+    monkeypatch.setattr(native_table, "is_compiling", native.tracing_check())
     a, b, _ = operands()
     learn(table, a, b, None, prepared())
     program = torch.export.export(Product(), (a, b), strict=strict)
@@ -274,7 +274,7 @@ def test_exported_programs_are_torchs(
 
 
 def test_another_torchs_way_to_say_that_it_compiles_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.traced() is torch.compiler.is_dynamo_compiling
+    assert native.tracing_check() is torch.compiler.is_dynamo_compiling
     assert native._hooks()["compiling"] is vars(torch.compiler)
 
     def is_compiling() -> bool:
@@ -282,7 +282,7 @@ def test_another_torchs_way_to_say_that_it_compiles_is_asked_in_python(monkeypat
 
     for another in (is_compiling, len):
         monkeypatch.setattr(torch.compiler, "is_compiling", another)
-        assert native.traced() is another and native._hooks()["compiling"] is None
+        assert native.tracing_check() is another and native._hooks()["compiling"] is None
 
 
 # -- below autograd ------------------------------------------------------------------------------------------
@@ -318,16 +318,18 @@ def test_products_of_torchs_kernels_are_answered_by_the_table(
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     a, b, out = operands(m=64, n=128, k=256)
     a.requires_grad_()
-    assert device.ready(TUNED, CONFIG)
+    assert device.kernel_ready(TUNED, CONFIG)
     made = prepared(extents=(64, 128, 256), output=((64, 128), (128, 1), torch.float16))
     monkeypatch.setattr(device, "prepared", lambda decision, c: (made, None))
     monkeypatch.setattr(device, "run", lambda *call: out)
     monkeypatch.setattr(device, "decide", lambda *call: FOUND)
-    assert product.unasked(a, b) is out and len(cuda) == 0 and table.counts()["remembered"] == 1
-    assert product.unasked(a, b).shape == out.shape and len(cuda) == 1
-    assert dispatch.served(a.detach().view(8, 8, 256), b, None, 0).shape == (8, 8, 128) and len(cuda) == 2
+    assert product.run_below_autograd(a, b) is out and len(cuda) == 0 and table.counts()["remembered"] == 1
+    assert product.run_below_autograd(a, b).shape == out.shape and len(cuda) == 1
+    assert dispatch.run_matmul(a.detach().view(8, 8, 256), b, None, 0).shape == (8, 8, 128) and len(cuda) == 2
     table.forget()
     monkeypatch.setattr(device, "decide", lambda *call: NOT_FOUND)
-    assert product.unasked(a, b) is None and table.counts()["remembered"] == 1
-    assert product.unasked(a, b) is None and dispatch.served(a.detach().view(8, 8, 256), b, None, 0) is None
+    assert product.run_below_autograd(a, b) is None and table.counts()["remembered"] == 1
+    assert (
+        product.run_below_autograd(a, b) is None and dispatch.run_matmul(a.detach().view(8, 8, 256), b, None, 0) is None
+    )
     assert len(cuda) == 2

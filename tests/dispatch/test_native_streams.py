@@ -18,7 +18,7 @@ from outblas.dispatch.device_state import DeviceState
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.records.library import Library
 from outblas.runtime.cublas import Algo
-from outblas.runtime.cublaslt import LtAlgorithm, LtCalls
+from outblas.runtime.cublaslt import LtAlgorithm, LtAlgorithms
 from outblas.runtime.workspace import StreamWorkspaces
 from support.native_fixture import (  # noqa: F401
     MAPPED,
@@ -291,13 +291,13 @@ def test_what_the_dispatch_ran_once_is_answered_by_the_table(
     table: Any, cuda: FakeCuda, host: Host, needs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, name = Problem(M, N, K), "id=66"
-    lt = LtCalls(lambda: None, lambda: 77)
+    lt = LtAlgorithms(lambda: None, lambda: 77)
     lt._found[problem, name] = LtAlgorithm(problem, fake_plan(cuda, problem), Algo(), needs, 77)
     state = DeviceState(H200, Library("h200", ()), lambda *_: None, lt)  # type: ignore[arg-type, return-value]
     state._workspaces = StreamWorkspaces(Buffer)
     monkeypatch.setattr(device_registry, "devices", {None: state})
     monkeypatch.setattr(native_table, "table", table)
-    monkeypatch.setattr(native_table, "known", table.matmul)
+    monkeypatch.setattr(native_table, "table_matmul", table.matmul)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: host.stream, raising=False)

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import outblas
 from outblas.core.errors import TensorError
 from outblas.dispatch import matmul
-from outblas.dispatch.fold import fold, rows_lie_below
+from outblas.dispatch.fold import fold, leading_dims_collapse
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 EXTENTS = st.sampled_from([0, 1, 1, 2, 3, 5, 8])
@@ -222,7 +222,7 @@ def test_rows_lie_below_each_other_where_a_view_says_so() -> None:
                 viewable = True
             except RuntimeError:
                 viewable = False
-            assert rows_lie_below(tuple(t.shape), t.stride()) == viewable, (t.shape, t.stride())
+            assert leading_dims_collapse(tuple(t.shape), t.stride()) == viewable, (t.shape, t.stride())
 
 
 def test_both_gradients_are_decided_by_the_strides_of_operands_as_they_are(served: Served) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from support.helpers import ROOT
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.long
 
 SEEN = CapturedProduct(64, 128, 256, "TN", "fp16", "cpu", "mm")
 SCRIPT = """
@@ -85,7 +85,6 @@ def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, numb
         assert process.stdout is not None
         while process.stdout.readline() != b"ready\n":
             assert process.poll() is None
-        time.sleep(0.1)
         process.send_signal(number)
         process.wait(60)
         assert process.returncode == -number

@@ -217,7 +217,7 @@ def test_threads_share_it_while_libraries_change(states: list[State]) -> None:
 
     def forget() -> None:
         while not done.wait(0.001):
-            for each in list(device_registry.forgetters):
+            for each in list(device_registry.on_library_replaced):
                 each()
 
     other = threading.Thread(target=forget)

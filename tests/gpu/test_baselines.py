@@ -48,7 +48,7 @@ def test_the_product_is_right(made, name, layout, dtype, acc, mnk):
     assert made[name].detail(problem)
 
 
-@pytest.mark.parametrize("name", rivals.NAMES)
+@pytest.mark.parametrize("name", rivals.BASELINE_NAMES)
 def test_it_can_be_captured_and_replayed(made, name):
     problem = Problem(256, 256, 512)
     with GpuClock(problem) as bench:

@@ -15,7 +15,7 @@ from outblas.core.problem import Problem
 from outblas.jail.build import build
 from outblas.jail.free_launch import load
 from outblas.judge.gates import prove
-from outblas.kernels.custom.examples.example_kernels import example, names
+from outblas.kernels.custom.examples.example_kernels import example, example_names
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.device import gpu_of_device
 
@@ -43,14 +43,14 @@ def proved(kernel: FreeKernel, problem: Problem, folder: Path) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", example_names())
 def test_it_is_right(name: str, tmp_path: Path) -> None:
     for problem in FEW_ROWS if name == "few_rows" else RAGGED:
         verdict = proved(example(name), problem, tmp_path)
         assert verdict.status is Status.PASSED, f"{problem.key}: {verdict}"
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", example_names())
 def test_it_is_right_in_bf16(name: str, tmp_path: Path) -> None:
     problem = Problem(40 if name == "few_rows" else 200, 264, 328, dtype="bf16")
     verdict = proved(example(name), problem, tmp_path)

@@ -52,7 +52,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     for name, value in (("table", None), ("why_none", "left out by this test"), ("known", None)):
         monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(fused, "_states", {})
-    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", linear.FUSED):
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", linear.FUSED_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     yield config
     torch.cuda.synchronize()
@@ -131,7 +131,7 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     assert outblas.warm(x, w, bias)
     torchs = torch.nn.functional.linear(x, w, bias)
     assert torch.equal(outblas.linear(x, w, bias), torchs)
-    monkeypatch.setenv(linear.FUSED, "1")
+    monkeypatch.setenv(linear.FUSED_VARIABLE, "1")
     c = outblas.linear(x, w, bias)
     assert worst_fused_error(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
 

@@ -144,7 +144,7 @@ def test_walks_over_several_tiles_give_every_tile_its_own_sums(name: str, layout
 @pytest.mark.parametrize("name", ["walk_16_pdl", "walk_shared_one_warp"])
 def test_a_grid_holds_no_more_ctas_than_are_resident(name: str, layout: str) -> None:
     """A walk gains nothing from CTAs that wait for others to end: the driver has to agree with geometry.gemv_blocks."""
-    from outblas.kernels.families.sm80_gemv_mma import gemv_blocks
+    from outblas.kernels.families.sm80_gemv_mma import gemv_blocks_per_sm
     from outblas.kernels.geometry import geometry
     from outblas.runtime.driver import check, driver
 
@@ -158,7 +158,7 @@ def test_a_grid_holds_no_more_ctas_than_are_resident(name: str, layout: str) -> 
         driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded._function, shape.threads, shape.smem_bytes),
     )
     if gpu_of_device(0).arch == 90:
-        assert found >= gemv_blocks(problem, config)
+        assert found >= gemv_blocks_per_sm(problem, config)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def table() -> Any:
     if native.why_not():
         pytest.skip(native.why_not())
     outblas.matmul(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # opens it
-    assert native_table.table is not None, native_table.why_none
+    assert native_table.table is not None, native_table.why_no_table
     return native_table.table
 
 
@@ -201,7 +201,7 @@ def test_two_streams_at_once(by_table: bool, rows: Any, request: pytest.FixtureR
     if by_table:
         request.getfixturevalue("table")
     else:
-        monkeypatch.setattr(native_table, "why_none", "left out by this test")
+        monkeypatch.setattr(native_table, "why_no_table", "left out by this test")
     problems = both(rows)
     sets = {p: operands(p) for p in problems}
     streams = [torch.cuda.Stream() for _ in range(2)]

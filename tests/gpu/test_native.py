@@ -60,7 +60,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in (("table", None), ("why_none", ""), ("known", None)):
         monkeypatch.setattr(native_table, name, value)
     outblas.matmul(torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda"))  # opens the table
-    assert native_table.table is not None, native_table.why_none
+    assert native_table.table is not None, native_table.why_no_table
     yield native_table.table
     torch.cuda.synchronize()
 

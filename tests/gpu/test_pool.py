@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from outblas.bench.pool.worker_plan import make_plan, open_pool  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
-from outblas.core.phase_times import total  # noqa: E402
+from outblas.core.phase_times import sum_totals  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.records.store import Store  # noqa: E402
 from outblas.runtime.device import gpu_count  # noqa: E402
@@ -37,7 +37,7 @@ def test_two_gpus_tune_together(tmp_path: Path, kind: str) -> None:
         assert pool.lost == 0 and len(pool.provenance("test")["workers"]) == 2
         gpus = [pool.accounts()[f"worker {index}: gpu"] for index in (0, 1)]
     assert all(gpu.seconds["start"] > 0 and gpu.counts["workers lost"] == 0 for gpu in gpus)
-    counts = total(gpus).counts
+    counts = sum_totals(gpus).counts
     assert (counts["candidates"], counts["desks"], counts["chunks"]) == (len(tried), len(problems), len(problems))
     assert len(problems) <= counts["algorithms chosen"] <= 2 * len(problems)
     assert 0 < counts["kernels proved"] <= counts["kernels loaded"] <= len(tried)

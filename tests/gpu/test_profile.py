@@ -24,7 +24,7 @@ PROBLEMS = (Problem(64, 4096, 64), Problem(1024, 1024, 1024))
 
 def test_the_best_of_a_run_have_counters_that_a_kernel_can_have(tmp_path: Path) -> None:
     try:
-        ncu.find()
+        ncu.find_ncu()
     except ToolchainMissing as error:
         pytest.skip(str(error))
     run = tmp_path / "run"

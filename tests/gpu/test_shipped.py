@@ -18,7 +18,7 @@ import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.cubin_build import build, current, packaged_libraries, sources_of
+from outblas.dispatch.cubin_build import build, is_current, packaged_libraries, sources_of
 from outblas.dispatch.device_state import ARCHITECTURE, DeviceState, load_kernel
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -27,7 +27,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import make_source
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import packaged_cubins
-from outblas.runtime.cubin_pack import pack_key, packed
+from outblas.runtime.cubin_pack import pack_bytes, pack_key
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
@@ -136,7 +136,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
     foreign = compile_source(source, "sm_80")
     about = {"nvrtc": "13.0", "kernels": kernels_sha(), "architectures": [ARCHITECTURE]}
     path = tmp_path / "kernels.pack"
-    path.write_bytes(packed({pack_key(source, ARCHITECTURE): foreign}, about))
+    path.write_bytes(pack_bytes({pack_key(source, ARCHITECTURE): foreign}, about))
     state = device(path, monkeypatch)
     a, b, stored = operands(problem)
     with pytest.warns(RuntimeWarning, match="the driver refuses a shipped cubin .*cuModuleLoadData") as told:
@@ -147,7 +147,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas.dispatch.cubin_build")
 def test_the_driver_loads_the_packs_cubins() -> None:
-    if not current(PACK):
+    if not is_current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")
     found, seen = PackagedCubins(PACK), 0
     torch.zeros(1, device="cuda")

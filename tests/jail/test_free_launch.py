@@ -259,7 +259,7 @@ def timing(us):
 
 
 class Bench:
-    """What fresh.py asks of a bench, on the CPU: a kernel is a function of the operand sets."""
+    """What timing_checks.py asks of a bench, on the CPU: a kernel is a function of the operand sets."""
 
     problem, sets, gpu_index, stream = Problem(16, 16, 32), 2, 0, 0
 

@@ -25,7 +25,7 @@ from support.free_fixture import BODY, device_text, host_text, missing
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [pytest.mark.long, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 
 def examined(text):

@@ -74,8 +74,8 @@ def test_a_missing_library_is_one_clear_line():
 
 def test_every_baseline_has_its_name():
     made = baselines.make_baselines(0)
-    assert tuple(made) == rivals.NAMES and [b.name for b in made.values()] == list(rivals.NAMES)
-    assert set(rivals.RIVALS) < set(rivals.NAMES)
+    assert tuple(made) == rivals.BASELINE_NAMES and [b.name for b in made.values()] == list(rivals.BASELINE_NAMES)
+    assert set(rivals.RIVALS) < set(rivals.BASELINE_NAMES)
 
 
 FAKE = """

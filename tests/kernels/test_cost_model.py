@@ -54,7 +54,7 @@ def test_every_legal_config_has_a_finite_time_above_the_floor(problem: Problem) 
 def test_no_configs_is_an_empty_answer() -> None:
     assert cost_model.predict_many(TINY, []).shape == (0,)
     assert cost_model.rank(TINY, []).shape == (0,)
-    assert cost_model.left_out(TINY, []).shape == (0,)
+    assert cost_model.pruned_mask(TINY, []).shape == (0,)
 
 
 def test_rank_is_a_permutation_sorted_by_prediction() -> None:
@@ -75,12 +75,12 @@ def test_one_cluster_runs_however_small_the_gpu_is() -> None:
 
 def test_pruning_compares_within_the_pdl_option_and_keeps_each_best() -> None:
     times, pdl = np.array([1.0, 2.9, 3.1, 5.0, 14.0, 16.0]), np.array([1, 1, 1, 0, 0, 0], dtype=bool)
-    assert list(cost_model.too_slow(times, pdl, 3.0)) == [False, False, True, False, False, True]
+    assert list(cost_model.too_slow_mask(times, pdl, 3.0)) == [False, False, True, False, False, True]
 
 
 def test_left_out_shrinks_with_the_factor_and_never_takes_the_predicted_best() -> None:
     configs = legal(LARGE)
-    some, many = cost_model.left_out(LARGE, configs, factor=4.0), cost_model.left_out(LARGE, configs, factor=1.5)
+    some, many = cost_model.pruned_mask(LARGE, configs, factor=4.0), cost_model.pruned_mask(LARGE, configs, factor=1.5)
     assert some.dtype == bool and 0 < some.sum() < many.sum() < len(configs)
     assert (many | ~some).all()
     assert not many[cost_model.rank(LARGE, configs)[0]]
@@ -118,7 +118,8 @@ def test_packaged_file_says_where_it_is_from_and_how_it_was_checked() -> None:
 def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> None:
     """Times made with other coefficients than the fit starts from are ranked almost perfectly."""
     world = {
-        f: {n: v * (1.3 if i % 2 else 0.8) for i, (n, v) in enumerate(x.items())} for f, x in cost_model.START.items()
+        f: {n: v * (1.3 if i % 2 else 0.8) for i, (n, v) in enumerate(x.items())}
+        for f, x in cost_model.START_COEFFICIENTS.items()
     }
     lines = []
     for shape in [
@@ -145,7 +146,7 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == len(lines)
     assert found["checks"]["top"]["16"]["geomean"] < 1.05
-    assert set(found["coefficients"]) == set(cost_model.START)
+    assert set(found["coefficients"]) == set(cost_model.START_COEFFICIENTS)
 
 
 def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings")
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Layout, Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads_per_step
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
@@ -94,7 +94,7 @@ def early_loads(problem: Problem, c: KernelConfig) -> int:
     if isinstance(c, Sm90WgmmaConfig):
         return c.bk // 64 if problem.layout == "TN" else max(1, c.bn // 64)
     if isinstance(c, Sm80GemvConfig):
-        return c.unroll * gemv_loads(problem, c)[0]
+        return c.unroll * gemv_loads_per_step(problem, c)[0]
     if isinstance(c, Sm80DirectConfig):
         return c.unroll * (c.bn // c.wn // 8 if problem.layout == "TN" else 4)
     threads = 32 * c.wm * c.wn * c.wk

@@ -17,7 +17,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.jail.carried_builds import CarriedBuilds
 from outblas.jail.static_gate import examine
-from outblas.kernels.custom.examples.example_kernels import all_examples, example, names
+from outblas.kernels.custom.examples.example_kernels import all_examples, example, example_names
 from outblas.kernels.custom.free_kernel import FreeKernel
 from support.emulation import emulate
 
@@ -58,7 +58,7 @@ def test_there_are_at_least_fourteen_and_none_is_another() -> None:
     assert {k.launch.form for k in kernels.values()} == {"device", "host"}
     with pytest.raises(UsageError, match="naive"):
         example("nothing")
-    assert "wgmma_ring" in names()
+    assert "wgmma_ring" in example_names()
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -11,16 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.config import LAUNCHES, KernelConfig, allows, config_name, config_to_json, knob_schema, launch_of
+from outblas.core.config import (
+    LAUNCHES,
+    KernelConfig,
+    config_name,
+    config_to_json,
+    knob_schema,
+    launch_allows,
+    launch_of,
+)
 from outblas.core.errors import ConfigError
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates, even_twin
 from outblas.kernels.config_text import config_from_json, config_from_name
-from outblas.kernels.cost.columns import DEFAULTS, config_columns
-from outblas.kernels.cost.cost_model import START, predict_many
-from outblas.kernels.cost.residual import NAMES
-from outblas.kernels.families.family import LAST, Family, TileChoice
+from outblas.kernels.cost.columns import COLUMN_DEFAULTS, config_columns
+from outblas.kernels.cost.cost_model import START_COEFFICIENTS, predict_many
+from outblas.kernels.cost.residual import FEATURE_NAMES
+from outblas.kernels.families.family import LAST_PLACE, Family, TileChoice
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, k_tiles, workspace_bytes
 from outblas.kernels.knobs import all_knobs
@@ -84,7 +92,7 @@ def test_names_and_json_lead_back_and_what_is_damaged_is_refused(family: Family[
     for _, config in legal_pairs(family.name):
         for other in (config, config.with_knobs(pdl=True), config.with_knobs(pdl=True, early=True)):
             assert config_from_name(config_name(other)) == other == config_from_json(config_to_json(other))
-            assert launch_of(other) in LAUNCHES and allows("weights", other)
+            assert launch_of(other) in LAUNCHES and launch_allows("weights", other)
         vectors = all_knobs()
         assert vectors.decode(vectors.encode(config)) == config
         with pytest.raises(ConfigError):
@@ -174,29 +182,31 @@ def test_it_is_proved_on_problems_that_it_can_run(family: Family[KernelConfig]) 
 @every_family
 def test_what_it_offers_beside_the_catalogue_is_its_own(family: Family[KernelConfig]) -> None:
     for problem in (*PROBLEMS, Problem(127, 1001, 333)):
-        found = [*family.beside_the_catalogue(problem, H200), *family.for_unaligned(problem, H200, ())]
+        found = [*family.special_candidates(problem, H200), *family.unaligned_candidates(problem, H200, ())]
         assert all(type(config) is family.config for config in found)
         assert all(c.family in FAMILIES for c in candidates(problem)[:50])
-    assert all(c.family == family.name for _, c in family.special_kernels())
-    near = [c for c, _ in zip(family.near_choice(TileChoice(128, 128, 64, 4, 1, 1, 1, 0)), range(3), strict=False)]
+    assert all(c.family == family.name for _, c in family.special_kernel_kinds())
+    near = [c for c, _ in zip(family.near_tile_choice(TileChoice(128, 128, 64, 4, 1, 1, 1, 0)), range(3), strict=False)]
     assert bool(near) is family.follows_heuristics
 
 
 @every_family
 def test_its_cost_is_finite_and_positive_and_its_columns_have_a_place(family: Family[KernelConfig]) -> None:
-    assert START[family.name] and all(math.isfinite(value) for value in START[family.name].values())
+    assert START_COEFFICIENTS[family.name] and all(
+        math.isfinite(value) for value in START_COEFFICIENTS[family.name].values()
+    )
     configs = [config for _, config in legal_pairs(family.name)]
-    assert set(config_columns(configs)) == {*DEFAULTS, *family.own_columns}
+    assert set(config_columns(configs)) == {*COLUMN_DEFAULTS, *family.own_columns}
     for problem, config in legal_pairs(family.name):
         (us,) = predict_many(problem, [config])
         assert 0 < us < 1e6
         assert family.transposed(family.transposed(config)) == config
-    assert {f"{kind}.one" for kind in family.kinds} <= set(NAMES)
+    assert {f"{kind}.one" for kind in family.kinds} <= set(FEATURE_NAMES)
 
 
 def test_places_are_taken_once() -> None:
     for place in ("pool_place", "offer_place", "residual_place"):
-        taken = [n for n in (getattr(family, place) for family in FAMILIES.values()) if n != LAST]
+        taken = [n for n in (getattr(family, place) for family in FAMILIES.values()) if n != LAST_PLACE]
         assert len(set(taken)) == len(taken), place
 
 

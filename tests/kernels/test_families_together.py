@@ -14,14 +14,14 @@ import pytest
 
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.problem import Problem
-from outblas.core.suites import GRID
+from outblas.core.suites import GRID_EXTENTS
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.geometry import geometry, launch_smem, may_stack
+from outblas.kernels.geometry import geometry, launch_smem, may_exceed_even_share
 from outblas.kernels.geometry_terms import SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
@@ -54,7 +54,7 @@ DECODE = Problem(1, 4096, 4096)
 
 @needs_catalogue
 def test_every_grid_problem_has_candidates_of_both_tiled_families() -> None:
-    for m, n, k in ((m, n, k) for m in GRID[::4] for n in GRID[::4] for k in GRID[::4]):
+    for m, n, k in ((m, n, k) for m in GRID_EXTENTS[::4] for n in GRID_EXTENTS[::4] for k in GRID_EXTENTS[::4]):
         legal = [c for c in catalogue() if why_illegal(Problem(m, n, k), c) is None]
         assert {c.family for c in legal} >= {W.family, M.family} and len(legal) >= 32
 
@@ -69,16 +69,16 @@ def test_an_even_launch_asks_for_nothing_more_where_many_ctas_come_to_an_sm() ->
     for problem in (Problem(16, 28672, 4096), Problem(4096, 4096, 4096)):
         even = replace(DEEP, even=True)
         assert launch_smem(problem, even, 132) == geometry(problem, DEEP).smem_bytes
-        assert not may_stack(problem, even, 132) and not may_stack(problem, DEEP, 132)
+        assert not may_exceed_even_share(problem, even, 132) and not may_exceed_even_share(problem, DEEP, 132)
     assert launch_smem(Problem(4096, 4096, 64), replace(TINY, even=True), 132) == 0, "993 to an SM"
 
 
 def test_ctas_may_stack_where_more_fit_than_come() -> None:
-    assert may_stack(Problem(16, 4096, 4096), DEEP, 132)
-    assert not may_stack(Problem(16, 6144, 4096), DEEP, 132), "three to an SM, and three fit"
+    assert may_exceed_even_share(Problem(16, 4096, 4096), DEEP, 132)
+    assert not may_exceed_even_share(Problem(16, 6144, 4096), DEEP, 132), "three to an SM, and three fit"
     threads = Sm80DirectConfig(16, 8, wk=16, unroll=1, pdl=True)  # 512: four fit
-    assert may_stack(Problem(16, 8 * 132 * 3, 512), threads, 132)
-    assert not may_stack(Problem(16, 8 * 132 * 4, 512), threads, 132)
+    assert may_exceed_even_share(Problem(16, 8 * 132 * 3, 512), threads, 132)
+    assert not may_exceed_even_share(Problem(16, 8 * 132 * 4, 512), threads, 132)
 
 
 def test_many_agrees_with_one_and_keeps_the_order_of_mixed_families() -> None:
@@ -124,8 +124,10 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == 6 + 4
     assert found["provenance"]["source"] == "recording rec, times.jsonl"
-    assert found["coefficients"][Sm80DirectConfig.family] != cost_model.START[Sm80DirectConfig.family]
-    assert found["coefficients"][Sm80GemvConfig.family] == pytest.approx(cost_model.START[Sm80GemvConfig.family])
+    assert found["coefficients"][Sm80DirectConfig.family] != cost_model.START_COEFFICIENTS[Sm80DirectConfig.family]
+    assert found["coefficients"][Sm80GemvConfig.family] == pytest.approx(
+        cost_model.START_COEFFICIENTS[Sm80GemvConfig.family]
+    )
 
 
 def test_early_loads_of_b_save_time_on_top_of_pdl() -> None:

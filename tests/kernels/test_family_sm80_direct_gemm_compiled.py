@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,8 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import _disassemble, check_static, disassembled_facts
+from outblas.runtime.sass import check_static, disassembled_facts
+from support.disassembly import Together, cases, disassembled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +42,7 @@ DIRECT = {
 }
 
 
+@cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)
@@ -65,12 +68,21 @@ def direct_loads(layout: str, c: Sm80DirectConfig) -> int:
     return c.unroll * (2 * m_blocks + (n_blocks if layout == "TN" else 4))
 
 
+@pytest.fixture(scope="module")
+def direct(request: pytest.FixtureRequest) -> Together[tuple[str, str, str]]:
+    named = cases(request, "test_direct_kernels_of_every_kind_and_architecture")
+    keys = [(case["name"], case["arch"], case["kind"]) for case in named]
+    return Together(lambda key: build(KINDS[key[2]], DIRECT[key[0]], key[1]), keys)
+
+
 @pytest.mark.parametrize(("name", "arch", "kind"), covering(DIRECT, KINDS))
-def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kind: str) -> None:
+def test_direct_kernels_of_every_kind_and_architecture(
+    direct: Together[tuple[str, str, str]], name: str, arch: str, kind: str
+) -> None:
     """From global memory to the products: no copy to shared memory, which only warps that share K use, for sums."""
     config, problem = DIRECT[name], KINDS[kind]
-    cubin = build(problem, config, arch)
-    facts, opcodes = cubin.facts, _disassemble(cubin.image)
+    cubin, code = direct[name, arch, kind]
+    facts, opcodes = cubin.facts, code.opcodes
     assert not facts.hgmma and not facts.utmaldg and not facts.utmastg and not facts.ldgsts
     blocks = config.bm // config.wm // 16 * (config.bn // config.wn // 8)
     assert facts.hmma == 2 * config.unroll * blocks
@@ -83,9 +95,10 @@ def test_direct_kernels_of_every_kind_and_architecture(name: str, arch: str, kin
 def test_direct_loads_of_a_batch_all_come_before_the_first_product(layout: str) -> None:
     """What the family is for: one latency per ``unroll`` chunks. Without the fence ptxas interleaves them."""
     problem = replace(P, layout=layout)  # type: ignore[arg-type]
-    for config in [*list(DIRECT_FAMILY.pool())[::38], *DIRECT.values()]:
+    configs = [*list(DIRECT_FAMILY.pool())[::38], *DIRECT.values()]
+    for config, code in zip(configs, disassembled("sm_90a", [build(problem, c).image for c in configs]), strict=True):
         assert isinstance(config, Sm80DirectConfig)
-        opcodes = _disassemble(build(problem, config).image)
+        opcodes = code.opcodes
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
         before, after = ([t for t in part if t.startswith("LDG")] for part in (opcodes[:first], opcodes[first:]))
         assert (len(before), len(after)) == (direct_loads(layout, config), 0), config

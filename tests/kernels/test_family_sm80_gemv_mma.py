@@ -14,8 +14,8 @@ from outblas.core.roofline import H200
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
-from outblas.kernels.cost.terms import on_the_busiest_sm
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks
+from outblas.kernels.cost.terms import ctas_on_busiest_sm
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
@@ -137,7 +137,7 @@ def test_every_tile_has_its_ctas() -> None:
             cluster = geometry(problem, config).cluster
             assert x % cluster == 0 and min(x, y, z) >= 1
             if getattr(config, "persistent", False):
-                blocks = gemv_blocks(problem, config) if isinstance(config, Sm80GemvConfig) else 1
+                blocks = gemv_blocks_per_sm(problem, config) if isinstance(config, Sm80GemvConfig) else 1
                 assert (y, z) == (1, 1) and x <= 132 * blocks
                 continue
             if isinstance(config, Sm80GemvConfig):
@@ -197,6 +197,6 @@ def test_under_pdl_ctas_stack_where_more_fit_on_an_sm_than_are_needed() -> None:
     c = config_columns([few, replace(few, pdl=True)])
     assert (c["occupancy"] >= 2).all()
     fit = c["occupancy"][0]
-    assert on_the_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]
-    full = on_the_busiest_sm(x, c, np.array(132.0 * 9 * fit), c["occupancy"], H200)
+    assert ctas_on_busiest_sm(x, c, np.array(100.0), c["occupancy"], H200).tolist() == [1.0, 1 + 0.5 * (fit - 1)]
+    full = ctas_on_busiest_sm(x, c, np.array(132.0 * 9 * fit), c["occupancy"], H200)
     assert full.tolist() == [fit, fit]

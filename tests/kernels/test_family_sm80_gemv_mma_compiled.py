@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +13,16 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_gemv_mma import FAMILY as GEMV_FAMILY
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks, gemv_loads
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm, gemv_loads_per_step
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import _code_sections, _disassemble, check_static, disassembled_facts, listing
+from outblas.runtime.sass import _code_sections, check_static, disassembled_facts
+from support.disassembly import Together, cases, disassembled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from outblas.runtime.cubin import Cubin
 
@@ -50,6 +51,7 @@ GEMV = {
 }
 
 
+@cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)
@@ -69,14 +71,13 @@ def covering(names: Iterable[str], kinds: Iterable[str]) -> list[tuple[str, str,
     return cases
 
 
-def controlled(image: bytes) -> list[tuple[str, int, set[int]]]:
+def controlled(image: bytes, texts: Sequence[str]) -> list[tuple[str, int, set[int]]]:
     """(instruction, scoreboard that its result sets or 7, scoreboards that it waits for), in order.
 
     The control bits are not published: 105 to 125 of the 128, as disassemblers of earlier generations read them.
     """
     words = [struct.unpack(f"<{len(code) // 8}Q", code) for code in _code_sections(image)]
     assert len(words) == 1
-    texts = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", listing(image))
     control = [high >> 41 for high in words[0][1::2]]
     assert len(texts) == len(control)
     return [
@@ -109,30 +110,41 @@ def test_gemv_loads_are_all_in_flight_before_the_first_product(layout: str) -> N
     """What bandwidth hangs on: every weight of ``unroll`` steps is asked for, 16 bytes at a time."""
     problem = Problem(8, 4096, 4096, layout)  # type: ignore[arg-type]
     kernels = [c for c in GEMV_FAMILY.pool() if isinstance(c, Sm80GemvConfig) and c.ring == "registers" and c.bm == 8]
-    legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1]
-    for config in legal[::2]:
-        opcodes = _disassemble(build(problem, config).image)
+    legal = [c for c in kernels if why_illegal(problem, c) is None and c.split_k == 1][::2]
+    for config, code in zip(legal, disassembled("sm_90a", [build(problem, c).image for c in legal]), strict=True):
+        opcodes = code.opcodes
         first = next(i for i, text in enumerate(opcodes) if text.startswith("HMMA"))
         batched = [text for text in opcodes[:first] if text.startswith("LDG.E.NA") and text.endswith(".128")]
-        assert len(batched) == config.unroll * gemv_loads(problem, config)[0], config
+        assert len(batched) == config.unroll * gemv_loads_per_step(problem, config)[0], config
+
+
+def walked(config: Sm80GemvConfig, layout: str) -> Problem:
+    problem = Problem(config.bm, 8192, config.kept_k or 8192, layout)  # type: ignore[arg-type]
+    if why_illegal(problem, config) is not None:
+        pytest.skip("16-byte loads along N need 64 rows per warp")
+    return problem
+
+
+@pytest.fixture(scope="module")
+def walks(request: pytest.FixtureRequest) -> Together[tuple[Sm80GemvConfig, str]]:
+    named = cases(request, "test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store")
+    return Together(lambda key: build(walked(*key), key[0]), [(case["config"], case["layout"]) for case in named])
 
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 @pytest.mark.parametrize("config", WALKS, ids=config_name)
 def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
-    config: Sm80GemvConfig, layout: str
+    walks: Together[tuple[Sm80GemvConfig, str]], config: Sm80GemvConfig, layout: str
 ) -> None:
     """All loads of a round are asked for before the sums of a tile, which wait for none of them; and ptxas holds the
-    registers to what geometry.gemv_blocks counts on."""
-    problem = Problem(config.bm, 8192, config.kept_k or 8192, layout)  # type: ignore[arg-type]
-    if why_illegal(problem, config) is not None:
-        pytest.skip("16-byte loads along N need 64 rows per warp")
-    cubin, shape = build(problem, config), geometry(problem, config)
-    assert cubin.registers * shape.threads * gemv_blocks(problem, config) <= 65536
-    code = controlled(cubin.image)
+    registers to what geometry.gemv_blocks_per_sm counts on."""
+    problem = walked(config, layout)
+    (cubin, disassembly), shape = walks[config, layout], geometry(problem, config)
+    assert cubin.registers * shape.threads * gemv_blocks_per_sm(problem, config) <= 65536
+    code = controlled(cubin.image, disassembly.texts)
     loads = [i for i, (text, _, _) in enumerate(code) if "LDG.E.NA" in text or "LDGSTS.E.BYPASS" in text]
     stores = [i for i, (text, _, _) in enumerate(code) if "STG" in text]
-    per_step = gemv_loads(problem, config)[0]
+    per_step = gemv_loads_per_step(problem, config)[0]
     in_loop = per_step * (1 if config.ring == "shared" else config.unroll)
     assert len(loads) == per_step * config.unroll + in_loop
     assert loads[-1] < stores[0], "weights of the next tile behind the stores of this one"
@@ -148,7 +160,8 @@ def test_walks_have_the_next_tiles_loads_in_flight_while_they_add_up_and_store(
 
 def test_a_hint_for_l2_is_a_policy_on_every_load_of_weights() -> None:
     config = Sm80GemvConfig(8, 64, 1, 4, 2)
-    plain, hinted = (listing(build(DECODE_8, replace(config, l2=l2)).image) for l2 in ("plain", "stream_b"))  # type: ignore[arg-type]
+    images = [build(DECODE_8, replace(config, l2=l2)).image for l2 in ("plain", "stream_b")]  # type: ignore[arg-type]
+    plain, hinted = ("\n".join(code.texts) for code in disassembled("sm_90a", images))
     assert hinted != plain and hinted.count("LDG") == plain.count("LDG")
 
 

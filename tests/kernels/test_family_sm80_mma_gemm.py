@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
-from outblas.kernels.cost.terms import let_in, on_the_busiest_sm
+from outblas.kernels.cost.terms import admitted_ctas, ctas_on_busiest_sm
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.geometry import geometry, k_tiles, launch_smem, workspace_bytes
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM, SMEM_LIMIT
@@ -177,7 +177,7 @@ def test_even_ctas_do_not_stack_and_keep_what_pdl_saves(few: KernelConfig) -> No
     pdl, x = replace(few, pdl=True), {"stacked": 0.5}
     c = config_columns([few, pdl, replace(pdl, even=True)])
     for ctas in (100.0, 132.0 * 2, 132.0 * 99):
-        busiest = on_the_busiest_sm(x, c, np.array(ctas), let_in(c, np.array(ctas), H200), H200)
+        busiest = ctas_on_busiest_sm(x, c, np.array(ctas), admitted_ctas(c, np.array(ctas), H200), H200)
         assert busiest[2] == busiest[0] <= busiest[1]
         assert (busiest[1] > busiest[2]) == (c["occupancy"][1] > np.ceil(ctas / 132))
     for problem in (TINY, Problem(16, 2048, 4096)):

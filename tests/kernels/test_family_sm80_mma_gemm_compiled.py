@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +35,7 @@ MMA = {
 }
 
 
+@cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +15,8 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static, disassembled_facts, listing
+from outblas.runtime.sass import check_static, disassembled_facts
+from support.disassembly import Code, Together, cases
 
 if TYPE_CHECKING:
     from outblas.runtime.cubin import Cubin
@@ -45,6 +46,7 @@ WGMMA = {
 }
 
 
+@cache
 def build(problem: Problem, config: KernelConfig, arch: str = "sm_90a") -> Cubin:
     assert why_illegal(problem, config) is None
     source = make_source(problem, config)
@@ -62,20 +64,13 @@ KINDS = {
 }  # fmt: skip
 
 
-def k_loop(image: bytes) -> list[str]:
-    """Instructions from the label before the first wgmma to the branch back to it."""
-    labels: dict[str, int] = {}
-    code: list[str] = []
-    for line in listing(image).splitlines():
-        if label := re.match(r"\s*(\.L_\w+):", line):
-            labels[label[1]] = len(code)
-        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
-            code.append(instruction[1])
-    first = next(i for i, text in enumerate(code) if "HGMMA" in text)
-    for i in range(first, len(code)):
-        back = re.search(r"\bBRA `\((\.L_\w+)\)", code[i])
-        if back and labels[back[1]] <= first:
-            return code[labels[back[1]] : i + 1]
+def k_loop(code: Code) -> tuple[str, ...]:
+    """Instructions from where the first wgmma's loop begins to the branch back to it."""
+    first = next(i for i, text in enumerate(code.texts) if "HGMMA" in text)
+    for i in range(first, len(code.texts)):
+        begin = code.target(code.texts[i])
+        if begin is not None and begin <= first:
+            return code.texts[begin : i + 1]
     raise AssertionError("no branch goes back over the first HGMMA")
 
 
@@ -92,6 +87,16 @@ def test_wgmma_kernels_of_every_kind(kind: str) -> None:
     assert facts.hgmma and facts.utmaldg and facts.utmastg
 
 
+def looping(kind: str, across: tuple[int, int]) -> tuple[Problem, KernelConfig]:
+    return KINDS[kind], Sm90WgmmaConfig(128, 128, 64, 5, 2, "pingpong", *across, persistent=True)
+
+
+@pytest.fixture(scope="module")
+def loops(request: pytest.FixtureRequest) -> Together[tuple[str, tuple[int, int]]]:
+    keys = [(case["kind"], case["across"]) for case in cases(request, "test_the_k_loop_is_short")]
+    return Together(lambda key: build(*looping(*key)), keys)
+
+
 @pytest.mark.parametrize(
     ("kind", "across", "most"),
     [
@@ -100,11 +105,12 @@ def test_wgmma_kernels_of_every_kind(kind: str) -> None:
         for loop in (((1, 1), 64), (((2, 1), (1, 2))[(i + i // 2) % 2], 72))
     ],
 )
-def test_the_k_loop_is_short(kind: str, across: tuple[int, int], most: int) -> None:
+def test_the_k_loop_is_short(
+    loops: Together[tuple[str, tuple[int, int]]], kind: str, across: tuple[int, int], most: int
+) -> None:
     """Two consumers and a producer share the schedulers: at 122 instructions a stage the compute-bound products
     were about 5% slower. Descriptors are walked by adding; with a cluster there are the peers to tell."""
-    base = Sm90WgmmaConfig(128, 128, 64, 5, 2, "pingpong", *across, persistent=True)
-    loop = k_loop(build(KINDS[kind], base).image)
+    loop = k_loop(loops[kind, across][1])
     assert sum("HGMMA" in text for text in loop) == 2 * 64 // 16, "the loop that is counted is the K loop"
     assert len(loop) <= most
 

@@ -13,10 +13,10 @@ from outblas.core.evaluation import LOG_BYTES, Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.config_text import config_from_json
-from outblas.kernels.custom.contract import MAX_WORKSPACE
-from outblas.kernels.custom.cuda_text import canonical, comments, pieces
-from outblas.kernels.custom.expression import Expression, names_of
-from outblas.kernels.custom.free_kernel import MAX_BYTES, FreeKernel, normalised
+from outblas.kernels.custom.contract import MAX_WORKSPACE_BYTES
+from outblas.kernels.custom.cuda_text import canonical, comments, split_text
+from outblas.kernels.custom.expression import Expression, variables_of
+from outblas.kernels.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel, normalised
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.store import Store
@@ -86,7 +86,7 @@ def test_tensor_maps_name_an_operand_a_box_and_a_swizzle():
         (device_text(tensor_maps=[{"operand": "A", "box": [8, 64], "swizzle": 48}]), "swizzle"),
         (device_text() + "\0", "NUL"),
         (device_text() + "\ud800", "surrogate"),
-        (device_text() + " " * MAX_BYTES, "bytes"),
+        (device_text() + " " * MAX_TEXT_BYTES, "bytes"),
     ],
 )  # fmt: skip
 def test_what_breaks_the_contract_is_refused_in_one_clear_line(text, wrong):
@@ -106,7 +106,7 @@ def test_what_breaks_the_contract_is_refused_in_one_clear_line(text, wrong):
         ({"grid": [1, "M * N", 1]}, Problem(512, 512, 8), "grid of"),
         ({"grid": [3, 1, 1], "cluster": [2, 1, 1]}, P, "whole clusters"),
         ({"workspace": "M * N * K * 4"}, Problem(1024, 1024, 1024), "workspace"),
-        ({"workspace": MAX_WORKSPACE + 1}, P, "workspace"),
+        ({"workspace": MAX_WORKSPACE_BYTES + 1}, P, "workspace"),
         ({"tensor_maps": [{"operand": "A", "box": [8, 8]}]}, Problem(8, 8, 12), "TMA"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_problem_that_a_kernel_does_not_take_is_told_why(keys, problem, reason
 
 
 def test_expressions_are_integers_of_the_extents():
-    names = names_of(100, 7, 9, 132)
+    names = variables_of(100, 7, 9, 132)
     for text, value in {
         "ceil(M, 64)": 2, "M // 64 * 2 - 1": 1, "min(M, N, K)": 7, "max(M, SMS)": 132, "M % 64 == 36": 1,
         "1 < N < K": 1, "N > K or M == 100": 1, "not N": 0, "-N": -7, "M % 2 == 0 and K % 2 == 0": 0,
@@ -187,7 +187,7 @@ def test_the_block_is_part_of_the_name_in_canonical_form():
 
 def test_a_scan_loses_nothing_and_sees_no_comment_in_a_literal():
     text = 'a = "/* no */ // no"; R"x(/* no )" */)x"; \'"\'; 1\'000; /* yes */ b; // yes\n#define F(x) "\\"" \\\n  x'
-    assert "".join(p.text for p in pieces(text)) == text
+    assert "".join(p.text for p in split_text(text)) == text
     assert comments(text) == [" yes "]
     assert canonical("#define F(x) x") != canonical("#define F (x) x")
     assert canonical("a + +b") != canonical("a ++ b")
@@ -215,7 +215,7 @@ def test_a_free_kernel_is_a_candidate_like_any_other(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
         store.append("run", evaluation)
         store.append("run", Evaluation(P, Sm90WgmmaConfig(64, 64), Status.WRONG))
-        assert store.done("run") == {(P.key, kernel.name), (P.key, config_name(Sm90WgmmaConfig(64, 64)))}
+        assert store.recorded_pairs("run") == {(P.key, kernel.name), (P.key, config_name(Sm90WgmmaConfig(64, 64)))}
         assert store.recorded("run", P)[kernel] == evaluation
     with pytest.raises(OutblasError, match="template"):
         _ = evaluation.template

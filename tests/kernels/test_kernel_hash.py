@@ -17,7 +17,13 @@ from outblas.core.problem import Problem
 from outblas.kernels import kernel_hash
 from outblas.kernels.custom import cuda_text
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.kernel_hash import kernel_headers, kernels_sha, plain, sha_as_written, sha_of
+from outblas.kernels.kernel_hash import (
+    headers_sha,
+    headers_sha_as_written,
+    kernel_headers,
+    kernels_sha,
+    without_comments,
+)
 from outblas.kernels.source import make_source
 
 NAMES = [name for name, _ in kernel_headers()]
@@ -25,14 +31,17 @@ NAMES = [name for name, _ in kernel_headers()]
 
 def by_scan(text: str) -> str:
     """The plain form by the lexer that judges free kernels."""
-    parts = [(" " if p.kind in ("comment", "space") else p.text) for p in cuda_text.pieces(cuda_text.spliced(text))]
+    parts = [
+        (" " if p.kind in ("comment", "space") else p.text)
+        for p in cuda_text.split_text(cuda_text.join_continued_lines(text))
+    ]
     joined = "".join(part for i, part in enumerate(parts) if part != " " or i == 0 or parts[i - 1] != " ")
     return "\n".join(filter(None, (line.strip(" ") for line in joined.split("\n"))))
 
 
 def same(name: str, text: str) -> bool:
     """Whether a kernel file with another text keeps its part of the hash."""
-    return sha_of([(name, text)]) == sha_of([(name, dict(kernel_headers())[name])])
+    return headers_sha([(name, text)]) == headers_sha([(name, dict(kernel_headers())[name])])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,21 +66,21 @@ def test_every_token_counts() -> None:
     """Any one word of any file, its name and its order among the files."""
     rng = random.Random(0)
     for name, text in kernel_headers():
-        form = plain(text)
+        form = without_comments(text)
         word = rng.choice(list(re.finditer(r"\w+", form)))
         assert not same(name, form[: word.start()] + "other" + form[word.end() :])
         assert same(name, form), "the plain form is its own plain form"
     first, *rest = kernel_headers()
-    assert sha_of([(first[0], first[1] + "// a word"), *rest]) == kernels_sha()
-    assert sha_of([(first[0], first[1] + "int x;"), *rest]) != kernels_sha()
-    assert sha_of([("renamed.cuh", first[1]), *rest]) != kernels_sha()
-    assert sha_of(rest) != kernels_sha()
+    assert headers_sha([(first[0], first[1] + "// a word"), *rest]) == kernels_sha()
+    assert headers_sha([(first[0], first[1] + "int x;"), *rest]) != kernels_sha()
+    assert headers_sha([("renamed.cuh", first[1]), *rest]) != kernels_sha()
+    assert headers_sha(rest) != kernels_sha()
 
 
 def test_no_kernel_file_is_hashed_as_written() -> None:
     """Such a file would lose its hash by a comment."""
     for name, text in kernel_headers():
-        assert plain(text) == by_scan(text) != text, name
+        assert without_comments(text) == by_scan(text) != text, name
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,7 @@ def test_no_kernel_file_is_hashed_as_written() -> None:
     ],
 )
 def test_text_with_traps(text: str, form: str) -> None:
-    assert plain(text) == form
+    assert without_comments(text) == form
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,7 @@ def test_text_with_traps(text: str, form: str) -> None:
     ],
 )
 def test_what_compilers_may_read_in_two_ways_stays_as_written(text: str) -> None:
-    assert plain(text) == text
+    assert without_comments(text) == text
 
 
 @pytest.mark.parametrize(
@@ -153,8 +162,8 @@ def test_what_compilers_may_read_in_two_ways_stays_as_written(text: str) -> None
     ],
 )
 def test_what_differs_has_another_form(one: str, other: str) -> None:
-    assert plain(one) != plain(other)
-    assert sha_of([("a", one)]) != sha_of([("a", other)])
+    assert without_comments(one) != without_comments(other)
+    assert headers_sha([("a", one)]) != headers_sha([("a", other)])
 
 
 def test_it_reads_text_as_the_lexer_of_free_kernels_does() -> None:
@@ -164,8 +173,8 @@ def test_it_reads_text_as_the_lexer_of_free_kernels_does() -> None:
     compared = 0
     for _ in range(4000):
         text = "".join(rng.choices(parts, k=rng.randrange(1, 14)))
-        if not cuda_text.two_ways(text) and not kernel_hash._AS_WRITTEN.search(text):
-            assert plain(text) == by_scan(text), repr(text)
+        if not cuda_text.is_ambiguous(text) and not kernel_hash._AS_WRITTEN.search(text):
+            assert without_comments(text) == by_scan(text), repr(text)
             compared += 1
     assert compared > 2000
 
@@ -175,13 +184,13 @@ def test_a_kernel_compiles_to_the_same_bytes_from_the_plain_form() -> None:
     from outblas.runtime.nvrtc import compile_source
 
     source = make_source(Problem(64, 64, 512), Sm80DirectConfig(16, 8))
-    short = replace(source, headers=tuple((name, plain(text)) for name, text in source.headers))
+    short = replace(source, headers=tuple((name, without_comments(text)) for name, text in source.headers))
     assert compile_source(short, cache=None).image == compile_source(source, cache=None).image
 
 
 def test_the_old_rule_counts_every_blank() -> None:
-    assert sha_as_written([("a", "x ")]) != sha_as_written([("a", "x")])
-    assert sha_of([("a", "x ")]) == sha_of([("a", "x")])
+    assert headers_sha_as_written([("a", "x ")]) != headers_sha_as_written([("a", "x")])
+    assert headers_sha([("a", "x ")]) == headers_sha([("a", "x")])
 
 
 def test_the_hash_is_of_names_within_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,11 +199,11 @@ def test_the_hash_is_of_names_within_the_folder(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "of_another_name" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "of_another_name" / name).write_text(text)
     (tmp_path / "of_another_name" / "__init__.py").touch()
-    monkeypatch.setattr(kernel_hash, "FOLDER", "of_another_name")
+    monkeypatch.setattr(kernel_hash, "KERNELS_FOLDER", "of_another_name")
     monkeypatch.setattr(kernel_hash.resources, "files", lambda package: tmp_path)
     kernel_headers.cache_clear()
     try:
-        assert sha_of(kernel_headers()) == kernels_sha()
+        assert headers_sha(kernel_headers()) == kernels_sha()
     finally:
         kernel_headers.cache_clear()
 

@@ -22,7 +22,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.knobs import FAMILY, all_knobs, knobs_of, wide
+from outblas.kernels.knobs import FAMILY, all_knobs, all_legal_configs, knobs_of
 from outblas.kernels.legality import why_illegal
 
 KNOBS = all_knobs()
@@ -36,7 +36,7 @@ vectors = st.tuples(*(st.integers(0, int(n) - 1) for n in KNOBS.nvec)).map(np.ar
 
 @cache
 def pool_of(problem: Problem) -> Any:
-    return wide(problem, H200)
+    return all_legal_configs(problem, H200)
 
 
 def test_every_field_of_every_record_is_a_knob_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
-from outblas.kernels.catalogue import candidates, catalogue, launch_options, worth_trying
+from outblas.kernels.catalogue import candidates, catalogue, first_search_candidates, launch_options
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 
@@ -31,13 +31,13 @@ def test_all_are_legal_and_none_is_the_config_itself(config: KernelConfig, layou
 
 def test_even_kernels_are_offered_to_live_searches_where_pdl_is_anything() -> None:
     problem = Problem(16, 4096, 4096)
-    found, plain = worth_trying(problem, H200), candidates(problem)
+    found, plain = first_search_candidates(problem, H200), candidates(problem)
     even = [c for c in found if c.even]
     assert even and not any(c.even for c in plain) and found[-len(even) :] == even
     assert {c.early for c in even} == {False, True} and len(set(found)) == len(found)
     assert all(why_illegal(problem, c) is None and replace(c, even=False) in found for c in even)
     assert candidates(problem, even=True) == plain + [c for c in even if not c.early]
-    assert not any(c.even for c in worth_trying(Problem(16384, 16384, 16384), H200))
+    assert not any(c.even for c in first_search_candidates(Problem(16384, 16384, 16384), H200))
 
 
 def test_launch_options_are_left_where_they_are_nothing() -> None:
@@ -50,7 +50,7 @@ def test_launch_options_are_left_where_they_are_nothing() -> None:
 
 def test_early_loads_are_offered_where_they_may_matter() -> None:
     for problem in (Problem(1024, 1024, 4096), Problem(8, 4096, 4096)):
-        found, plain = [c for c in worth_trying(problem, H200) if not c.even], candidates(problem)
+        found, plain = [c for c in first_search_candidates(problem, H200) if not c.even], candidates(problem)
         assert found[: len(plain)] == plain and not any(c.early for c in plain)
         early = [c for c in found if c.early]
         assert set(found) == {*plain, *early} and bool(early) == (problem.m == 8)

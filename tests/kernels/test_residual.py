@@ -17,7 +17,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn.train.fit_cost_model import MeasuredRow, fit_residual
 
-ZERO = np.zeros(len(residual.NAMES))
+ZERO = np.zeros(len(residual.FEATURE_NAMES))
 P = Problem(2048, 2048, 512)
 OF_KIND: dict[str, KernelConfig] = {
     "tile": Sm90WgmmaConfig(64, 128, stages=6),
@@ -36,16 +36,16 @@ OF_KIND: dict[str, KernelConfig] = {
 
 
 def coefficient(name: str, value: float) -> np.ndarray:
-    return np.where(np.array(residual.NAMES) == name, value, 0.0)
+    return np.where(np.array(residual.FEATURE_NAMES) == name, value, 0.0)
 
 
 def factors(coefficients: np.ndarray, *configs: KernelConfig, problem: Problem = P) -> list[float]:
     by, _ = cost_model.load("h200")
-    plain = cost_model.predict_by(by, None, problem, configs, H200)
-    return list(cost_model.predict_by(by, coefficients, problem, configs, H200) / plain)
+    plain = cost_model.predict_with(by, None, problem, configs, H200)
+    return list(cost_model.predict_with(by, coefficients, problem, configs, H200) / plain)
 
 
-@pytest.mark.parametrize("kind", residual.KINDS)
+@pytest.mark.parametrize("kind", residual.KERNEL_KINDS)
 def test_every_kind_of_kernel_has_a_line_of_its_own(kind: str) -> None:
     found = factors(coefficient(f"{kind}.one", 0.1), *OF_KIND.values())
     expected = [np.exp(0.1) if name == kind else 1.0 for name in OF_KIND]
@@ -66,10 +66,13 @@ def test_extents_and_waves_tilt_it() -> None:
 def test_it_stays_within_its_limit_and_times_above_the_floor() -> None:
     configs = candidates(Problem(64, 64, 64))
     for sign in (-1, 1):
-        found = factors(np.full(len(residual.NAMES), 50.0 * sign), *configs, problem=Problem(64, 64, 64))
-        assert np.exp(-residual.LIMIT) - 1e-9 <= min(found) and max(found) <= np.exp(residual.LIMIT) + 1e-9
+        found = factors(np.full(len(residual.FEATURE_NAMES), 50.0 * sign), *configs, problem=Problem(64, 64, 64))
+        assert (
+            np.exp(-residual.MAX_LOG_RESIDUAL) - 1e-9 <= min(found)
+            and max(found) <= np.exp(residual.MAX_LOG_RESIDUAL) + 1e-9
+        )
     by, _ = cost_model.load("h200")
-    low = cost_model.predict_by(by, np.full(len(residual.NAMES), -50.0), P, list(OF_KIND.values())[:9], H200)
+    low = cost_model.predict_with(by, np.full(len(residual.FEATURE_NAMES), -50.0), P, list(OF_KIND.values())[:9], H200)
     assert (low > cost_model.problem_columns(P, H200)["floor"]).all()
 
 
@@ -77,8 +80,10 @@ def test_features_are_finite_and_of_order_one() -> None:
     for problem in (Problem(1, 128256, 4096), Problem(16384, 16384, 16384), Problem(64, 64, 64)):
         configs = [c for c in candidates(problem) if isinstance(c, Sm90WgmmaConfig)]
         columns = config_columns(configs)
-        found = residual.features(Sm90WgmmaConfig.family, cost_model.problem_columns(problem, H200), columns, H200.sms)
-        assert found.shape == (len(configs), len(residual.NAMES)) and np.isfinite(found).all()
+        found = residual.residual_features(
+            Sm90WgmmaConfig.family, cost_model.problem_columns(problem, H200), columns, H200.sms
+        )
+        assert found.shape == (len(configs), len(residual.FEATURE_NAMES)) and np.isfinite(found).all()
         assert np.abs(found).max() < 10
 
 
@@ -90,10 +95,10 @@ def test_a_fit_finds_what_was_put_in() -> None:
     for m, n, k in [(1024, 1024, 256), (2048, 4096, 512), (4096, 4096, 1024), (512, 8192, 2048), (8192, 8192, 128)]:
         problem = Problem(m, n, k)
         configs = tuple(c for c in candidates(problem) if not c.pdl)
-        times = cost_model.predict_by(by, truth, problem, configs, H200)
+        times = cost_model.predict_with(by, truth, problem, configs, H200)
         rows.append(MeasuredRow("synthetic", problem, configs, times))
     found = fit_residual(rows, by, H200)
     for row in rows:
-        wrong = np.log(row.times / cost_model.predict_by(by, found, row.problem, row.configs, H200))
-        before = np.log(row.times / cost_model.predict_by(by, None, row.problem, row.configs, H200))
+        wrong = np.log(row.times / cost_model.predict_with(by, found, row.problem, row.configs, H200))
+        before = np.log(row.times / cost_model.predict_with(by, None, row.problem, row.configs, H200))
         assert np.std(wrong) < 0.3 * np.std(before)

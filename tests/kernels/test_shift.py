@@ -12,7 +12,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_us
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma_neighbours import shifted
+from outblas.kernels.families.sm90_wgmma_neighbours import with_shifted_edges
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
@@ -44,7 +44,7 @@ def test_the_name_tells_it_and_names_of_before_stay() -> None:
     ],
 )
 def test_a_kernel_is_shifted_where_a_tile_reaches_past_an_edge(mnk: tuple[int, int, int], wanted: bool) -> None:
-    assert shifted(Problem(*mnk), TILE) == (SHIFTED if wanted else None)
+    assert with_shifted_edges(Problem(*mnk), TILE) == (SHIFTED if wanted else None)
 
 
 def test_shapes_that_no_tile_divides_are_offered_shifted_kernels_only() -> None:

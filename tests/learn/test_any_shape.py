@@ -20,7 +20,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
-from outblas.learn.any_shape import AnyShape, inputs, is_regular, is_vector, shape_features
+from outblas.learn.any_shape import AnyShapeModel, is_left_to_cublas, is_vector_product, network_inputs, shape_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library, LibraryChoice, LibraryRow
@@ -32,7 +32,7 @@ ALIGNED, ODD = Problem(333, 1000, 520), Problem(333, 1001, 521)
 
 def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
     """Two nets that see of a kernel whether it is FAST (its feature of the family) and say mean + and - deviation."""
-    columns = inputs(ALIGNED, list(gains), H200)
+    columns = network_inputs(ALIGNED, list(gains), H200)
     if len(gains) == 1:
         column, size = 0, 0.0
     else:
@@ -48,8 +48,8 @@ def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
     return Regressor(np.zeros(wide, np.float32), np.ones(wide, np.float32), (weights,), (biases,))
 
 
-def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShape:
-    found = AnyShape(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, Policy.load("h200"), "a test")
+def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShapeModel:
+    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, Policy.load("h200"), "a test")
     return replace(found, **changes)
 
 
@@ -70,13 +70,17 @@ def test_only_legal_kernels_are_chosen_and_none_for_vectors() -> None:
     assert choice is not None and choice.config == SCALAR
     assert made(fast=(0.5, 0.0), kernels=(FAST,)).choose(ODD, H200) is None
     for vector in (Problem(1, 4096, 4096), Problem(4096, 1, 4096), Problem(512, 512, 7)):
-        assert is_vector(vector) and made(fast=(0.5, 0.0), scalar=(0.5, 0.0)).choose(vector, H200) is None
-    assert not is_vector(ALIGNED)
+        assert is_vector_product(vector) and made(fast=(0.5, 0.0), scalar=(0.5, 0.0)).choose(vector, H200) is None
+    assert not is_vector_product(ALIGNED)
 
 
 def test_prompts_of_any_length_in_a_models_layers_are_torchs_without_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = Problem(1000, 4096, 4096), Problem(30, 512, 512)
-    assert is_regular(long, H200) and not is_regular(short, H200) and not is_regular(replace(long, n=4104), H200)
+    assert (
+        is_left_to_cublas(long, H200)
+        and not is_left_to_cublas(short, H200)
+        and not is_left_to_cublas(replace(long, n=4104), H200)
+    )
     sure = made(fast=(0.5, 0.0))
     assert sure.choose(short, H200) is not None
     monkeypatch.setattr(any_shape, "why_illegal", lambda *_: pytest.fail("it was thought about"))
@@ -86,20 +90,20 @@ def test_prompts_of_any_length_in_a_models_layers_are_torchs_without_a_thought(m
 def test_it_is_what_was_saved_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     path, found = tmp_path / "h200.npz", made(fast=(0.3, 0.05))
     found.save(path)
-    again = AnyShape.parse(path.read_bytes(), found.policy)
+    again = AnyShapeModel.parse(path.read_bytes(), found.policy)
     assert (again.kernels, again.margin, again.sure, again.about) == (KERNELS, 1.1, 2.0, "a test")
     assert again.choose(ALIGNED, H200) == found.choose(ALIGNED, H200)
     for data in (path.read_bytes()[:-100], b"", b"nonsense"):
         with pytest.raises(RecordError, match="install the package again"):
-            AnyShape.parse(data, found.policy)
+            AnyShapeModel.parse(data, found.policy)
     with pytest.raises(UsageError, match="a GPU that is not there"):
-        AnyShape.load("a GPU that is not there")
+        AnyShapeModel.load("a GPU that is not there")
 
 
 def test_features_tell_alignment_and_layout_apart() -> None:
     assert not np.array_equal(shape_features(ALIGNED, H200), shape_features(ODD, H200))
     assert not np.array_equal(shape_features(ALIGNED, H200), shape_features(replace(ALIGNED, layout="NN"), H200))
-    assert np.isfinite(inputs(ODD, [SCALAR], H200)).all()
+    assert np.isfinite(network_inputs(ODD, [SCALAR], H200)).all()
 
 
 def operands(problem: Problem, offset: int = 0) -> tuple[Operand, Operand]:
@@ -136,8 +140,8 @@ def test_a_decision_without_a_sure_kernel_is_torchs() -> None:
 
 
 def test_the_packaged_kernels_are_legal_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(unlisted_shapes.VARIABLE, raising=False)
-    choose = unlisted_shapes.chooser("h200")
+    monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
+    choose = unlisted_shapes.any_shape_chooser("h200")
     assert choose is not None
     problems = [Problem(m, n, k) for m in (7, 100, 1000) for n in (1001, 3000, 9000) for k in (520, 5000)]
     chosen = {p: choice for p in problems if (choice := choose(p, H200)) is not None}
@@ -148,10 +152,12 @@ def test_the_packaged_kernels_are_legal_where_they_are_chosen(monkeypatch: pytes
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(unlisted_shapes.VARIABLE, "0")
-    assert unlisted_shapes.chooser("h200") is None
-    monkeypatch.delenv(unlisted_shapes.VARIABLE)
-    assert unlisted_shapes.chooser("h200") is not None and unlisted_shapes.chooser("another") is None
+    monkeypatch.setenv(unlisted_shapes.ANY_SHAPE_VARIABLE, "0")
+    assert unlisted_shapes.any_shape_chooser("h200") is None
+    monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE)
+    assert (
+        unlisted_shapes.any_shape_chooser("h200") is not None and unlisted_shapes.any_shape_chooser("another") is None
+    )
 
 
 def test_what_is_no_number_and_sums_in_fp16_choose_nothing() -> None:
@@ -168,7 +174,7 @@ def test_nets_of_other_inputs_are_refused(tmp_path: Path) -> None:
     ):
         replace(found, nets=wrong).save(path)
         with pytest.raises(RecordError, match="cannot be read"):
-            AnyShape.parse(path.read_bytes(), found.policy)
+            AnyShapeModel.parse(path.read_bytes(), found.policy)
 
 
 @pytest.mark.parametrize("error", [RecordError("damaged", "whole", "install it"), ImportError("No module named numpy")])
@@ -177,13 +183,13 @@ def test_data_that_cannot_be_read_leave_products_to_torch_with_one_warning(
 ) -> None:
     asked = []
 
-    def load(gpu_name: str) -> AnyShape:
+    def load(gpu_name: str) -> AnyShapeModel:
         asked.append(gpu_name)
         raise error
 
-    monkeypatch.delenv(unlisted_shapes.VARIABLE, raising=False)
-    monkeypatch.setattr(AnyShape, "load", load)
-    choose = unlisted_shapes.chooser("h200")
+    monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
+    monkeypatch.setattr(AnyShapeModel, "load", load)
+    choose = unlisted_shapes.any_shape_chooser("h200")
     assert choose is not None
     with pytest.warns(RuntimeWarning, match="leaves shapes of no library to torch: ") as warned:
         for problem in (ALIGNED, ODD, ALIGNED):
@@ -194,10 +200,10 @@ def test_data_that_cannot_be_read_leave_products_to_torch_with_one_warning(
 
 def test_a_problem_is_predicted_once_however_its_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, found = [], made(fast=(0.3, 0.05))
-    monkeypatch.delenv(unlisted_shapes.VARIABLE, raising=False)
-    monkeypatch.setattr(AnyShape, "load", lambda name: found)
-    monkeypatch.setattr(AnyShape, "choose", lambda self, problem, gpu: asked.append(problem))
-    choose = unlisted_shapes.chooser("h200")
+    monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
+    monkeypatch.setattr(AnyShapeModel, "load", lambda name: found)
+    monkeypatch.setattr(AnyShapeModel, "choose", lambda self, problem, gpu: asked.append(problem))
+    choose = unlisted_shapes.any_shape_chooser("h200")
     for offset in (0, 2, 4):
         decide(*operands(ALIGNED, offset), None, gpu=H200, library=Library("h200", ()), any_shape=choose)
     assert asked == [ALIGNED]
@@ -234,7 +240,7 @@ def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.Monk
     from outblas.dispatch.device_state import DeviceState, load_kernel
 
     def digest() -> str:
-        unlisted_shapes.identity.cache_clear()
+        unlisted_shapes.choices_id.cache_clear()
         return device_registry.libraries_id()
 
     state = DeviceState(H200, Library("h200", ()), load_kernel, any_shape=lambda problem, gpu: None)
@@ -245,16 +251,16 @@ def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.Monk
     others = digest()
     state.any_shape = None
     assert len({packaged, others, digest()}) == 3
-    unlisted_shapes.identity.cache_clear()
+    unlisted_shapes.choices_id.cache_clear()
 
 
 def test_a_damaged_library_leaves_all_to_torch_as_its_warning_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(name: str, missing_ok: bool = False) -> Library:
         raise RecordError("the library is damaged", "a whole one", "install it again")
 
-    monkeypatch.delenv(unlisted_shapes.VARIABLE, raising=False)
+    monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
     monkeypatch.setattr(device_registry, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(device_registry, "preferred", lambda library, index: (library, ()))
+    monkeypatch.setattr(device_registry, "library_for_device", lambda library, index: (library, ()))
     monkeypatch.setattr(device_registry, "libraries", {})
     assert device_registry._new_device(0).any_shape is not None
     monkeypatch.setattr(Library, "packaged", staticmethod(damaged))
@@ -268,7 +274,7 @@ def test_every_kernel_on_offer_ships_wherever_it_is_legal() -> None:
 
     packaged = set(sources_for_any_shape(any_shape_files()))
     extents = [(m, n, k) for m in (2, 8, 16, 64, 333) for n in (8, 1001, 4096) for k in (8, 521, 2048, 8192, 16384)]
-    for config in AnyShape.load("h200").kernels:
+    for config in AnyShapeModel.load("h200").kernels:
         for layout in ("TN", "NN"):
             problems = (Problem(*mnk, layout, "bf16") for mnk in extents)  # type: ignore[arg-type]
             legal = next((p for p in problems if not why_illegal(p, config, H200)), None)

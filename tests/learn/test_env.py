@@ -17,10 +17,11 @@ from outblas.core.config import launch_of  # noqa: E402
 from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Evaluation, Status  # noqa: E402
 from outblas.learn.env import COUNTERS, STATE_INPUTS, TuningEnv  # noqa: E402
-from outblas.learn.features import CANDIDATE  # noqa: E402
+from outblas.learn.features import CANDIDATE_FEATURES  # noqa: E402
 from outblas.learn.reward import reward  # noqa: E402
 from outblas.learn.samplers import SAMPLERS, sampler  # noqa: E402
-from outblas.records.recording import CODE, Recording  # noqa: E402
+from outblas.records.recording import Recording  # noqa: E402
+from outblas.records.recording_files import STATUS_CODES  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
@@ -42,7 +43,7 @@ def test_the_mask_is_what_was_recorded_of_the_launch_option_less_what_was_tried(
     for problem in RECORDING.problems:
         for launch in ("plain", "pdl"):
             _, info = env.reset(options={"problem": problem, "launch": launch})
-            offered = RECORDING.recorded(problem)
+            offered = RECORDING.recorded_mask(problem)
             right = np.array([launch_of(c) == launch for c in RECORDING.catalogue])
             np.testing.assert_array_equal(env.action_masks(), offered & right)
             action = int(np.flatnonzero(env.action_masks())[0])
@@ -95,12 +96,12 @@ def test_what_is_shown_after_a_step() -> None:
     first, _ = env.reset(seed=5)
     assert not first["best"].any() and not first["last"].any() and first["search"][0] == 0
     action = int(np.flatnonzero(env.action_masks())[0])
-    passed = RECORDING.status[RECORDING.row(env.problem), action] == CODE[Status.PASSED]
+    passed = RECORDING.status[RECORDING.row(env.problem), action] == STATUS_CODES[Status.PASSED]
     seen, *_ = env.step(np.int64(action))
     state = dict(zip(STATE_INPUTS, seen["state"].tolist(), strict=True))
     assert state["budget_left"] == 0.75 and state[f"last_{env.history[-1].status.value}"] == 1
     assert passed == (state["best"] != 0)
-    np.testing.assert_array_equal(seen["last"], seen["candidates"][action, : len(CANDIDATE)])
+    np.testing.assert_array_equal(seen["last"], seen["candidates"][action, : len(CANDIDATE_FEATURES)])
     assert env.observation_space.contains(seen)
 
 

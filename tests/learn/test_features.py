@@ -14,7 +14,13 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.learn import features
-from outblas.learn.features import CANDIDATE, PROBLEM, candidate_features, knobs_of, problem_features
+from outblas.learn.features import (
+    CANDIDATE_FEATURES,
+    PROBLEM_FEATURES,
+    candidate_features,
+    knob_columns,
+    problem_features,
+)
 
 SHAPES = ((64, 64, 64), (16384, 16384, 16384), (1, 28672, 4096), (127, 1001, 333), (64, 64, 16384))
 WGMMA = Sm90WgmmaConfig(128, 128, stages=4, consumers=2)
@@ -26,7 +32,7 @@ def test_every_offered_candidate_has_finite_features_of_order_one(shape: tuple[i
     problem = Problem(*shape, layout)  # type: ignore[arg-type]
     offered = candidates(problem, H200)
     each, about = candidate_features(problem, offered, H200), problem_features(problem, H200)
-    assert each.shape == (len(offered), len(CANDIDATE)) and about.shape == (len(PROBLEM),)
+    assert each.shape == (len(offered), len(CANDIDATE_FEATURES)) and about.shape == (len(PROBLEM_FEATURES),)
     assert each.dtype == about.dtype == np.float32
     assert np.isfinite(each).all() and np.isfinite(about).all()
     assert np.abs(each).max() < 16 and np.abs(about).max() < 4
@@ -49,13 +55,13 @@ def test_nothing_that_was_fitted_is_in_them(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_names_say() -> None:
     problem = Problem(4096, 4096, 4096)
     (row,) = candidate_features(problem, [WGMMA], H200)
-    named = dict(zip(CANDIDATE, row.tolist(), strict=True))
+    named = dict(zip(CANDIDATE_FEATURES, row.tolist(), strict=True))
     assert named["family_sm90_wgmma_gemm"] == 1 and named["family_sm80_mma_gemm"] == 0
     assert named["bm"] == pytest.approx(np.log2(128) / 4)
     assert named["waves"] == pytest.approx(np.log2(32 * 32 / H200.sms) / 4)
     assert named["last_wave"] == pytest.approx(32 * 32 / H200.sms / 8)
     assert named["used_m"] == 1 and named["rough_behind"] == 0
-    about = dict(zip(PROBLEM, problem_features(problem, H200).tolist(), strict=True))
+    about = dict(zip(PROBLEM_FEATURES, problem_features(problem, H200).tolist(), strict=True))
     assert about["log_m"] == pytest.approx(12 / 8 - 1) and about["layout_nn"] == 0
 
 
@@ -73,9 +79,9 @@ def test_a_family_that_no_net_was_taught_has_no_column(monkeypatch: pytest.Monke
 
 def test_knobs_are_the_same_on_every_problem() -> None:
     configs = [WGMMA, Sm80MmaConfig(64, 64)]
-    small, large = (knobs_of(candidate_features(Problem(n, n, n), configs, H200)) for n in (64, 4096))
+    small, large = (knob_columns(candidate_features(Problem(n, n, n), configs, H200)) for n in (64, 4096))
     np.testing.assert_array_equal(small, large)
 
 
 def test_no_candidates_no_rows() -> None:
-    assert candidate_features(Problem(64, 64, 64), [], H200).shape == (0, len(CANDIDATE))
+    assert candidate_features(Problem(64, 64, 64), [], H200).shape == (0, len(CANDIDATE_FEATURES))

@@ -21,9 +21,9 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.kernels.knobs import wide
+from outblas.kernels.knobs import all_legal_configs
 from outblas.kernels.legality import why_illegal
-from outblas.learn.knob_env import COUNTER_NAMES, MAX_LOG, KnobEnv
+from outblas.learn.knob_env import COUNTER_NAMES, MAX_LOG_SPEEDUP, KnobEnv
 from outblas.learn.reward import reward
 from support.fake_gpu import FakeGpu, time_us
 from support.helpers import ROOT
@@ -88,7 +88,7 @@ def test_an_illegal_action_is_flagged_paid_as_illegal_and_costs_a_measurement() 
         env.step(env.encode(env.pool[1]))
 
 
-@pytest.mark.parametrize("offered", [None, wide], ids=["offered", "wide"])
+@pytest.mark.parametrize("offered", [None, all_legal_configs], ids=["offered", "wide"])
 def test_random_masked_actions_are_legal_or_flagged_and_masks_follow_what_is_left(offered: Any) -> None:
     env, rng = make(12, offered=offered), np.random.default_rng(5)
     flags = set()
@@ -114,7 +114,7 @@ def test_random_masked_actions_are_legal_or_flagged_and_masks_follow_what_is_lef
 
 def test_an_episode_ends_when_all_is_tried_and_still_has_a_mask() -> None:
     few = 3
-    env = make(50, offered=lambda problem, gpu: [ILLEGAL, *wide(problem, gpu)[:few]])
+    env = make(50, offered=lambda problem, gpu: [ILLEGAL, *all_legal_configs(problem, gpu)[:few]])
     env.reset(seed=3)
     assert len(env.pool) == few and ILLEGAL not in env.pool
     over = [env.step(env.encode(config))[2] for config in list(env.pool)]
@@ -124,9 +124,9 @@ def test_an_episode_ends_when_all_is_tried_and_still_has_a_mask() -> None:
 
 def test_a_legal_config_beside_the_offered_ones_is_measured_too() -> None:
     state = FakeGpu()
-    env = make(5, state, offered=lambda problem, gpu: wide(problem, gpu)[:2])
+    env = make(5, state, offered=lambda problem, gpu: all_legal_configs(problem, gpu)[:2])
     env.reset(seed=0, options={"problem": PROBLEMS[0]})
-    other = wide(PROBLEMS[0], H200)[7]
+    other = all_legal_configs(PROBLEMS[0], H200)[7]
     *_, info = env.step(env.encode(other))
     assert info["evaluation"].status is Status.PASSED and state.asked[0][2] == (other,)
 
@@ -156,7 +156,10 @@ def test_observations_say_what_was_found() -> None:
     observation, *_, info = env.step(env.encode(slow))
     assert info["evaluation"].speedup is not None and info["best"].speedup is not None
     ratios = [info["best"].speedup.ratio, info["evaluation"].speedup.ratio]
-    assert np.exp(observation["speedups"]) == pytest.approx(ratios) and abs(observation["speedups"]).max() < MAX_LOG
+    assert (
+        np.exp(observation["speedups"]) == pytest.approx(ratios)
+        and abs(observation["speedups"]).max() < MAX_LOG_SPEEDUP
+    )
     for name, config in (("best", fast), ("last", slow)):
         has = env.knobs.applies(config)
         assert (observation[name][~has] == -1).all()

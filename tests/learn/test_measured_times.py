@@ -50,7 +50,7 @@ def test_the_runs_of_a_store_are_brought_to_one_clock(tmp_path: Path) -> None:
         tune=[timed(PROBLEM, A, 5.0), failed_evaluation(PROBLEM, B)],
         zrefine=[timed(PROBLEM, C, 5.0, blas=11.0)],
     )
-    (row,) = measured_times.of_store(path)
+    (row,) = measured_times.rows_of_store(path)
     assert (row.source, row.problem, row.configs) == ("t", PROBLEM, (A, C))
     assert row.times == pytest.approx([5.0, 5.0 / 1.1**measured_times.DRIFT_SHARE])
 
@@ -58,15 +58,15 @@ def test_the_runs_of_a_store_are_brought_to_one_clock(tmp_path: Path) -> None:
 def test_of_two_times_of_a_config_the_one_of_more_rounds_counts(tmp_path: Path) -> None:
     first = [timed(PROBLEM, A, 5.0, rounds=3), timed(PROBLEM, B, 7.0, rounds=11)]
     second = [timed(PROBLEM, A, 6.0, rounds=11), timed(PROBLEM, B, 6.0, rounds=3)]
-    (row,) = measured_times.of_store(store(tmp_path / "t.sqlite", tune=first, zrefine=second))
+    (row,) = measured_times.rows_of_store(store(tmp_path / "t.sqlite", tune=first, zrefine=second))
     assert dict(zip(row.configs, row.times, strict=True)) == {A: 6.0, B: 7.0}
 
 
 def test_drift_is_a_median_and_limited() -> None:
     before = {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert measured_times.drift(before, {"a": 1.02, "b": 1.02, "c": 9.0}) == pytest.approx(np.log(1.02))
-    assert measured_times.drift(before, {"a": 2.0}) == measured_times.DRIFT_LIMIT
-    assert measured_times.drift(before, {"x": 2.0}) == 0.0
+    assert measured_times.clock_drift(before, {"a": 1.02, "b": 1.02, "c": 9.0}) == pytest.approx(np.log(1.02))
+    assert measured_times.clock_drift(before, {"a": 2.0}) == measured_times.DRIFT_LIMIT
+    assert measured_times.clock_drift(before, {"x": 2.0}) == 0.0
 
 
 def row(problem: Problem, times: dict[KernelConfig, float]) -> MeasuredRow:
@@ -76,32 +76,32 @@ def row(problem: Problem, times: dict[KernelConfig, float]) -> MeasuredRow:
 def test_a_cover_takes_what_gains_most_and_unknown_is_not_bad() -> None:
     """B is never the best, but near it on both; A and C win one each and were not timed on the other."""
     rows = [row(PROBLEM, {A: 1.0, B: 1.1}), row(OTHER, {B: 1.1, C: 1.0})]
-    known = choose_catalogue.table(rows)
-    assert choose_catalogue.choose(known, 1) == [B]
-    assert set(choose_catalogue.choose(known, 3)) == {A, B, C}
-    assert choose_catalogue.gap(known, [A, C])[:, 0] == pytest.approx([0.0, 0.0])
-    lone = choose_catalogue.gap(known, [A])
+    known = choose_catalogue.time_matrix(rows)
+    assert choose_catalogue.choose_kernels(known, 1) == [B]
+    assert set(choose_catalogue.choose_kernels(known, 3)) == {A, B, C}
+    assert choose_catalogue.log_gaps(known, [A, C])[:, 0] == pytest.approx([0.0, 0.0])
+    lone = choose_catalogue.log_gaps(known, [A])
     assert lone[0, 0] == 0.0 and np.isnan(lone[1, 0]) and np.isnan(lone[:, 1]).all()
 
 
 def test_both_launch_options_of_a_kernel_count() -> None:
     times = {A: 1.0, replace(A, pdl=True): 1.0, B: 0.9, replace(C, pdl=True): 0.99, D: 1.4}
-    known = choose_catalogue.table([row(PROBLEM, times)])
-    assert choose_catalogue.choose(known, 1) == [A]
-    assert choose_catalogue.gap(known, [A]) == pytest.approx(np.log([[1 / 0.9, 1 / 0.99]]))
+    known = choose_catalogue.time_matrix([row(PROBLEM, times)])
+    assert choose_catalogue.choose_kernels(known, 1) == [A]
+    assert choose_catalogue.log_gaps(known, [A]) == pytest.approx(np.log([[1 / 0.9, 1 / 0.99]]))
 
 
 def test_what_is_offered_beside_the_catalogue_is_not_chosen_but_counts() -> None:
     problem = Problem(1, 4096, 4096)
     beside = next(
-        c for c in choose_catalogue.beside_the_catalogue(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl
+        c for c in choose_catalogue.special_candidates(problem) if isinstance(c, Sm80GemvConfig) and not c.pdl
     )
     early = replace(Sm80MmaConfig(16, 32), pdl=True, early=True)
     even = replace(early, early=False, even=True)
-    known = choose_catalogue.table([row(problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})])
+    known = choose_catalogue.time_matrix([row(problem, {beside: 1.0, A: 2.0, early: 0.5, even: 0.5})])
     assert known.kernels == (A,)
-    assert choose_catalogue.choose(known, 5) == []
-    assert choose_catalogue.gap(known, [])[0, 0] == 0.0
+    assert choose_catalogue.choose_kernels(known, 5) == []
+    assert choose_catalogue.log_gaps(known, [])[0, 0] == 0.0
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

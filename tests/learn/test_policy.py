@@ -17,7 +17,7 @@ from outblas.learn.posterior import (
     CORRELATION_LENGTH,
     NOISE_DEVIATION,
     SHARED_DEVIATION,
-    improvement,
+    expected_improvement,
     posterior,
 )
 from support.helpers import random_policy, synthetic_catalogue
@@ -59,8 +59,10 @@ def test_without_measurements_the_guess_stands() -> None:
 def test_expected_improvement_is_the_mean_of_the_improvements() -> None:
     expected, deviation = np.array([0.0, 0.3, -0.2, 3.0]), np.array([0.1, 0.5, 0.2, 0.01])
     draws = np.random.default_rng(0).normal(expected, deviation, (400_000, 4))
-    assert improvement(expected, deviation, 0.1) == pytest.approx(np.maximum(0.1 - draws, 0).mean(axis=0), abs=2e-3)
-    assert improvement(np.array([0.0, 0.2]), np.zeros(2), 0.1) == pytest.approx([0.1, 0.0], abs=1e-9)
+    assert expected_improvement(expected, deviation, 0.1) == pytest.approx(
+        np.maximum(0.1 - draws, 0).mean(axis=0), abs=2e-3
+    )
+    assert expected_improvement(np.array([0.0, 0.2]), np.zeros(2), 0.1) == pytest.approx([0.1, 0.0], abs=1e-9)
 
 
 def test_early_loads_are_seen_as_none() -> None:

@@ -18,7 +18,7 @@ from outblas.cli.main import app  # noqa: E402
 from outblas.core.config import KernelConfig  # noqa: E402
 from outblas.core.errors import RecordError, UsageError  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
-from outblas.core.files import sole_driver  # noqa: E402
+from outblas.core.files import lock_folder  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.roofline import H200  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
@@ -27,10 +27,11 @@ from outblas.learn.policy import Policy  # noqa: E402
 from outblas.learn.samplers import sampler  # noqa: E402
 from outblas.learn.train import regression, train_ppo  # noqa: E402
 from outblas.learn.train.network import CandidatePolicy  # noqa: E402
-from outblas.learn.train.policy_quality import qualities, searches  # noqa: E402
+from outblas.learn.train.policy_quality import recorded_searches, search_qualities  # noqa: E402
 from outblas.learn.train.regression import RegressSettings, train_regressor  # noqa: E402
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
-from outblas.records.recording import CODE, Recording  # noqa: E402
+from outblas.records.recording import Recording  # noqa: E402
+from outblas.records.recording_files import STATUS_CODES  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from outblas.search.agents.ppo import Ppo  # noqa: E402
 from outblas.search.agents.surrogate import Surrogate  # noqa: E402
@@ -52,7 +53,7 @@ def trivial() -> Recording:
         [[2 * 1.2 ** abs(np.log2(min(p.n, 256) / c.bn)) - c.pdl for c in catalogue] for p in problems], np.float32
     )
     base = synthetic_recording(problems=len(problems), candidates=len(catalogue))
-    passed = np.full(us.shape, CODE[Status.PASSED], np.int8)
+    passed = np.full(us.shape, STATUS_CODES[Status.PASSED], np.int8)
     return replace(
         base, problems=problems, catalogue=catalogue, status=passed, median_us=us,
         spread=np.full(us.shape, 0.01, np.float32), rounds=np.full(us.shape, 5, np.int16),
@@ -73,7 +74,7 @@ def split(recording: Recording) -> tuple[list[Problem], list[Problem]]:
 def test_a_trivial_rule_is_learned_and_holds_on_new_shapes(recording: Recording) -> None:
     learn, held = split(recording)
     policy = train(recording, learn, SMALL)
-    quality = qualities(policy, searches(policy, recording, held), 2)
+    quality = search_qualities(policy, recorded_searches(policy, recording, held), 2)
     assert len(quality) == 2 * len(held)
     assert quality[:, 0].mean() > 0.97, "chance would give 0.75"
     assert (quality[:, 1] >= quality[:, 0]).all() and quality[:, 1].mean() > 0.99
@@ -90,7 +91,7 @@ def test_the_regressor_predicts_ratios_on_new_shapes(recording: Recording) -> No
     plain = [c for c in recording.catalogue if not c.pdl]
     for problem in held:
         guess = policy.view(problem, plain, H200).guess
-        row = recording.median_us[recording.row(problem), [recording.column(c) for c in plain]]
+        row = recording.median_us[recording.row(problem), [recording.catalogue_index(c) for c in plain]]
         truth = np.log(row) - np.log(row).mean()
         assert np.abs(guess - guess.mean() - truth).max() < 0.12
 
@@ -161,7 +162,7 @@ def test_a_training_that_was_stopped_goes_on(
     done: list[int] = []
     train(recording, learn, SMALL, TrainingRun(tmp_path), on_update=lambda n, score: done.append(n) or False)
     assert not done, "a training that is done is only read"
-    with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
+    with lock_folder(tmp_path), pytest.raises(RecordError, match="in use by another process"):
         train(recording, learn, SMALL, TrainingRun(tmp_path))
     with pytest.raises(UsageError, match="other settings"):
         train(recording, learn, replace(SMALL, lr=1e-3), TrainingRun(tmp_path))

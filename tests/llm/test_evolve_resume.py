@@ -201,7 +201,6 @@ def test_ctrl_c_says_what_is_safe(recording: Path, tmp_path: Path) -> None:
         run = subprocess.Popen(command(server, recording, tmp_path / "run", 9), env=environment(), text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         assert reached.wait(60)
-        time.sleep(0.3)
         run.send_signal(signal.SIGINT)
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130 and "resume with: outblas evolve" in said and "Traceback" not in said

@@ -17,7 +17,7 @@ import pytest
 
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train import base_models, stages
@@ -129,7 +129,7 @@ def test_a_kernel_is_evaluated_once_in_a_run(whole: Path) -> None:
     with Store(whole / "store.sqlite") as store:
         (run,) = store.runs()
         names = {row["kernel"] for row in lines(whole / "correctness" / "answers.jsonl")}
-        assert run.evaluations == len(names) == len(store.done(run.run_id))
+        assert run.evaluations == len(names) == len(store.recorded_pairs(run.run_id))
 
 
 def test_the_trained_model_loads_and_differs_from_the_base(whole: Path) -> None:
@@ -171,7 +171,7 @@ def test_killed_in_between_and_resumed_it_is_the_same_training(whole: Path, tmp_
     assert answers(tmp_path) == answers(whole)
     with Store(tmp_path / "store.sqlite") as store:
         (run,) = store.runs()
-        assert run.evaluations == len(store.done(run.run_id))  # nothing was evaluated again
+        assert run.evaluations == len(store.recorded_pairs(run.run_id))  # nothing was evaluated again
     assert go(tmp_path, resume=True).taken == 0
 
 
@@ -240,7 +240,7 @@ def test_an_archive_that_teaches_nothing_is_said_before_a_model_is_loaded(tmp_pa
 
 
 def test_two_trainings_in_one_run_are_refused(tmp_path: Path) -> None:
-    with sole_driver(tmp_path), pytest.raises(RecordError, match="in use by another process"):
+    with lock_folder(tmp_path), pytest.raises(RecordError, match="in use by another process"):
         go(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".driver.lock"}
 

@@ -30,6 +30,7 @@ from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections
 
+pytestmark = pytest.mark.long
 PACKAGED = Library.packaged("h200")
 #: One of every family, way to split K and layout, and fp16 accumulation.
 TARGETS: dict[str, Target] = {}

@@ -9,10 +9,10 @@ import pytest
 from outblas import __version__
 from outblas.core.errors import RecordError
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.equal_kernels import EqualKernels, Kernels
+from outblas.records.equal_kernels import EqualKernels, KernelRelease
 
-OLD, MIDDLE, NOW = Kernels("0.1.0", "a"), Kernels("0.1.0", "b"), Kernels("0.2.0", "b")
-OTHER = Kernels("0.3.0", "c")
+OLD, MIDDLE, NOW = KernelRelease("0.1.0", "a"), KernelRelease("0.1.0", "b"), KernelRelease("0.2.0", "b")
+OTHER = KernelRelease("0.3.0", "c")
 
 
 def test_the_packaged_table_is_of_this_release_and_these_kernels() -> None:
@@ -23,26 +23,26 @@ def test_the_packaged_table_is_of_this_release_and_these_kernels() -> None:
 
 def test_it_holds_for_what_it_was_written_for_and_no_other() -> None:
     table = EqualKernels(NOW, (OLD, MIDDLE))
-    assert table.alike(OLD, NOW) and table.alike(MIDDLE, NOW) and table.alike(NOW, NOW)
-    assert not table.alike(OTHER, NOW), "not in the table"
-    assert not table.alike(OLD, OTHER), "the kernels have changed since the table was written"
-    assert not table.alike(NOW, OLD), "a library of a later release is not of earlier kernels"
-    assert not table.alike(Kernels("0.2.0", "a"), NOW), "release and hash belong together"
-    assert table.alike(OTHER, OTHER), "equal anyway"
+    assert table.are_equal(OLD, NOW) and table.are_equal(MIDDLE, NOW) and table.are_equal(NOW, NOW)
+    assert not table.are_equal(OTHER, NOW), "not in the table"
+    assert not table.are_equal(OLD, OTHER), "the kernels have changed since the table was written"
+    assert not table.are_equal(NOW, OLD), "a library of a later release is not of earlier kernels"
+    assert not table.are_equal(KernelRelease("0.2.0", "a"), NOW), "release and hash belong together"
+    assert table.are_equal(OTHER, OTHER), "equal anyway"
 
 
 def test_it_grows_by_what_was_compared() -> None:
     first = EqualKernels(OLD)
-    assert first.followed_by(MIDDLE, OLD, "a") == EqualKernels(MIDDLE, (OLD,))
-    grown = EqualKernels(MIDDLE, (OLD,)).followed_by(NOW, MIDDLE, "b")
+    assert first.extended_by(MIDDLE, OLD, "a") == EqualKernels(MIDDLE, (OLD,))
+    grown = EqualKernels(MIDDLE, (OLD,)).extended_by(NOW, MIDDLE, "b")
     assert grown == EqualKernels(NOW, (OLD, MIDDLE))
-    assert grown.followed_by(NOW, MIDDLE, "b") == grown, "done twice"
-    assert grown.followed_by(NOW, Kernels("0.0.9", "z"), "z").before == (OLD, MIDDLE, ("0.0.9", "z"))
+    assert grown.extended_by(NOW, MIDDLE, "b") == grown, "done twice"
+    assert grown.extended_by(NOW, KernelRelease("0.0.9", "z"), "z").before == (OLD, MIDDLE, ("0.0.9", "z"))
 
 
 def test_what_was_equal_to_other_kernels_goes() -> None:
     """The kernels of the compared commit are not those that the table was written for."""
-    assert EqualKernels(MIDDLE, (OLD,)).followed_by(OTHER, Kernels("0.3.0", "x"), "x").before == (("0.3.0", "x"),)
+    assert EqualKernels(MIDDLE, (OLD,)).extended_by(OTHER, KernelRelease("0.3.0", "x"), "x").before == (("0.3.0", "x"),)
 
 
 def test_it_is_kept_as_a_file(tmp_path: Path) -> None:

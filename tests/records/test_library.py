@@ -9,7 +9,7 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.records import library as module
-from outblas.records.library import Library, LibraryChoice, LibraryRow, choose
+from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
 
 PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()
@@ -56,9 +56,9 @@ def test_lookup() -> None:
 
 
 def test_some_problems_and_less_some_kernels() -> None:
-    part = LIBRARY.of([PROBLEMS[2], PROBLEMS[5], PROBLEMS[0]])
+    part = LIBRARY.restricted_to([PROBLEMS[2], PROBLEMS[5], PROBLEMS[0]])
     assert [row.problem for row in part.rows] == [PROBLEMS[2], PROBLEMS[0]] and part.gpu == "h200"
-    left = LIBRARY.without([(PROBLEMS[0], "plain"), (PROBLEMS[1], "pdl"), (PROBLEMS[5], "pdl")])
+    left = LIBRARY.without_kernels([(PROBLEMS[0], "plain"), (PROBLEMS[1], "pdl"), (PROBLEMS[5], "pdl")])
     assert [row.problem for row in left.rows] == [row.problem for row in LIBRARY.rows]
     assert left.rows[0] == LibraryRow(PROBLEMS[0], "torch", "", "replay:h200", None, LIBRARY.rows[0].pdl)
     assert left.rows[1].pdl is None and left.rows[1].baseline_detail == "algo 7" and left.rows[2] == LIBRARY.rows[2]
@@ -83,9 +83,9 @@ def test_only_a_lower_bound_above_one_is_installed() -> None:
     sure = passed_evaluation(PROBLEMS[0], PLAIN, low=1.02, ratio=1.1)
     lucky = passed_evaluation(PROBLEMS[0], CONFIGS[2], low=1.0, ratio=1.9)
     wrong = failed_evaluation(PROBLEMS[0], CONFIGS[3])
-    chosen = choose([lucky, wrong, sure], "plain")
+    chosen = choose_kernel([lucky, wrong, sure], "plain")
     assert chosen is not None and chosen.config == PLAIN
-    assert choose([lucky, wrong], "plain") is None
+    assert choose_kernel([lucky, wrong], "plain") is None
 
 
 def test_a_level_kernel_is_installed_where_torch_is_behind() -> None:
@@ -95,19 +95,19 @@ def test_a_level_kernel_is_installed_where_torch_is_behind() -> None:
     mine = level.timing.median_us
     behind = replace(level, baselines_us={"lt_auto": mine, "torch": 1.05 * mine})
     close = replace(level, baselines_us={"lt_auto": mine, "torch": 1.005 * mine})
-    chosen = choose([behind], "plain")
+    chosen = choose_kernel([behind], "plain")
     assert chosen is not None and chosen.config == PLAIN
-    assert choose([close], "plain") is None
+    assert choose_kernel([close], "plain") is None
     lost = replace(behind, speedup=replace(behind.speedup, low=0.98))  # type: ignore[type-var]
-    assert choose([lost], "plain") is None
+    assert choose_kernel([lost], "plain") is None
 
 
 def test_pdl_is_chosen_only_where_it_is_allowed() -> None:
     both = [passed_evaluation(PROBLEMS[0], PLAIN, low=1.1), passed_evaluation(PROBLEMS[0], PDL, low=1.15)]
-    plain, allowed = choose(both, "plain"), choose(both, "pdl")
+    plain, allowed = choose_kernel(both, "plain"), choose_kernel(both, "pdl")
     assert plain is not None and plain.config == PLAIN
     assert allowed is not None and allowed.config == PDL
-    only_plain = choose(both[:1], "pdl")
+    only_plain = choose_kernel(both[:1], "pdl")
     assert only_plain is not None and only_plain.config == PLAIN
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.core.config import LAUNCHES, KernelConfig, allows, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, config_name, launch_allows
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import SUITES, suite
@@ -26,13 +26,14 @@ from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.learn.policy import Policy
-from outblas.learn.train.policy_quality import qualities, searches
+from outblas.learn.train.policy_quality import recorded_searches, search_qualities
 from outblas.publish.tables.notes import count_replaced_rows, notes_of_replaced
 from outblas.publish.tables.publish_results import check_published
-from outblas.records.averages import launch_of_row, table_words
+from outblas.records.averages import launch_of_row, table_label
 from outblas.records.library import LEVEL_ABOVE, Library
-from outblas.records.recording import CODE, Recording
-from outblas.records.results import PROVENANCE, bench_files, read_result, write_result
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
+from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
@@ -60,7 +61,7 @@ def installed(library: Library) -> list[tuple[Problem, KernelConfig]]:
 
 def check_provenance(provenance: dict[str, Any]) -> None:
     """A measurement on an H200 whose GPU, driver, toolchain, time and commit are all known."""
-    assert set(PROVENANCE) <= set(provenance)
+    assert set(PROVENANCE_FIELDS) <= set(provenance)
     assert "H200" in provenance["gpu"] and re.fullmatch(r"\d+(\.\d+)+", provenance["driver"])
     assert all(provenance["toolchain"][part] for part in ("outblas", "python", "nvrtc", "torch", "cublas"))
     assert datetime.fromisoformat(provenance["date"]).utcoffset() is not None
@@ -84,7 +85,7 @@ def test_the_recording_is_of_a_catalogue_on_grid1000(recording: Recording) -> No
 
 def test_every_family_of_the_catalogue_was_measured(recording: Recording) -> None:
     """Both tiled families are in it; the one that serves no problem of grid1000 is not."""
-    passed = (recording.status == CODE[Status.PASSED]).any(axis=0)
+    passed = (recording.status == STATUS_CODES[Status.PASSED]).any(axis=0)
     measured = {type(config) for config, some in zip(recording.catalogue, passed, strict=True) if some}
     assert measured == {type(config) for config in recording.catalogue}
     assert {Sm90WgmmaConfig, Sm80MmaConfig} <= measured and Sm80GemvConfig not in measured
@@ -92,9 +93,9 @@ def test_every_family_of_the_catalogue_was_measured(recording: Recording) -> Non
 
 def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
     """The catalogue holds proven kernels only: a wrong, faulty or slow-to-die cell is a bug that ships."""
-    fine = [CODE[s] for s in (Status.PASSED, Status.LEFT_OUT, Status.ILLEGAL)]
+    fine = [STATUS_CODES[s] for s in (Status.PASSED, Status.LEFT_OUT, Status.ILLEGAL)]
     assert np.isin(recording.status, fine).all()
-    passed = recording.status == CODE[Status.PASSED]
+    passed = recording.status == STATUS_CODES[Status.PASSED]
     assert passed.any(axis=1).all(), "every problem has a kernel"
     assert (recording.median_us[passed] > 0).all() and (recording.rounds[passed] > 0).all()
     assert np.isnan(recording.median_us[~passed]).all()
@@ -103,7 +104,7 @@ def test_every_cell_passed_or_was_not_tried(recording: Recording) -> None:
 def test_the_recordings_verdict_of_legality_is_the_predicates(recording: Recording) -> None:
     for i in range(0, len(recording.problems), 37):
         illegal = [why_illegal(recording.problems[i], c) is not None for c in recording.catalogue]
-        assert illegal == (recording.status[i] == CODE[Status.ILLEGAL]).tolist(), recording.problems[i].key
+        assert illegal == (recording.status[i] == STATUS_CODES[Status.ILLEGAL]).tolist(), recording.problems[i].key
 
 
 def test_every_problem_has_its_baselines(recording: Recording) -> None:
@@ -128,7 +129,7 @@ def test_the_library_installs_what_is_ahead_or_level_only(library: Library) -> N
             choice = row.choice(launch)
             if choice is not None:
                 assert LEVEL_ABOVE < choice.low <= choice.speedup <= choice.high, row.problem.key
-                assert allows(launch, choice.config), row.problem.key
+                assert launch_allows(launch, choice.config), row.problem.key
 
 
 def test_some_of_the_librarys_kernels_compile_without_a_spill(library: Library) -> None:
@@ -201,7 +202,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         choice = found.choice(launch_of_row(row))
         if row["fallback"] and choice is not None:  # of two suites, and won in the other's bench since
             assert (found.problem, launch_of_row(row), config_name(choice.config)) in won
-            assert f"- {table_words(result.suite, head)}: of an earlier library" in readme
+            assert f"- {table_label(result.suite, head)}: of an earlier library" in readme
             continue
         assert row["fallback"] == (choice is None)
         if choice is not None:
@@ -240,5 +241,5 @@ def test_the_packaged_policies_load_and_rank_well_what_they_were_trained_on(name
     """Over a sample of the packaged recording: a policy of other inputs, or one that was never trained, does not."""
     policy, recording = Policy.load(name), Recording.load("h200")
     assert json.loads(policy.about)["settings"]["budget"] == (1 if name.endswith("oneshot") else 8)
-    first = qualities(policy, searches(policy, recording, recording.problems[::50]), 1)[:, 0]
+    first = search_qualities(policy, recorded_searches(policy, recording, recording.problems[::50]), 1)[:, 0]
     assert np.exp(np.mean(np.log(first))) > 0.97

@@ -123,7 +123,7 @@ def test_stuck_nvidia_smi_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_collect_is_complete_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_COMMIT", "abc123")
-    found = json.loads(json.dumps(provenance.collect("outblas bench")))
+    found = json.loads(json.dumps(provenance.collect_provenance("outblas bench")))
     assert set(found) == {"gpu", "driver", "toolchain", "date", "commit", "command"}
     assert (found["commit"], found["command"]) == ("abc123", "outblas bench")
     assert {"nvrtc", "torch", "cublas", "python"} <= set(found["toolchain"])
@@ -134,16 +134,16 @@ def test_collect_is_complete_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commit_of_a_file_that_git_does_not_track(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.delenv("OUTBLAS_COMMIT", raising=False)
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
-    assert provenance.commit() == "unknown"
+    assert provenance.source_commit() == "unknown"
 
 
 def test_commit_says_when_files_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTBLAS_COMMIT", raising=False)
     answers = {"ls-files": "provenance.py", "rev-parse": "f00d", "status": " M a.py"}
     monkeypatch.setattr(provenance, "_run", lambda command: answers[command[3]])
-    assert provenance.commit() == "f00d-dirty"
+    assert provenance.source_commit() == "f00d-dirty"
     answers["status"] = ""
-    assert provenance.commit() == "f00d"
+    assert provenance.source_commit() == "f00d"
 
 
 def test_missing_toolchain_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

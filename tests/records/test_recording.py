@@ -16,7 +16,8 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import recording as module
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from support.helpers import synthetic_recording
 
 ARRAYS = ("status", "median_us", "spread", "rounds")
@@ -75,7 +76,7 @@ def test_best_is_the_fastest_passed_cell() -> None:
         us = {
             c: recording.median_us[row, i]
             for i, c in enumerate(recording.catalogue)
-            if recording.status[row, i] == CODE[Status.PASSED]
+            if recording.status[row, i] == STATUS_CODES[Status.PASSED]
         }
         best = recording.best(problem)
         assert best is not None and best[1] == min(us.values()) == us[best[0]]
@@ -85,16 +86,18 @@ def test_best_is_the_fastest_passed_cell() -> None:
 
 def test_best_without_a_passed_cell_is_none() -> None:
     recording = synthetic_recording()
-    recording.status[3] = CODE[Status.WRONG]
+    recording.status[3] = STATUS_CODES[Status.WRONG]
     assert recording.best(recording.problems[3]) is None
 
 
 def test_offered_are_measured_and_failed_cells() -> None:
     recording = synthetic_recording()
     for row, problem in enumerate(recording.problems):
-        kept = [s not in (CODE[Status.LEFT_OUT], CODE[Status.ILLEGAL]) for s in recording.status[row]]
-        assert recording.recorded(problem).tolist() == kept
-    assert (recording.status == CODE[Status.LEFT_OUT]).any() and (recording.status == CODE[Status.WRONG]).any()
+        kept = [s not in (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL]) for s in recording.status[row]]
+        assert recording.recorded_mask(problem).tolist() == kept
+    assert (recording.status == STATUS_CODES[Status.LEFT_OUT]).any() and (
+        recording.status == STATUS_CODES[Status.WRONG]
+    ).any()
 
 
 def test_best_baseline() -> None:
@@ -109,7 +112,7 @@ def test_a_problem_that_is_not_recorded_is_a_clear_error() -> None:
     recording = synthetic_recording()
     for problem in (Problem(8, 8, 8), dataclasses.replace(recording.problems[0], layout="NN")):
         with pytest.raises(UsageError, match=problem.key):
-            recording.recorded(problem)
+            recording.recorded_mask(problem)
 
 
 def other(recording: Recording, **changes: Any) -> Recording:
@@ -147,8 +150,8 @@ def test_a_folder_of_several_recordings_is_one_matrix(tmp_path: Path) -> None:
     assert len(both.problems) == 24 and len(both.catalogue) == 11
     for part in (tn, nn):
         for problem in part.problems:
-            offered = {c for c, yes in zip(part.catalogue, part.recorded(problem), strict=True) if yes}
-            assert {c for c, yes in zip(both.catalogue, both.recorded(problem), strict=True) if yes} == offered
+            offered = {c for c, yes in zip(part.catalogue, part.recorded_mask(problem), strict=True) if yes}
+            assert {c for c, yes in zip(both.catalogue, both.recorded_mask(problem), strict=True) if yes} == offered
             assert both.best(problem) == part.best(problem)
             assert both.best_baseline(problem) == part.best_baseline(problem)
 

@@ -9,7 +9,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records.recording import CODE, STATUSES
+from outblas.records.recording import STATUSES
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator, standard_error
 from support.helpers import synthetic_recording
 
@@ -19,7 +20,7 @@ REPLAY = ReplayEvaluator(RECORDING)
 
 def test_the_candidates_are_the_recorded_cells() -> None:
     for problem in RECORDING.problems:
-        offered = [c for c, yes in zip(RECORDING.catalogue, RECORDING.recorded(problem), strict=True) if yes]
+        offered = [c for c, yes in zip(RECORDING.catalogue, RECORDING.recorded_mask(problem), strict=True) if yes]
         assert list(REPLAY.candidates(problem)) == offered
 
 
@@ -45,7 +46,7 @@ def test_every_offered_cell_is_answered_as_recorded() -> None:
 
 @pytest.mark.parametrize("status", [Status.LEFT_OUT, Status.ILLEGAL])
 def test_a_cell_that_was_not_recorded_is_refused(status: Status) -> None:
-    row, column = np.argwhere(RECORDING.status == CODE[status])[0]
+    row, column = np.argwhere(RECORDING.status == STATUS_CODES[status])[0]
     with pytest.raises(UsageError, match="not recorded"):
         REPLAY.evaluate([(RECORDING.problems[row], RECORDING.catalogue[column])])
 

@@ -12,8 +12,8 @@ from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean
 from outblas.records.averages import regime_order
-from outblas.records.results import ADDED, COLUMNS, read_result, write_result
-from outblas.records.summary import check_summary, summarise, summary_rows, summary_text, write_summary
+from outblas.records.results import COLUMNS, LATER_COLUMN_DEFAULTS, read_result, write_result
+from outblas.records.summary import summarise, summary_rows, summary_text, why_summary_stale, write_summary
 from support.bench_fixture import META, make_rows, write_bench
 
 SUMMARY_FIELDS = [
@@ -51,7 +51,7 @@ def test_a_file_reads_back_as_it_was_written(bench):
     path, rows = bench
     result = read_result(path)
     assert result.suite == "grid1000" and result.provenance == META["provenance"]
-    assert result.rows == [{c: row.get(c, ADDED.get(c)) for c in COLUMNS} for row in rows]
+    assert result.rows == [{c: row.get(c, LATER_COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99])
@@ -241,11 +241,11 @@ def test_the_summary_is_the_same_bytes_whatever_the_order_of_rows(tmp_path):
 
 def test_staleness_is_noticed(bench):
     path, _ = bench
-    assert "missing" in check_summary(path.parent)
+    assert "missing" in why_summary_stale(path.parent)
     write_summary(path.parent)
-    assert check_summary(path.parent) is None
+    assert why_summary_stale(path.parent) is None
     write_bench(path, seed=1)
-    assert "stale" in check_summary(path.parent)
+    assert "stale" in why_summary_stale(path.parent)
 
 
 def test_parquet_of_other_kinds_is_passed_over_and_an_empty_directory_refused(bench):
@@ -261,8 +261,10 @@ def test_parquet_of_other_kinds_is_passed_over_and_an_empty_directory_refused(be
 
 def test_a_file_of_before_without_the_added_columns_is_read(bench):
     path, rows = bench
-    rewrite(path, drop=ADDED)
-    assert read_result(path).rows == [{c: ADDED[c] if c in ADDED else row.get(c) for c in COLUMNS} for row in rows]
+    rewrite(path, drop=LATER_COLUMN_DEFAULTS)
+    assert read_result(path).rows == [
+        {c: LATER_COLUMN_DEFAULTS[c] if c in LATER_COLUMN_DEFAULTS else row.get(c) for c in COLUMNS} for row in rows
+    ]
 
 
 def test_server_rows_have_their_percentiles(tmp_path):

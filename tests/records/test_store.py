@@ -39,8 +39,8 @@ def test_what_is_recorded_is_read_back_equal(tmp_path: Path) -> None:
     with Store(path) as store:
         assert list(store.evaluations("a")) == TWO[:1]
         assert list(store.evaluations()) == [TWO[0], *TWO]
-        assert store.done("b") == {(e.problem.key, config_name(e.config)) for e in TWO}
-        assert store.done("c") == set()
+        assert store.recorded_pairs("b") == {(e.problem.key, config_name(e.config)) for e in TWO}
+        assert store.recorded_pairs("c") == set()
         assert [(r.run_id, r.evaluations) for r in store.runs()] == [("a", 1), ("b", 2)]
         assert store.recorded("b", PROBLEMS[1]) == {CONFIGS[3]: TWO[1]}
 

@@ -21,9 +21,9 @@ from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
-from outblas.records.equal_kernels import EqualKernels, Kernels
+from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library, LibraryChoice, LibraryRow
-from outblas.records.user_library import differences, install, load, over, path_for, stamp
+from outblas.records.user_library import install, load, merge_user_row, stamp_differences, stamp_of, user_library_path
 from outblas.search.time_shares import budgets, predicted_us, time_shares, weighted_speedup
 
 FIRST, SECOND = Problem(64, 64, 64), Problem(8, 64, 64)
@@ -41,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's home, and a machine that PROVENANCE is of."""
     monkeypatch.delenv("OUTBLAS_LIBRARY")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(user_library, "stamp_here", lambda index: stamp(PROVENANCE))
+    monkeypatch.setattr(user_library, "stamp_of_device", lambda index: stamp_of(PROVENANCE))
     monkeypatch.setattr(user_library, "_warned", set())
     yield tmp_path
 
@@ -51,14 +51,14 @@ def tuned(*rows: LibraryRow) -> Library:
 
 
 def test_where_it_lies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert path_for("h200") == home / "outblas" / "libraries" / "h200.json"
-    assert path_for("NVIDIA RTX A6000/x") == home / "outblas" / "libraries" / "nvidia-rtx-a6000-x.json"
+    assert user_library_path("h200") == home / "outblas" / "libraries" / "h200.json"
+    assert user_library_path("NVIDIA RTX A6000/x") == home / "outblas" / "libraries" / "nvidia-rtx-a6000-x.json"
     monkeypatch.setenv("OUTBLAS_LIBRARY", "/else/mine.json")
-    assert path_for("h200") == Path("/else/mine.json")
+    assert user_library_path("h200") == Path("/else/mine.json")
     monkeypatch.setenv("OUTBLAS_LIBRARY", "/else")
-    assert path_for("h200") == Path("/else/h200.json")
+    assert user_library_path("h200") == Path("/else/h200.json")
     monkeypatch.setenv("OUTBLAS_LIBRARY", "")
-    assert path_for("h200") is None and load("h200", 0) is None
+    assert user_library_path("h200") is None and load("h200", 0) is None
     with pytest.raises(UsageError, match="OUTBLAS_LIBRARY"):
         install(tuned(LibraryRow(FIRST)), PROVENANCE)
 
@@ -88,7 +88,7 @@ def test_a_stale_library_is_ignored_with_one_warning(
     home: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
 ) -> None:
     install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
-    monkeypatch.setattr(user_library, "stamp_here", lambda index: stamp({**PROVENANCE, **change}))
+    monkeypatch.setattr(user_library, "stamp_of_device", lambda index: stamp_of({**PROVENANCE, **change}))
     with pytest.warns(RuntimeWarning) as caught:
         assert load("h200", 0) is None
     assert len(caught) == 1 and words in str(caught[0].message) and "outblas tune" in str(caught[0].message)
@@ -98,10 +98,10 @@ def test_a_stale_library_is_ignored_with_one_warning(
 
 
 def test_other_kernel_sources_are_a_difference_and_a_later_minor_driver_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = stamp(PROVENANCE)
-    assert differences(now, stamp({**PROVENANCE, "driver": "580.95.05"})) == []
+    now = stamp_of(PROVENANCE)
+    assert stamp_differences(now, stamp_of({**PROVENANCE, "driver": "580.95.05"})) == []
     monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)
-    (word,) = differences(now, stamp(PROVENANCE))
+    (word,) = stamp_differences(now, stamp_of(PROVENANCE))
     assert word.startswith("kernel sources ") and "ffffffffffff here" in word
 
 
@@ -114,8 +114,8 @@ def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
     data = json.loads(path.read_text())
     data["provenance"]["stamp"].update(old)
     path.write_text(json.dumps(data))
-    here = user_library.stamp_here(0)
-    assert differences(old, {"outblas": here["outblas"], "kernels": here["kernels"]}) == []
+    here = user_library.stamp_of_device(0)
+    assert stamp_differences(old, {"outblas": here["outblas"], "kernels": here["kernels"]}) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = load("h200", 0)
@@ -136,15 +136,18 @@ def test_a_library_of_another_release_is_served_where_the_table_has_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
-    old, later = user_library.stamp_here(0), {**PROVENANCE, "toolchain": {**PROVENANCE["toolchain"], "outblas": "9.9"}}  # type: ignore[dict-item]
-    monkeypatch.setattr(user_library, "stamp_here", lambda index: stamp(later))
+    old, later = (
+        user_library.stamp_of_device(0),
+        {**PROVENANCE, "toolchain": {**PROVENANCE["toolchain"], "outblas": "9.9"}},
+    )  # type: ignore[dict-item]
+    monkeypatch.setattr(user_library, "stamp_of_device", lambda index: stamp_of(later))
     with pytest.warns(RuntimeWarning, match="outblas 0.1.0 there, 9.9 here"):
         assert load("h200", 0) is None
-    now = Kernels("9.9", old["kernels"])
-    table = EqualKernels(now, (Kernels("0.1.0", old["kernels"]),))
+    now = KernelRelease("9.9", old["kernels"])
+    table = EqualKernels(now, (KernelRelease("0.1.0", old["kernels"]),))
     monkeypatch.setattr(EqualKernels, "load", lambda: table)
     assert load("h200", 0) is not None
-    assert differences({**old, "driver": "1"}, user_library.stamp_here(0)) == ["driver 1 there, 580 here"]
+    assert stamp_differences({**old, "driver": "1"}, user_library.stamp_of_device(0)) == ["driver 1 there, 580 here"]
 
 
 def test_a_damaged_table_leaves_the_packaged_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +168,7 @@ def test_a_damaged_table_leaves_the_packaged_library(home: Path, monkeypatch: py
     ids=["cut off", "too deep", "no stamp"],
 )  # fmt: skip
 def test_a_damaged_or_foreign_file_is_ignored_with_a_warning_and_kept_when_installing(home: Path, text: str) -> None:
-    path = path_for("h200")
+    path = user_library_path("h200")
     assert path is not None
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -214,11 +217,11 @@ def test_the_users_row_goes_first_and_the_packaged_kernel_stands_in_where_it_has
         LibraryRow(FIRST, "torch", plain=FAST),
         LibraryRow(FIRST, "lt_auto", plain=SLOW, pdl=SLOW, weights=FAST),
     )
-    both = over(own, packaged)
+    both = merge_user_row(own, packaged)
     assert (both.plain, both.pdl, both.weights, both.baseline) == (FAST, SLOW, FAST, "torch")
-    assert over(own, None) == own
+    assert merge_user_row(own, None) == own
     # Constant weights without a kernel of their own take the one of PDL: the user's.
-    assert over(LibraryRow(FIRST, pdl=FAST), packaged).choice("weights") == FAST
+    assert merge_user_row(LibraryRow(FIRST, pdl=FAST), packaged).choice("weights") == FAST
 
 
 def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +234,7 @@ def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.Monkey
     assert device.library.lookup(FIRST).plain == FAST  # type: ignore[union-attr]
     assert len(device.library.rows) == len(packaged.rows) + (packaged.lookup(FIRST) is None)
     said = matmul.status()["cuda:0"]["libraries"]
-    assert said == [f"{path_for('h200')} (1 rows)", f"packaged h200 ({len(packaged.rows)} rows)"]
+    assert said == [f"{user_library_path('h200')} (1 rows)", f"packaged h200 ({len(packaged.rows)} rows)"]
     matmul.use_library(tuned())
     assert matmul.status()["cuda:0"]["libraries"] == ["a library given (0 rows)"]
     matmul.use_library(None)
@@ -243,7 +246,7 @@ def test_a_gpu_that_is_not_served_asks_for_no_library(monkeypatch: pytest.Monkey
         raise DeviceError("sm_70", "sm_80", "torch")
 
     monkeypatch.setattr(device_registry, "gpu_of_device", old)
-    monkeypatch.setattr(device_registry, "preferred", lambda *a: pytest.fail("asked"))
+    monkeypatch.setattr(device_registry, "library_for_device", lambda *a: pytest.fail("asked"))
     assert device_registry._new_device(0).gpu is None
 
 

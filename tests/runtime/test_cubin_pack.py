@@ -14,10 +14,10 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.kernels.source import make_source, own_sha
+from outblas.kernels.source import make_source, sha_without_headers
 from outblas.runtime import cubin_pack
 from outblas.runtime.cubin import Cubin, SassFacts
-from outblas.runtime.cubin_pack import CubinPack, pack_key, packed
+from outblas.runtime.cubin_pack import CubinPack, pack_bytes, pack_key
 
 ABOUT = {"nvrtc": "13.0 (wheel 13.0.88)", "kernels": "k"}
 FACTS = SassFacts(4, 0, 0, 2, 1, 0, 0, 0, ("fp32",))
@@ -41,7 +41,7 @@ def path_fixture(tmp_path: Path) -> Path:
 
 def test_what_is_packed_comes_out_again(path: Path) -> None:
     kernels = {key(i): cubin(i, f"kernel_{i % 3}", "sm_80" if i % 5 == 0 else "sm_90a") for i in range(40)}
-    path.write_bytes(packed(kernels, ABOUT))
+    path.write_bytes(pack_bytes(kernels, ABOUT))
     pack = CubinPack(path)
     assert (len(pack), pack.images, pack.about, pack.bytes) == (40, 40, ABOUT, path.stat().st_size)
     for name, each in kernels.items():
@@ -52,39 +52,41 @@ def test_what_is_packed_comes_out_again(path: Path) -> None:
 
 def test_the_bytes_depend_on_the_kernels_alone() -> None:
     kernels = {key(i): cubin(i) for i in range(9)}
-    assert packed(kernels, ABOUT) == packed(dict(reversed(kernels.items())), dict(reversed(ABOUT.items())))
+    assert pack_bytes(kernels, ABOUT) == pack_bytes(dict(reversed(kernels.items())), dict(reversed(ABOUT.items())))
 
 
 def test_an_empty_pack_is_a_pack(path: Path) -> None:
-    path.write_bytes(packed({}, ABOUT))
+    path.write_bytes(pack_bytes({}, ABOUT))
     assert len(CubinPack(path)) == 0 and CubinPack(path).get(key(0)) is None
 
 
 def test_kernels_of_one_machine_code_share_it(path: Path) -> None:
-    one = packed({key(0): cubin(0)}, ABOUT)
-    path.write_bytes(packed({key(i): replace(cubin(0), compile_seconds=i, log=str(i)) for i in range(50)}, ABOUT))
+    one = pack_bytes({key(0): cubin(0)}, ABOUT)
+    path.write_bytes(pack_bytes({key(i): replace(cubin(0), compile_seconds=i, log=str(i)) for i in range(50)}, ABOUT))
     pack = CubinPack(path)
     assert (len(pack), pack.images) == (50, 1)
     assert pack.bytes == len(one) + 49 * 20  # a key and a number each
     # The same code with other registers is another cubin.
-    path.write_bytes(packed({key(0): cubin(0), key(1): replace(cubin(0), registers=40)}, ABOUT))
+    path.write_bytes(pack_bytes({key(0): cubin(0), key(1): replace(cubin(0), registers=40)}, ABOUT))
     assert CubinPack(path).images == 2 and CubinPack(path).get(key(1)) != CubinPack(path).get(key(0))
 
 
 def test_cubins_of_one_kernel_function_are_packed_against_each_other() -> None:
     """What they have in common costs its bytes once, not once per cubin."""
-    assert len(packed({key(i): cubin(i) for i in range(50)}, ABOUT)) < 50 * 1000 + 40000
+    assert len(pack_bytes({key(i): cubin(i) for i in range(50)}, ABOUT)) < 50 * 1000 + 40000
 
 
 def test_a_cubin_longer_than_the_dictionarys_window(path: Path) -> None:
-    big = {key(i): replace(cubin(i), image=random.Random(i).randbytes(3 * cubin_pack.WINDOW)) for i in range(3)}
-    path.write_bytes(packed(big, ABOUT))
+    big = {
+        key(i): replace(cubin(i), image=random.Random(i).randbytes(3 * cubin_pack.ZLIB_WINDOW_BYTES)) for i in range(3)
+    }
+    path.write_bytes(pack_bytes(big, ABOUT))
     assert all(CubinPack(path).get(k).image == c.image for k, c in big.items())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 100, 1500, -1])
 def test_a_truncated_file_is_refused(cut: int, path: Path) -> None:
-    path.write_bytes(packed({key(i): cubin(i) for i in range(9)}, ABOUT)[:cut])
+    path.write_bytes(pack_bytes({key(i): cubin(i) for i in range(9)}, ABOUT)[:cut])
     with pytest.raises(RecordError, match="cannot be used .*outblas.dispatch.cubin_build"):
         CubinPack(path)
 
@@ -97,13 +99,13 @@ def test_a_foreign_file_is_refused(data: bytes, path: Path) -> None:
 
 
 def test_a_pack_that_says_nothing_of_itself_is_refused(path: Path) -> None:
-    path.write_bytes(packed({}, ["no", "mapping"]))  # type: ignore[arg-type]
+    path.write_bytes(pack_bytes({}, ["no", "mapping"]))  # type: ignore[arg-type]
     with pytest.raises(RecordError, match="where it comes from"):
         CubinPack(path)
 
 
 def test_absurd_counts_are_refused_before_they_are_read(path: Path) -> None:
-    data = bytearray(packed({key(0): cubin(0)}, ABOUT))
+    data = bytearray(pack_bytes({key(0): cubin(0)}, ABOUT))
     struct.pack_into("<I", data, 16 + 8 + 4, 2**32 - 1)
     path.write_bytes(data)
     with pytest.raises(RecordError, match="damaged"):
@@ -113,7 +115,7 @@ def test_absurd_counts_are_refused_before_they_are_read(path: Path) -> None:
 def test_any_flipped_bit_is_noticed(path: Path) -> None:
     """In the table at once; in a cubin or its dictionary when it is asked for; never a wrong cubin."""
     kernels = {key(i): cubin(i) for i in range(5)}
-    good = packed(kernels, ABOUT)
+    good = pack_bytes(kernels, ABOUT)
     expected = {k: replace(c, compile_seconds=0.0, from_cache=True, log="") for k, c in kernels.items()}
     noticed = 0
     for position in range(0, len(good), 97):
@@ -131,9 +133,9 @@ def test_any_flipped_bit_is_noticed(path: Path) -> None:
 
 def test_a_file_that_changes_under_its_reader(path: Path) -> None:
     first, second = ({key(i): cubin(i + base) for i in range(5)} for base in (0, 100))
-    path.write_bytes(packed(first, ABOUT))
+    path.write_bytes(pack_bytes(first, ABOUT))
     pack = CubinPack(path)
-    path.write_bytes(packed(second, ABOUT))
+    path.write_bytes(pack_bytes(second, ABOUT))
     with pytest.raises(RecordError, match="cannot be used"):
         pack.get(key(3))
     path.unlink()
@@ -159,7 +161,7 @@ def test_a_key_names_the_source_and_the_architecture() -> None:
     ]
     keys = [pack_key(source, "sm_90a"), pack_key(source, "sm_80"), *(pack_key(each, "sm_90a") for each in changed)]
     assert len(set(keys)) == len(keys)
-    assert own_sha(source) not in (source.sha(), kernels_sha())
+    assert sha_without_headers(source) not in (source.sha(), kernels_sha())
 
 
 def test_launch_options_of_one_source_share_a_key() -> None:

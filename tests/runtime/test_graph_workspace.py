@@ -53,7 +53,7 @@ def test_calls_of_one_stream_share_that_of_their_capture() -> None:
     assert kept.take(7, 1, 500, "cuda:0") is first and len(made.asked) == 2
     again = kept.take(7, 2, 500, "cuda:0")
     assert again is not None and again.address == 3000, "graphs of one stream may run at the same time"
-    assert kept.of(7, 1) is None and kept.of(7, 2) is again and kept.of(9, 1) is other
+    assert kept.get(7, 1) is None and kept.get(7, 2) is again and kept.get(9, 1) is other
 
 
 def test_who_needs_more_gets_another() -> None:
@@ -66,7 +66,7 @@ def test_who_needs_more_gets_another() -> None:
 def test_where_none_is_to_be_had_nobody_asks_again_in_that_capture() -> None:
     kept = CaptureWorkspaces(made := Allocations(available=False))
     for nbytes in (500, 400, 600):
-        assert kept.take(7, 1, nbytes, "cuda:0") is None and kept.of(7, 1) is None
+        assert kept.take(7, 1, nbytes, "cuda:0") is None and kept.get(7, 1) is None
     assert made.asked == [500]
     made.available = True
     assert kept.take(7, 2, 500, "cuda:0") is not None, "the next capture may be another's"
@@ -133,7 +133,7 @@ def state(kernel: Kernel) -> DeviceState:
 
 def run(state: DeviceState, config: KernelConfig, stream: int, capturing: bool) -> bool:
     """One product; whether it was ours."""
-    assert state.ready(PROBLEM, config)
+    assert state.kernel_ready(PROBLEM, config)
     need = workspace_bytes(PROBLEM, config)
     space = state.take_workspace(stream, need, "cuda:0", lambda: capturing) if need else None
     if need and space is None:

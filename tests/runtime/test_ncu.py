@@ -106,7 +106,7 @@ def test_figures_have_plain_names_and_the_three_main_stalls() -> None:
 
 
 def test_another_name_of_a_figure_serves_where_the_first_is_not_known() -> None:
-    second = ncu.FIGURES["tensor_pct"][1]
+    second = ncu.FIGURE_METRICS["tensor_pct"][1]
     assert ncu.figures(ncu.ProfiledLaunch("k", metrics={second: 4.0}))["tensor_pct"] == 4.0
     assert (
         ncu.figures(ncu.ProfiledLaunch("k"))["tensor_pct"] is None
@@ -251,12 +251,12 @@ def test_a_profile_that_does_not_end_is_ended(fake: Any, monkeypatch: pytest.Mon
 
 def test_ncu_is_looked_for(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(fake.path))
-    assert ncu.find() == ncu.find(fake.path) == fake.path
+    assert ncu.find_ncu() == ncu.find_ncu(fake.path) == fake.path
     assert ncu.version(fake.path) == "2025.3.0.0"
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     monkeypatch.setattr(ncu, "_PLACES", (f"{tmp_path}/b*/ncu",))
-    assert ncu.find() == fake.path
+    assert ncu.find_ncu() == fake.path
     monkeypatch.setattr(ncu, "_PLACES", ())
     for named in (None, str(tmp_path / "other")):
         with pytest.raises(ToolchainMissing, match="is not installed"):
-            ncu.find(named)
+            ncu.find_ncu(named)

@@ -367,7 +367,7 @@ def test_many_takes_cached_ones_without_a_process(cache: CubinCache, monkeypatch
     sources = [variant(i) for i in range(3)]
     assert len(list(compile_many(sources, jobs=1, cache=cache))) == 3
     no_compiler(monkeypatch)
-    monkeypatch.setattr(compiling, "processes", None)
+    monkeypatch.setattr(compiling, "compile_processes", None)
     assert all(r.from_cache for _, r in compile_many(sources, jobs=2, cache=cache) if isinstance(r, Cubin))
 
 

@@ -23,7 +23,7 @@ from outblas.records.library import Library
 from outblas.runtime import launch, packaged_cubins
 from outblas.runtime import nvrtc as compiling
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.cubin_pack import packed
+from outblas.runtime.cubin_pack import pack_bytes
 from outblas.runtime.packaged_cubins import PackagedCubins
 from support.packed_fixture import ABOUT, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
@@ -85,7 +85,7 @@ def device_fixture(driver: FakeDriver, compiled: list[Source], path: Path) -> De
 def silently(device: DeviceState, config: KernelConfig = PACKED) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return device.ready(PROBLEM, config)
+        return device.kernel_ready(PROBLEM, config)
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_packed_kernel_needs_no_compiler(
 
 def test_what_is_not_packed_is_compiled(device: DeviceState, driver: FakeDriver, compiled: list[Source]) -> None:
     assert silently(device) and silently(device, OTHER)
-    assert device.ready(replace_layout(PROBLEM), PACKED)
+    assert device.kernel_ready(replace_layout(PROBLEM), PACKED)
     assert [s.family for s in compiled] == ["sm80_mma_gemm", "sm90_wgmma_gemm"]
     assert (device.status()["kernels_loaded"], device.status()["kernels_shipped"]) == (3, 1)
 
@@ -143,11 +143,11 @@ def broken_cubin(data: bytes) -> bytes:
 
 
 def other_kernels(data: bytes) -> bytes:
-    return packed({}, {**ABOUT, "kernels": "0" * 64})
+    return pack_bytes({}, {**ABOUT, "kernels": "0" * 64})
 
 
 def no_toolchain(data: bytes) -> bytes:
-    return packed({}, {"kernels": kernels_sha()})
+    return pack_bytes({}, {"kernels": kernels_sha()})
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_pack_that_cannot_be_used_is_told_once_and_kernels_are_compiled(
     with pytest.warns(
         RuntimeWarning, match=f"compiles its kernels here: .*({why}).*outblas.dispatch.cubin_build"
     ) as told:
-        assert device.ready(PROBLEM, PACKED)
+        assert device.kernel_ready(PROBLEM, PACKED)
     assert len(told) == 1 and "\n" not in str(told[0].message)
     assert silently(device, OTHER) and silently(DeviceState(H200, Library("h200", ()), load_kernel))
     assert len(compiled) == 3 and all(image.startswith(b"compiled ") for image in driver.images)
@@ -203,7 +203,7 @@ def test_what_the_driver_refuses_is_compiled_and_told_once(
 ) -> None:
     driver.refused = (b"shipped",)
     with pytest.warns(RuntimeWarning, match="refuses a shipped cubin .*CUDA_ERROR_NO_BINARY_FOR_GPU") as told:
-        assert device.ready(PROBLEM, PACKED)
+        assert device.kernel_ready(PROBLEM, PACKED)
     assert len(told) == 1 and "CUDA 13.0 or later (Linux: R580 or later)" in str(told[0].message)
     assert [image[:8] for image in driver.images] == [b"shipped ", b"compiled"]
     assert device.status()["kernels_shipped"] == 0 and not device.failed
@@ -218,7 +218,7 @@ def test_what_cannot_be_loaded_at_all_is_torchs_in_one_line(
     if not compiler:
         no_compiler(monkeypatch)
     with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: .*refuses the shipped cubin") as told:
-        assert not device.ready(PROBLEM, PACKED)
+        assert not device.kernel_ready(PROBLEM, PACKED)
     line = str(told[0].message)
     assert len(told) == 1 and "R580" in line and ("NVRTC cannot be loaded" in line) != compiler
     assert not silently(device) and len(device.status()["failures"]) == 1

@@ -15,7 +15,7 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.kernels.catalogue import beside_the_catalogue, candidates
+from outblas.kernels.catalogue import candidates, special_candidates
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig, workspace_kernels
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
@@ -23,7 +23,7 @@ from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import LoadedKernel
-from outblas.runtime.workspace import StreamWorkspaces, apart
+from outblas.runtime.workspace import StreamWorkspaces, run_on_own_thread
 
 pytestmark = pytest.mark.long
 PAIRS = Sm90WgmmaConfig(64, 64, 64, 8, cluster_m=2, split_k=5, store="direct", split_kind="workspace")
@@ -122,7 +122,7 @@ def test_a_workspace_is_needed_by_its_kind_alone() -> None:
 def test_few_tiles_with_a_long_k_are_offered_workspaces(mnk: tuple[int, int, int], wanted: bool) -> None:
     """Beside the catalogue, which has some of its own."""
     problem = Problem(*mnk)
-    offered, beside = candidates(problem), beside_the_catalogue(problem)
+    offered, beside = candidates(problem), special_candidates(problem)
     assert len(offered) == len(set(offered))
     assert any(getattr(c, "split_kind", "") == "workspace" for c in beside) == wanted
     assert {c for c in beside if why_illegal(problem, c) is None} <= set(offered)
@@ -205,9 +205,9 @@ def test_a_stream_has_one_workspace_that_grows() -> None:
 
 
 def test_memory_is_asked_for_on_a_thread_of_its_own() -> None:
-    assert apart(threading.get_ident) != threading.get_ident()
+    assert run_on_own_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(RuntimeError, match="out of memory"):
-        apart(_refuse)
+        run_on_own_thread(_refuse)
 
 
 def _refuse() -> None:
@@ -216,7 +216,11 @@ def _refuse() -> None:
 
 def test_memory_is_had_while_the_interpreter_ends() -> None:
     """A handler of atexit may multiply, when no thread is started any more."""
-    late = "import atexit; from outblas.runtime.workspace import apart; atexit.register(lambda: print(apart(int, '7')))"
+    late = """if True:
+        import atexit
+        from outblas.runtime.workspace import run_on_own_thread
+        atexit.register(lambda: print(run_on_own_thread(int, '7')))
+    """
     done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("7\n", "")
 

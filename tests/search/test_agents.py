@@ -27,7 +27,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.llm.compact import write_config
-from outblas.records.recording import CODE, STATUSES, Recording
+from outblas.records.recording import STATUSES, Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.agents import llm as agents_llm
@@ -317,7 +318,7 @@ def order_of(agent: Transfer, problem: Problem, candidates: Sequence[KernelConfi
 def test_transfer_takes_the_sisters_best_and_the_models_in_turns(recording: Recording) -> None:
     sister, row = replace(PROBLEM, layout="NN", dtype="bf16"), recording.row(PROBLEM)
     offered = [c for c in CANDIDATES if c.bn % 16 == 0]
-    passed = recording.status[row] == CODE[Status.PASSED]
+    passed = recording.status[row] == STATUS_CODES[Status.PASSED]
     times = np.where(passed, recording.median_us[row], np.inf)
     for pdl, order in order_of(Transfer(0, H200, [recording]), sister, offered).items():
         measured = [CANDIDATES[i] for i in np.argsort(times) if passed[i]]

@@ -15,7 +15,7 @@ from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.records.averages import launch_of_row
 from outblas.records.library import Library
-from outblas.records.library_tables import behind
+from outblas.records.library_tables import slower_kernels
 from outblas.records.results import read_result, write_result
 from support import fake_gpu
 from support.build_library_fixture import (  # noqa: F401
@@ -152,8 +152,8 @@ def test_a_kernel_that_is_level_is_kept_while_torch_is_behind(
         monkeypatch.setattr(
             "outblas.records.library_tables.read_result", lambda path, changed=changed: SimpleNamespace(rows=[changed])
         )
-        assert (behind(path) == []) is kept
+        assert (slower_kernels(path) == []) is kept
     monkeypatch.setattr(
         "outblas.records.library_tables.read_result", lambda path: SimpleNamespace(rows=[{**level, "published": 0.98}])
     )
-    assert behind(path) == [(Problem.from_json(row), launch_of_row(row))]
+    assert slower_kernels(path) == [(Problem.from_json(row), launch_of_row(row))]

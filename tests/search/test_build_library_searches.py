@@ -12,7 +12,7 @@ from outblas.core.config import config_name, launch_of
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
-from outblas.kernels.catalogue import candidates, worth_trying
+from outblas.kernels.catalogue import candidates, first_search_candidates
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.recording import Recording
@@ -114,7 +114,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     table = script.TABLES[0]
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
-    before.without([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
+    before.without_kernels([(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
     monkeypatch.setattr(script.search, "AGAIN_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)
@@ -159,7 +159,7 @@ def test_a_packaged_kernel_is_timed_beside_what_the_search_proposes(
     script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, table, gpu = Problem(*SHAPES[0]), script.TABLES[0], script.gpu
-    offered = worth_trying(problem, gpu)
+    offered = first_search_candidates(problem, gpu)
     unknown = replace(next(c for c in offered if isinstance(c, Sm90WgmmaConfig)), group=16)
     assert unknown not in offered
     monkeypatch.setattr(script.search, "packaged_kernels", lambda work, gpu: {problem: [unknown]})

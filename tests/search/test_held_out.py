@@ -13,7 +13,8 @@ from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.base import Agent, unexplored
 from outblas.search.compare import held_out
@@ -34,10 +35,10 @@ BUDGETS = (0, 1, 2, 4, 32)
 def recording_with(status: dict[int, Status] | None = None) -> Recording:
     """All cells passed but the columns named; column c takes c + 1 microseconds on every problem."""
     made = synthetic_recording(problems=12, candidates=10)
-    codes = np.full(made.status.shape, CODE[Status.PASSED], np.int8)
+    codes = np.full(made.status.shape, STATUS_CODES[Status.PASSED], np.int8)
     for column, found in (status or {}).items():
-        codes[:, column] = CODE[found]
-    passed = codes == CODE[Status.PASSED]
+        codes[:, column] = STATUS_CODES[found]
+    passed = codes == STATUS_CODES[Status.PASSED]
     times = np.broadcast_to(np.arange(1, 11, dtype=np.float32), codes.shape)
     return replace(
         made,

@@ -21,7 +21,8 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
-from outblas.records.recording import CODE, STATUSES, Recording
+from outblas.records.recording import STATUSES, Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents import kernel_tuner as kernel_tuner_strategy
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.kernel_tuner.knob_space import ABSENT, PARAMETERS, config_at, point, restriction, tunable, varying
@@ -46,7 +47,7 @@ def task() -> T4Task:
     plain = [i for i, c in enumerate(recording.catalogue) if not c.pdl]
     for column, status in zip(plain[1:], FAILURES, strict=False):
         if status is not Status.ILLEGAL:
-            recording.status[row, column] = CODE[status]
+            recording.status[row, column] = STATUS_CODES[status]
             recording.median_us[row, column] = recording.spread[row, column] = np.nan
             recording.rounds[row, column] = 0
     return task_of(recording, recording.problems[3], "plain")
@@ -104,7 +105,7 @@ def test_a_task_is_what_was_recorded() -> None:
     task = task_of(recording, problem, "pdl")
     assert task.launch == "pdl" and task.baselines_us == recording.baselines_of(problem)
     for config, cell in task.cells.items():
-        column = recording.column(config)
+        column = recording.catalogue_index(config)
         assert STATUSES[recording.status[0, column]] is cell.status and launch_of(config) == "pdl"
         if cell.median_us is not None:
             assert np.float32(cell.median_us) == recording.median_us[0, column]

@@ -22,7 +22,7 @@ from outblas.kernels.families.learned_families import LEARNED_FAMILIES
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.knobs import knobs_of
-from outblas.learn.features import CANDIDATE
+from outblas.learn.features import CANDIDATE_FEATURES
 from outblas.llm.compact import describe_offered, read_config, write_config
 from outblas.llm.prompt import choice_prompt
 from outblas.llm.train.knob_words import KnobWords
@@ -85,7 +85,7 @@ def test_the_schema_has_it(load: Load) -> None:
     assert by_name["twist"][TrialConfig.family].all_values == ("left", "right")
     assert list(by_name["bm"]) == list(FAMILIES) and by_name["ahead"][TrialConfig.family].launch_option
     assert [knob.name for knob in knob_schema(TrialConfig)] == list(PLAIN.knobs()) == ["bm", "bn", *OWN]
-    assert PLAIN.changed() == {} and set(TWISTED.changed()) == set(OWN)
+    assert PLAIN.changed_knobs() == {} and set(TWISTED.changed_knobs()) == set(OWN)
 
 
 def test_names_and_json_have_it(load: Load) -> None:
@@ -148,5 +148,5 @@ def test_a_sentence_can_be_of_it(load: Load) -> None:
 
 
 def test_packaged_nets_keep_their_inputs(load: Load) -> None:
-    assert TrialConfig.family not in LEARNED_FAMILIES and f"family_{TrialConfig.family}" not in CANDIDATE
-    assert not set(OWN) & set(CANDIDATE)
+    assert TrialConfig.family not in LEARNED_FAMILIES and f"family_{TrialConfig.family}" not in CANDIDATE_FEATURES
+    assert not set(OWN) & set(CANDIDATE_FEATURES)

@@ -18,7 +18,7 @@ from outblas.cli import common
 from outblas.cli.main import app
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
@@ -27,7 +27,7 @@ from outblas.publish.html.tune_page import write_report
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.runtime import device
-from outblas.runtime.counters import COUNTERS, NAMES, counters_of, main_stalls
+from outblas.runtime.counters import COUNTERS, PROFILED_COUNTERS, counters_of, main_stalls
 from outblas.runtime.device import Device
 from outblas.runtime.ncu import METRICS, ProfiledLaunch, parse
 from outblas.search import profile
@@ -84,7 +84,7 @@ class Tool:
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     monkeypatch.setenv("OUTBLAS_ASKED", str(tmp_path / "asked"))
     monkeypatch.setattr(profile, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(profile, "collect", lambda command, index=0: {**PROVENANCE, "gpu": "NVIDIA H200"})
+    monkeypatch.setattr(profile, "collect_provenance", lambda command, index=0: {**PROVENANCE, "gpu": "NVIDIA H200"})
     monkeypatch.setattr(profile, "why_illegal", lambda *_: None)
     return Tool(tmp_path)
 
@@ -107,7 +107,7 @@ def evaluations(run: Path) -> list[Evaluation]:
 
 
 def test_every_counter_has_a_metric_that_is_asked_for() -> None:
-    assert len(set(NAMES)) == len(NAMES) and "l2_hit_rate" in NAMES
+    assert len(set(PROFILED_COUNTERS)) == len(PROFILED_COUNTERS) and "l2_hit_rate" in PROFILED_COUNTERS
     assert all(counter.unit and set(counter.metrics) <= set(METRICS) for counter in COUNTERS)
 
 
@@ -170,10 +170,10 @@ def test_what_is_profiled_is_not_profiled_again(tool: Tool, run: Path, monkeypat
 
 
 def test_two_processes_do_not_profile_one_run(tool: Tool, run: Path) -> None:
-    with sole_driver(run), pytest.raises(RecordError, match="in use by another process"):
+    with lock_folder(run), pytest.raises(RecordError, match="in use by another process"):
         profiled(run, tool=tool.path)
     new = profiled(run, top=1, tool=tool.path).new
-    with sole_driver(run):
+    with lock_folder(run):
         assert profiled(run, top=1, tool=tool.path).new == 0 < new, "what is known is read"
 
 
@@ -234,7 +234,7 @@ def test_without_ncu_or_a_gpu_or_on_another_gpu_it_says_so(
 ) -> None:
     with pytest.raises(ToolchainMissing, match="is not installed"):
         profiled(run, tool=str(run / "none"))
-    monkeypatch.setattr(profile, "collect", lambda *_: {**PROVENANCE, "gpu": "NVIDIA H100"})
+    monkeypatch.setattr(profile, "collect_provenance", lambda *_: {**PROVENANCE, "gpu": "NVIDIA H100"})
     with pytest.raises(UsageError, match="measured on NVIDIA H200, and this GPU is NVIDIA H100"):
         profiled(run, tool=tool.path)
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
@@ -261,7 +261,7 @@ def test_a_run_whose_directory_was_renamed_is_found(tool: Tool, run: Path) -> No
     run = run.rename(run.with_name("other"))
     assert profiled(run, top=1, tool=tool.path).new == 4
     with Store(run / "store.sqlite") as store:
-        assert len(store.profiled("run")) == 4
+        assert len(store.counters_by_pair("run")) == 4
         store.append("a", passed_evaluation(RECORDING.problems[0], RECORDING.catalogue[0]))
     with pytest.raises(RecordError, match="2 runs, none of them 'other'"):
         profiled(run, tool=tool.path)
@@ -313,7 +313,7 @@ def test_a_run_resumed_after_a_profile_goes_on_as_it_would_have(tmp_path: Path) 
         seen = {(e.problem, e.config): {"cycles": 1.0} for e in part.evaluations("r")}
         part.add_counters("r", seen, {})
         search(part, 4)
-        assert part.done("r") == whole.done("r")
+        assert part.recorded_pairs("r") == whole.recorded_pairs("r")
 
 
 def test_counters_are_kept_beside_those_of_the_evaluation_and_the_first_count(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_counters_are_kept_beside_those_of_the_evaluation_and_the_first_count(tm
         assert [e.counters for e in store.evaluations()] == [wanted, {"l2_hit_rate": 0.5}], "of that run only"
         assert store.recorded("a", problem)[config].counters == wanted
         assert store.recorded("a", problem, profiled=False)[config].counters == {"l2_hit_rate": 0.5}
-        assert store.profiled("b") == {}
+        assert store.counters_by_pair("b") == {}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "1", None, True])
@@ -340,7 +340,7 @@ def test_only_finite_numbers_of_pairs_that_were_tried_are_recorded(tmp_path: Pat
             store.add_counters("a", {(problem, config): {"dram": value}}, {})
         with pytest.raises(UsageError, match="a pair that run a tried"):
             store.add_counters("a", {(problem, config): {"dram": 1.0}, (problem, other): {"dram": 1.0}}, {})
-        assert store.profiled("a") == {}
+        assert store.counters_by_pair("a") == {}
 
 
 def test_a_store_of_before_is_read_and_written_to(tmp_path: Path) -> None:
@@ -375,4 +375,4 @@ def test_damaged_counters_are_named(tmp_path: Path, text: str) -> None:
     db.commit()
     db.close()
     with Store(path) as store, pytest.raises(RecordError, match="holds counters that cannot be read"):
-        store.profiled("a")
+        store.counters_by_pair("a")

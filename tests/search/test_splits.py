@@ -6,7 +6,7 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.suites import GRID, suite
+from outblas.core.suites import GRID_EXTENTS, suite
 from outblas.search.compare.splits import make_split
 
 #: Two layouts and two dtypes of 1000 shapes.
@@ -32,7 +32,7 @@ def test_a_family_is_held_out_with_all_its_rows() -> None:
     split = make_split("families", PROBLEMS, 0.3)
     assert len(families(split.held_out)) == 30
     assert not families(split.training) & families(split.held_out)
-    assert shapes(split.held_out) == {(m, n, k) for n, k in families(split.held_out) for m in GRID}
+    assert shapes(split.held_out) == {(m, n, k) for n, k in families(split.held_out) for m in GRID_EXTENTS}
 
 
 def test_the_draw_depends_on_the_seed_and_not_on_the_order() -> None:

@@ -17,7 +17,8 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from support.helpers import (
@@ -45,7 +46,7 @@ def structured_recording() -> Recording:
     """A cell takes longer by 20% for every doubling between its bn and N / 16: what is best goes by the problem."""
     recording = synthetic_recording(problems=len(PROBLEMS), candidates=len(CANDIDATES))
     times = np.array([[2 * 1.2 ** abs(np.log2(16 * c.bn / p.n)) for c in CANDIDATES] for p in PROBLEMS])
-    passed = recording.status == CODE[Status.PASSED]
+    passed = recording.status == STATUS_CODES[Status.PASSED]
     return replace(recording, median_us=np.where(passed, times, np.nan).astype(np.float32))
 
 
@@ -110,7 +111,7 @@ def test_learns_across_shapes_what_the_ranking_model_does_not_know() -> None:
     for problem, (name, agent) in ((p, item) for p in held for item in agents.items()):
         row = recording.median_us[recording.row(problem)]
         offered = [c for c, us in zip(CANDIDATES, row, strict=True) if np.isfinite(us)]
-        chosen = recording.column(first(problem, offered, agent))
+        chosen = recording.catalogue_index(first(problem, offered, agent))
         lost[name] += float(np.log(row[chosen] / np.nanmin(row))) / len(held)
     assert lost["surrogate"] < lost["surrogate unprepared"] / 2 and lost["surrogate"] < lost["random"] / 2
 

@@ -77,7 +77,7 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path, stop: int
         run(path, first)
     assert all(word in str(caught.value) for word in (f"with {stop} of 72", str(path), "run id r"))
     with Store(path) as store:
-        assert len(store.done("r")) == len(first.asked) == stop
+        assert len(store.recorded_pairs("r")) == len(first.asked) == stop
     second = Counting()
     assert run(path, second) == whole
     asked = first.asked + second.asked
@@ -102,7 +102,7 @@ def test_an_error_of_the_evaluator_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(RecordError):
         run(tmp_path / "s.sqlite", Counting(7, error))
     with Store(tmp_path / "s.sqlite") as store:
-        assert len(store.done("r")) == 7
+        assert len(store.recorded_pairs("r")) == 7
 
 
 def test_the_whole_budget_may_be_asked_for_at_once(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ class Cheating(Agent):
 
 @pytest.mark.parametrize("choice", ["masked", "repeat", "twice", "many"])
 def test_an_agent_that_breaks_its_contract_is_named(tmp_path: Path, choice: str) -> None:
-    problem = next(p for p in RECORDING.problems if not RECORDING.recorded(p).all())
+    problem = next(p for p in RECORDING.problems if not RECORDING.recorded_mask(p).all())
     with Store(tmp_path / "s.sqlite") as store, pytest.raises(UsageError, match="agent 'cheating'"):
         tune([problem], Cheating(choice), 8, Counting(), store, "r")
 
@@ -223,7 +223,7 @@ def test_an_agent_may_stop_early(tmp_path: Path) -> None:
 
     with Store(tmp_path / "s.sqlite") as store:
         tune(RECORDING.problems, Lazy(""), 8, Counting(), store, "r")
-        assert len(store.done("r")) == len(RECORDING.problems)
+        assert len(store.recorded_pairs("r")) == len(RECORDING.problems)
 
 
 def test_a_stop_ends_the_search_with_what_was_reached_and_a_later_run_goes_on(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_stop_ends_the_search_with_what_was_reached_and_a_later_run_goes_on(tm
     assert len(evaluator.asked) == 5, "nothing is measured after the stop"
     assert {row.problem for row in part.rows} == {problem for problem, _ in evaluator.asked}
     with Store(path) as store:
-        assert len(store.done("r")) == 5
+        assert len(store.recorded_pairs("r")) == 5
     rest = Counting()
     full = search(10**9, rest)
     assert not set(rest.asked) & set(evaluator.asked) and len(full.rows) == len(whole.rows)

@@ -10,7 +10,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.roofline import floor_us, regime
-from outblas.records.library import Library, LibraryChoice, LibraryRow, choose
+from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.search.tune_result import result_rows
@@ -30,7 +30,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def rows_of(store: Store, evaluations: list[Evaluation], baseline: str = "torch") -> list[dict[str, object]]:
     store.extend("run", evaluations)
-    row = LibraryRow(PROBLEM, baseline, "", "replay:h200", choose(evaluations, "plain"), choose(evaluations, "pdl"))
+    row = LibraryRow(
+        PROBLEM, baseline, "", "replay:h200", choose_kernel(evaluations, "plain"), choose_kernel(evaluations, "pdl")
+    )
     return list(result_rows(Library("h200", (row,)), store, "run", EVALUATOR))
 
 

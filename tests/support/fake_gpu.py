@@ -11,7 +11,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
-from outblas.core.rivals import NAMES, RIVALS
+from outblas.core.rivals import BASELINE_NAMES, RIVALS
 from outblas.core.roofline import H200
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
@@ -127,7 +127,7 @@ class FakeEvaluator:
             yield self._answer(problem, config)
 
     def baseline_report(self, problem: Problem) -> Baselines:
-        names = [n for n in NAMES if n in self.options.baselines and n not in self._state.missing]
+        names = [n for n in BASELINE_NAMES if n in self.options.baselines and n not in self._state.missing]
         left_out = dict.fromkeys(sorted(self._state.missing), "it was lost")
         found = {n: timing(BASELINES_US[n], self.options.rounds) for n in names}
         return Baselines(found, {n: f"{n}'s algorithm" for n in names}, left_out)
@@ -154,7 +154,7 @@ def install(monkeypatch: Any, module: Any) -> FakeGpu:
     state = FakeGpu()
     monkeypatch.setattr(module, "LiveEvaluator", state.evaluator)
     monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(module, "collect", lambda command, index=0: {**PROVENANCE, "command": command})
+    monkeypatch.setattr(module, "collect_provenance", lambda command, index=0: {**PROVENANCE, "command": command})
     if hasattr(module, "gpu_state"):
         monkeypatch.setattr(module, "gpu_state", lambda index=0: dict(STATE))
     return state

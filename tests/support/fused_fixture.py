@@ -77,8 +77,10 @@ def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fu
     """A device of the CPU whose fused kernels are :class:`OnTheHost`'s."""
     state = fused.FusedState(lambda problem, config, epilogue: None, lambda cubin, c, e: OnTheHost(e))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(fused, "_states", {None: state})
-    monkeypatch.setattr(device_registry.devices[None], "current", lambda index: contextlib.nullcontext(), raising=False)
+    monkeypatch.setattr(
+        device_registry.devices[None], "make_current", lambda index: contextlib.nullcontext(), raising=False
+    )
     monkeypatch.setattr(fused, "_stream", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delenv(linear.FUSED, raising=False)
+    monkeypatch.delenv(linear.FUSED_VARIABLE, raising=False)
     yield state

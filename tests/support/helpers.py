@@ -11,10 +11,11 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
-from outblas.learn.features import CANDIDATE, PROBLEM
+from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
 from outblas.learn.posterior import Regressor
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,12 +44,12 @@ def synthetic_recording(problems: int = 12, candidates: int = 10, seed: int = 7)
     """
     rng = np.random.default_rng(seed)
     shape = (problems, candidates)
-    status = np.full(shape, CODE[Status.PASSED], np.int8)
+    status = np.full(shape, STATUS_CODES[Status.PASSED], np.int8)
     draw = rng.random(shape)
     for low, bad in ((0.0, Status.WRONG), (0.04, Status.ILLEGAL), (0.08, Status.LEFT_OUT), (0.12, Status.FAULT)):
-        status[(draw >= low) & (draw < low + 0.04)] = CODE[bad]
-    status[:, 0] = CODE[Status.PASSED]
-    passed = status == CODE[Status.PASSED]
+        status[(draw >= low) & (draw < low + 0.04)] = STATUS_CODES[bad]
+    status[:, 0] = STATUS_CODES[Status.PASSED]
+    passed = status == STATUS_CODES[Status.PASSED]
     blas = rng.uniform(1.8, 2.2, problems).astype(np.float32)
     spread = np.full(problems, 0.01, np.float32)
     return Recording(
@@ -87,8 +88,8 @@ def random_policy(seed: int = 0, width: int = 8) -> Policy:
     """A policy that was never trained."""
     rng = np.random.default_rng(seed)
     inputs, wide = (
-        len(PROBLEM) + len(CANDIDATE),
-        len(CANDIDATE) + len(POSTERIOR_INPUTS) + len(PROBLEM) + len(SEARCH_INPUTS),
+        len(PROBLEM_FEATURES) + len(CANDIDATE_FEATURES),
+        len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS) + len(PROBLEM_FEATURES) + len(SEARCH_INPUTS),
     )
 
     def draw(*shape: int) -> np.ndarray:

@@ -18,7 +18,7 @@ import pytest
 
 from outblas.dispatch import native, native_build
 from outblas.runtime.cublaslt import PreparedAlgorithm
-from outblas.runtime.launch import Prepared
+from outblas.runtime.launch import PreparedLaunch
 from support.helpers import ROOT
 
 torch = pytest.importorskip("torch")
@@ -172,8 +172,10 @@ def operands(dtype: Any = torch.float16, m: int = M, n: int = N, k: int = K) -> 
     return torch.zeros(m, k, dtype=dtype), torch.zeros(n, k, dtype=dtype).t(), torch.zeros(m, n, dtype=dtype)
 
 
-def prepared(function: int = MAPPED, **changed: Any) -> Prepared:
-    made = Prepared(function, 77, (3, 2, 1), 160, 4096, 1, False, (M, N, K), BOXES, 0, ((M, N), (N, 1), torch.float16))
+def prepared(function: int = MAPPED, **changed: Any) -> PreparedLaunch:
+    made = PreparedLaunch(
+        function, 77, (3, 2, 1), 160, 4096, 1, False, (M, N, K), BOXES, 0, ((M, N), (N, 1), torch.float16)
+    )
     return made._replace(maps=BOXES if function % 2 else ())._replace(**changed)
 
 

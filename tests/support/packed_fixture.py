@@ -15,7 +15,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import Source, make_source
 from outblas.runtime import packaged_cubins
 from outblas.runtime.cubin import Cubin, SassFacts
-from outblas.runtime.cubin_pack import pack_key, packed
+from outblas.runtime.cubin_pack import pack_bytes, pack_key
 from outblas.runtime.packaged_cubins import PackagedCubins
 
 PROBLEM = Problem(64, 128, 256)
@@ -33,7 +33,7 @@ def path_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package's pack, for the time of a test: of PACKED, and not of OTHER."""
     path = tmp_path / "kernels.pack"
     source = make_source(PROBLEM, PACKED)
-    path.write_bytes(packed({pack_key(source, ARCHITECTURE): cubin(source, b"shipped ")}, ABOUT))
+    path.write_bytes(pack_bytes({pack_key(source, ARCHITECTURE): cubin(source, b"shipped ")}, ABOUT))
     monkeypatch.setattr(packaged_cubins, "PACKAGED", PackagedCubins(path))
     monkeypatch.setattr(health, "PACK", path)
     monkeypatch.delenv("OUTBLAS_CUBINS", raising=False)

@@ -164,7 +164,7 @@ class Accounting(Evaluator):
         return "first"
 
     def accounts(self) -> dict[str, PhaseTotals]:
-        return {"gpu": self.phase_timer.read()}
+        return {"gpu": self.phase_timer.totals()}
 
     def _once(self, what: str, key: Any) -> bool:
         new = key not in self._had

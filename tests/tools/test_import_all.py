@@ -210,6 +210,17 @@ def test_what_is_wrong_is_the_exit_status(tool: Any, tmp_path: Path, monkeypatch
     assert tool.main([str(tmp_path), "--versions", "3.11", "3.12"], told.append) == 0
 
 
+def test_the_version_at_hand_and_the_others_may_be_tried_apart(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(tool, "try_version", lambda version, *rest: tried.append(version) or tool.Outcome(version))
+    assert tool.main([str(tmp_path), "--here"], print) == 0 and tried == [HERE]
+    tried.clear()
+    assert tool.main([str(tmp_path), "--others"], print) == 0
+    assert sorted(tried) == sorted({*tool.VERSIONS} - {HERE})
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
 def test_make_test_runs_it() -> None:
     done = subprocess.run(
@@ -218,4 +229,5 @@ def test_make_test_runs_it() -> None:
         text=True,
         env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
     )
-    assert "/v/bin/python tools/import_all.py /v/imports" in done.stdout
+    for some in ("--here", "--others"):
+        assert f"/v/bin/python tools/import_all.py /v/imports {some}" in done.stdout

@@ -25,9 +25,9 @@ from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.kernel_hash import kernels_sha, sha_as_written, sha_of
+from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernels_sha
 from outblas.kernels.source import Source, make_source
-from outblas.records.equal_kernels import EqualKernels, Kernels
+from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas.runtime.cubin import Cubin
@@ -36,7 +36,7 @@ from support.helpers import ROOT
 
 P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]
-NAMED = Kernels("0.0.9", "as that release says")
+NAMED = KernelRelease("0.0.9", "as that release says")
 RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
 
@@ -147,7 +147,7 @@ def test_one_kernel_that_differs_leaves_everything_as_it_is(
     monkeypatch.setattr(script, "write_table", lambda *arguments: tables.append(arguments) or ROOT / "table")
     assert script.main(["--since", "x", "--check"]) == 0 and not written and not tables
     assert script.main(["--since", "x"]) == 0 and written[0][1] == kernels_sha()
-    assert tables == [(script.DATA, Kernels(__version__, kernels_sha()), NAMED, "old")]
+    assert tables == [(script.DATA, KernelRelease(__version__, kernels_sha()), NAMED, "old")]
     record = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (record["identical_cubins"], record["compared"], record["kernels_of_that_commit"]) == (1, 1, "old")
 
@@ -158,7 +158,7 @@ def test_the_sources_of_a_commit_are_its_own(script: Any) -> None:
     pairs = [(P.key, "sm80_direct_gemm:bm=16,bn=8,wm=1,wn=1,wk=1,unroll=2,pdl=false")]
     found = script.older("HEAD", pairs)
     assert len(found.commit) == 40 and found.named.release and len(str(found.named.sha)) == 64
-    assert found.kernels == sha_of(found.sources[0].headers), "by the present rule"
+    assert found.kernels == headers_sha(found.sources[0].headers), "by the present rule"
     assert isinstance(found.sources[0], Source) and found.sources[0].entry == "sm80_direct_gemm"
     with pytest.raises(UsageError, match="git rev-parse fails"):
         script.older("no-such-commit", pairs)
@@ -172,7 +172,7 @@ HEADERS = [("a.cuh", "int x;  // why\n")]
 @pytest.fixture(name="recorded")
 def recorded_fixture(tmp_path: Path) -> Path:
     """A folder with libraries of these kernel files by the old rule, by the present one, and of none that it names."""
-    hashes = {"h100": sha_as_written(HEADERS), "h200": sha_of(HEADERS)}
+    hashes = {"h100": headers_sha_as_written(HEADERS), "h200": headers_sha(HEADERS)}
     for name, kernels in hashes.items():
         Library(name, (), {"gpu": name, "kernels": kernels}).save(tmp_path / "libraries" / f"{name}.json")
     return tmp_path
@@ -185,10 +185,10 @@ def test_a_recorded_hash_by_the_old_rule_is_written_by_the_new_one(script: Any, 
     table = recorded / "equal_kernels.json"
     assert script.rehash(HEADERS, recorded, recorded / "results") == [table, path]
     library = Library.load(path)
-    assert library.provenance["kernels"] == sha_of(HEADERS) and library.provenance["gpu"] == "h100"
-    assert [r["replaced"] for r in library.provenance["rehashed"]] == [sha_as_written(HEADERS)]
+    assert library.provenance["kernels"] == headers_sha(HEADERS) and library.provenance["gpu"] == "h100"
+    assert [r["replaced"] for r in library.provenance["rehashed"]] == [headers_sha_as_written(HEADERS)]
     assert other.read_bytes() == before, "it has the hash already"
-    now, old = (Kernels(__version__, sha) for sha in (sha_of(HEADERS), sha_as_written(HEADERS)))
+    now, old = (KernelRelease(__version__, sha) for sha in (headers_sha(HEADERS), headers_sha_as_written(HEADERS)))
     assert EqualKernels.load(table) == EqualKernels(now, (old,))
     assert script.rehash(HEADERS, recorded, recorded / "results") == [], "done before"
 
@@ -196,11 +196,11 @@ def test_a_recorded_hash_by_the_old_rule_is_written_by_the_new_one(script: Any, 
 def test_a_published_result_that_names_its_kernels_is_rehashed(script: Any, recorded: Path) -> None:
     published = ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet"
     told = read_result(published)
-    about = {**told.meta, "provenance": {**told.provenance, "kernels": sha_as_written(HEADERS)}}
+    about = {**told.meta, "provenance": {**told.provenance, "kernels": headers_sha_as_written(HEADERS)}}
     named = write_result(told.rows, about, recorded / "results" / "h200" / "named.parquet")
     shutil.copy(published, named.with_name("unnamed.parquet"))
     assert named in script.rehash(HEADERS, recorded, recorded / "results")
-    assert read_result(named).provenance["kernels"] == sha_of(HEADERS) and read_result(named).rows == told.rows
+    assert read_result(named).provenance["kernels"] == headers_sha(HEADERS) and read_result(named).rows == told.rows
     assert named.with_name("unnamed.parquet").read_bytes() == published.read_bytes()
 
 
@@ -231,8 +231,8 @@ def test_the_package_has_been_rehashed(
 
 
 def test_the_table_keeps_what_was_equal(script: Any, tmp_path: Path) -> None:
-    old, now = Kernels("0.1.0", "old"), Kernels("0.2.0", "new")
-    path = script.write_table(tmp_path, old, Kernels("0.0.9", "older"), "older")
+    old, now = KernelRelease("0.1.0", "old"), KernelRelease("0.2.0", "new")
+    path = script.write_table(tmp_path, old, KernelRelease("0.0.9", "older"), "older")
     assert path == tmp_path / "equal_kernels.json"
     script.write_table(tmp_path, now, old, "old")
-    assert EqualKernels.load(path) == EqualKernels(now, (Kernels("0.0.9", "older"), old))
+    assert EqualKernels.load(path) == EqualKernels(now, (KernelRelease("0.0.9", "older"), old))

@@ -148,7 +148,7 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
     monkeypatch.setattr(ev, "BenchCell", Small)
     handler = ev.make_handler(Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
-    account = handler.phase_timer.read()
+    account = handler.phase_timer.totals()
     assert account.seconds["start"] > 0 and not account.counts, "and counts as no work"
     assert handler._baselines["nvmmh"].detail(ev._WARM_UP) == "", "nobody is asked for a choice"
 
@@ -175,7 +175,7 @@ def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
     run(handler, GOOD, problem=Problem(128, 64, 64))
-    account = handler.phase_timer.read()
+    account = handler.phase_timer.totals()
     assert account.counts == {"desks": 2, "candidates": 5, "kernels proved": 3, "chunks": 4}
     assert {"idle", "batch", "load", "prove", "cell", "capture", "time", "recheck"} == account.seconds.keys()
 
@@ -200,6 +200,6 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
     phase_timer, auto = PhaseTimer("idle"), Auto()
     for _ in range(2):
         assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, phase_timer).graphs.keys() == {"lt_auto"}
-    account = phase_timer.read()
+    account = phase_timer.totals()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

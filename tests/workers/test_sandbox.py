@@ -221,7 +221,7 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     from outblas.core.problem import Problem
     from outblas.core.roofline import H200
     from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-    from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks
+    from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
     from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
     from outblas.kernels.legality import why_illegal
@@ -237,5 +237,5 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
         for p in found:
             assert (p.layout, p.dtype, p.acc) == ("NN", "bf16", "fp32") and why_illegal(p, config, H200) is None
         if config in walks:  # CTAs with two tiles and with three, the last tile ragged
-            ctas = H200.sms * gemv_blocks(problem, config)
+            ctas = H200.sms * gemv_blocks_per_sm(problem, config)
             assert any(2 * ctas < p.n / config.bn < 3 * ctas and p.n % config.bn for p in found)

@@ -11,7 +11,7 @@ from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.jail.offline_evaluators import CompileOnlyEvaluator
-from outblas.kernels.custom.free_kernel import MAX_BYTES, FreeKernel
+from outblas.kernels.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel
 from outblas.records.evaluation_json import evaluation_to_json
 
 
@@ -23,7 +23,7 @@ def read_kernel(path: Path) -> FreeKernel:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--file {path} ({error.strerror})", "a readable CUDA C++ file", "check the path") from error
     try:

@@ -12,7 +12,7 @@ from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
-from outblas.core.rivals import NAMES
+from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu, floor_us
 from outblas.dispatch.matmul import use_library
 from outblas.judge.bench_cell import Options
@@ -22,7 +22,7 @@ from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice
 from outblas.records.library import LibraryRow as LibraryRow
-from outblas.records.provenance import collect, gpu_state
+from outblas.records.provenance import collect_provenance, gpu_state
 from outblas.runtime.device import gpu_of_device
 from outblas.workers.sandbox import STEP_TIMEOUT_S
 
@@ -71,7 +71,7 @@ def run_eval(
         "proof": f"{first.verdict.status.value}: {', '.join(first.verdict.gates)}" if first.verdict else "",
         "floor_us": round(floor_us(problem, gpu), 3),
         "candidates_tried": len(configs),
-        "provenance": {**collect("outblas eval", gpu_index), **gpu_state(gpu_index)},
+        "provenance": {**collect_provenance("outblas eval", gpu_index), **gpu_state(gpu_index)},
     }
     path = base_dir / f"eval_{problem.key}_{mode}.json"
     write_json(path, result)
@@ -117,7 +117,7 @@ def _offline(
     problem: Problem, best: Mapping[str, Evaluation], gpu_index: int, gpu: Gpu, warmup: float, seconds: float
 ) -> list[Row]:
     options = Options(
-        gpu_index, gpu, seed=1, level="cell", baselines=NAMES, warmup_seconds=warmup, benchmark_seconds=seconds
+        gpu_index, gpu, seed=1, level="cell", baselines=BASELINE_NAMES, warmup_seconds=warmup, benchmark_seconds=seconds
     )
     with LiveEvaluator(gpu_index, options, step_timeout_s=STEP_TIMEOUT_S + warmup + seconds) as evaluator:
         found = {e.config: e for e in evaluator.evaluate([(problem, e.config) for e in best.values()])}

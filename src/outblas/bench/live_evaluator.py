@@ -89,7 +89,7 @@ class LiveEvaluator(Evaluator):
         ``host``, this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later
         problems while the worker works, or ``waiting``."""
         lost = PhaseTotals({}, {"workers lost": self.sandbox.lost})
-        return {"gpu": self.sandbox.account + lost, "host": self.phase_timer.read()}
+        return {"gpu": self.sandbox.account + lost, "host": self.phase_timer.totals()}
 
     @property
     def gpu(self) -> Gpu:

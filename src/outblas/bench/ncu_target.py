@@ -36,7 +36,7 @@ class ProfileWork:
 
     problem: Problem
     entries: tuple[KernelConfig | ProfiledAlgorithm, ...]
-    l2: ncu.Cache
+    l2: ncu.CacheControl
 
     def to_json(self) -> dict[str, Any]:
         entries = [
@@ -56,7 +56,7 @@ class ProfileWork:
         return cls(Problem.from_key(data["problem"]), entries, data["l2"])
 
 
-def cache_of(problem: Problem, gpu: Gpu) -> ncu.Cache:
+def cache_of(problem: Problem, gpu: Gpu) -> ncu.CacheControl:
     """What a call finds in L2 when the offline clock rotates over the operand sets: see roofline."""
     rotated = problem.bytes * operand_sets(problem, floor_us(problem, gpu))
     return "warm" if rotated <= gpu.l2_bytes else "flushed"
@@ -86,7 +86,7 @@ class Profiler:
             DeviceError, RecordError: as :func:`outblas.runtime.ncu.profile`, or the profile lacks an entry.
         """
         found: dict[int, list[list[ncu.ProfiledLaunch]]] = {}
-        for cache in get_args(ncu.Cache):
+        for cache in get_args(ncu.CacheControl):
             part = [(i, work) for i, work in enumerate(works) if work.l2 == cache]
             if part:
                 target = self._target(cache, [work for _, work in part])

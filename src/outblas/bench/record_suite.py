@@ -22,11 +22,12 @@ from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us, repeats
 from outblas.judge.bench_cell import Options
-from outblas.kernels.cost.cost_model import left_out
+from outblas.kernels.cost.cost_model import pruned_mask
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
-from outblas.records.provenance import collect
-from outblas.records.recording import CODE, Recording, stem_of
+from outblas.records.provenance import collect_provenance
+from outblas.records.recording import Recording, stem_of
+from outblas.records.recording_files import STATUS_CODES
 from outblas.runtime.device import gpu_of_device
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
@@ -107,7 +108,7 @@ def run_record(
     finally:
         journal.close()
     entries = {entry["problem"]: entry for entry in journal.entries}
-    recording = _matrix(problems, suite, catalogue, entries, collect("outblas record", gpu_index))
+    recording = _matrix(problems, suite, catalogue, entries, collect_provenance("outblas record", gpu_index))
     return recording.write(out_dir)
 
 
@@ -122,7 +123,7 @@ def _measure(evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[Ker
         else:
             cells[column] = [Status.ILLEGAL.value, None, None, 0]
     within = LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, evaluator.gpu)) == 1 else LEAVE_OUT_BEYOND
-    skipped = left_out(problem, [catalogue[c] for c in legal], evaluator.gpu, within)
+    skipped = pruned_mask(problem, [catalogue[c] for c in legal], evaluator.gpu, within)
     for column, skip in zip(legal, skipped, strict=True):
         if skip:
             cells[column] = [Status.LEFT_OUT.value, None, None, 0]
@@ -167,7 +168,7 @@ def _matrix(
         suite=suite,
         problems=tuple(problems),
         catalogue=tuple(catalogue),
-        status=np.array([[CODE[Status(cell[0])] for cell in row["cells"]] for row in rows], dtype=np.int8),
+        status=np.array([[STATUS_CODES[Status(cell[0])] for cell in row["cells"]] for row in rows], dtype=np.int8),
         median_us=cells(1, np.float32, np.nan),
         spread=cells(2, np.float32, np.nan),
         rounds=cells(3, np.int16, 0),

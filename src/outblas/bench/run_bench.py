@@ -20,14 +20,14 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO, NAMES, RIVALS, fastest
+from outblas.core.rivals import BASELINE_NAMES, LT_AUTO, RIVALS, fastest_baseline
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.stats import geomean
 from outblas.judge.bench_cell import Options
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
-from outblas.records.provenance import collect, gpu_state
+from outblas.records.provenance import collect_provenance, gpu_state
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 
@@ -65,7 +65,7 @@ class BenchRequest:
     resume: bool = True
     target_qps: float | None = None
     seed: int = 1
-    baselines: Sequence[str] = NAMES
+    baselines: Sequence[str] = BASELINE_NAMES
     proved: frozenset[str] = frozenset()
 
 
@@ -102,7 +102,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
                 progress(len(journal.entries), len(problems), geomean(published))
         by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
         rows = [row for p in problems for row in by_key[p.key]]
-        about = collect(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
+        about = collect_provenance(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
         provenance = {**about, "library": dict(library.provenance)}
         write_result(rows, {"suite": request.suite, "provenance": provenance}, request.out_path)
         written = True
@@ -231,7 +231,7 @@ class _Station:
     def compile_soon(self, problems: Sequence[Problem]) -> None:
         """The library's kernels of these problems, for all GPUs of this machine."""
         if self._mode != "server":
-            installed = self._library.of(problems).installed()
+            installed = self._library.restricted_to(problems).installed()
             self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
 
     def rows(self, problem: Problem) -> list[Row]:
@@ -259,7 +259,7 @@ def _row(
     times = {name: timing.median_us for name, timing in report.timings.items()}
     if not any(name in times for name in RIVALS):
         raise report.none_timed(problem)
-    best = fastest(times)
+    best = fastest_baseline(times)
     timing = report.timings[best]
     row: Row = {
         **problem.to_json(),

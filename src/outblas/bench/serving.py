@@ -11,7 +11,7 @@ from typing import Any
 from outblas.core.config import config_name
 from outblas.core.evaluation import Speedup, Status, Timing
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO, Call
+from outblas.core.rivals import LT_AUTO, BaselineCall
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.judge.baselines import make_baselines, on_current_stream
 from outblas.judge.latency import percentile, time_server
@@ -38,7 +38,7 @@ class PublicApi:
         self._gpu, self._library = gpu_index, library
         self._in_use = False
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         from outblas.dispatch.matmul import matmul, use_library
 
         if self._library is not None and not self._in_use:

@@ -103,9 +103,9 @@ def fit_any_shape(
         raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
 
-    from outblas.core.files import sole_driver
+    from outblas.core.files import lock_folder
 
-    with sole_driver(work):
+    with lock_folder(work):
         if step == "record":
             _record_any_shape(number, measurements, seed, work, cells)
         elif step == "fit":

@@ -53,12 +53,12 @@ def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]])
     from rich.table import Table
 
     from outblas.publish.words import short_config
-    from outblas.runtime.counters import HEAD, cells
+    from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("problem", "candidate", *HEAD):
-        words = heading in ("problem", "candidate", HEAD[-1])
+    for heading in ("problem", "candidate", *COUNTER_COLUMNS):
+        words = heading in ("problem", "candidate", COUNTER_COLUMNS[-1])
         table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "problem")
     for (problem, config), values in counters.items():
-        table.add_row(problem.key, escape(short_config(config)), *map(escape, cells(values)))
+        table.add_row(problem.key, escape(short_config(config)), *map(escape, counter_cells(values)))
     return table

@@ -15,7 +15,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Summary rows (see ``outblas.records.summary.summarise``) as a table."""
     from rich.table import Table
 
-    from outblas.records.averages import launch_words
+    from outblas.records.averages import launch_label
 
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for heading in ("suite", "layout, types", "mode", "PDL"):
@@ -26,7 +26,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
         kind = f"{row['layout']} {row['dtype']}/{row['acc']}"
         figures = [number(row[key], 3) for key in ("geomean", "flop_weighted", "min")]
         counts = [str(row["losses"]), str(row["fallbacks"])]
-        table.add_row(str(row["suite"]), kind, str(row["mode"]), launch_words(row), str(row["n"]), *figures, *counts)
+        table.add_row(str(row["suite"]), kind, str(row["mode"]), launch_label(row), str(row["n"]), *figures, *counts)
     return table
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-JOIN_S = 5.0
+JOIN_TIMEOUT_S = 5.0
 
 
 class ChildProcess:
@@ -39,7 +39,7 @@ class ChildProcess:
 
     def exit_code(self) -> int | None:
         """Of a process whose pipe broke; negative: the signal that ended it."""
-        self._process.join(JOIN_S)
+        self._process.join(JOIN_TIMEOUT_S)
         return self._process.exitcode
 
     def kill(self) -> None:
@@ -52,22 +52,22 @@ class ChildProcess:
         with contextlib.suppress(OSError):
             self.connection.close()  # a process that listens ends by itself
         if not kill:
-            self._process.join(JOIN_S)
+            self._process.join(JOIN_TIMEOUT_S)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join(JOIN_S)
+            self._process.join(JOIN_TIMEOUT_S)
         if not self._process.is_alive():
             self._process.close()
 
 
-def follow(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Make this process the driver's: Ctrl-C is for the driver to handle, and its end is this one's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 
 
 def _live(connection: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:
-    follow(parent)
+    end_with_parent(parent)
     target(connection, *args)
 
 

@@ -98,18 +98,18 @@ class KernelConfig:
     @property
     def name(self) -> str:
         """``family:knob=value,...`` with every knob in field order, a later one unless at its default."""
-        knobs = ",".join(f"{name}={_text(value)}" for name, value in self.written().items())
+        knobs = ",".join(f"{name}={_text(value)}" for name, value in self.written_knobs().items())
         return f"{self.family}:{knobs}"
 
     def to_json(self) -> dict[str, Any]:
         """``{"family": ..., knob: value, ...}``, the knobs that :attr:`name` writes."""
-        return {"family": self.family, **self.written()}
+        return {"family": self.family, **self.written_knobs()}
 
     def knobs(self) -> dict[str, Any]:
         """Knob -> value, of every knob, in field order."""
         return {knob.name: getattr(self, knob.name) for knob in knob_schema(type(self))}
 
-    def changed(self) -> dict[str, Any]:
+    def changed_knobs(self) -> dict[str, Any]:
         """Knob -> value, of the knobs that have a default and are not at it."""
         values = self.knobs()
         return {name: values[name] for name, default in self.defaults().items() if values[name] != default}
@@ -118,7 +118,7 @@ class KernelConfig:
         """The config with other values of some of its knobs."""
         return replace(self, **values)
 
-    def written(self) -> dict[str, Any]:
+    def written_knobs(self) -> dict[str, Any]:
         """Knob -> value, of the knobs that are written down: all but later ones at their default."""
         found = {}
         for name, later, default in _name_parts(cast(Hashable, type(self))):
@@ -182,7 +182,7 @@ def launch_of(config: Candidate) -> Launch:
     return "weights" if config.early else "pdl" if config.pdl else "plain"
 
 
-def allows(launch: Launch, config: Candidate) -> bool:
+def launch_allows(launch: Launch, config: Candidate) -> bool:
     """Whether a kernel may run where a caller allows ``launch``."""
     return LAUNCHES.index(launch_of(config)) <= LAUNCHES.index(launch)
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 from outblas.core.errors import RecordError, UsageError
 
 #: File in a run's folder that the process holds which works there.
-LOCK = ".driver.lock"
+FOLDER_LOCK = ".driver.lock"
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
@@ -56,7 +56,7 @@ def json_text(data: Any) -> bytes:
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
-def lock_alone(file: IO[bytes], what: str) -> None:
+def lock_file(file: IO[bytes], what: str) -> None:
     """An open file for this process, until it is closed or the process ends, however it ends. Reading is left to all.
     Where the file system has no locks, nothing is done.
 
@@ -89,7 +89,7 @@ def _locked_by(file: IO[bytes]) -> int | None:
 
 
 @contextlib.contextmanager
-def sole_driver(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """A run's folder, made where it is missing, for this process alone, until the block ends; another one is refused at
     once. The lock is a file in it, which stays.
 
@@ -98,26 +98,26 @@ def sole_driver(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("wb")
+        file = (folder / FOLDER_LOCK).open("wb")
     except OSError as error:
         raise RecordError(
             f"{folder} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
         ) from error
     with file:
-        lock_alone(file, str(folder))
+        lock_file(file, str(folder))
         yield
 
 
 @contextlib.contextmanager
-def sole_run(folder: Path, name: str = "run.json") -> Iterator[None]:
+def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     """The same, of a folder that is missing, empty or a run's, which the file ``name`` says.
 
     Raises:
-        UsageError: something else is there. RecordError: as :func:`sole_driver`, or it cannot be read.
+        UsageError: something else is there. RecordError: as :func:`lock_folder`, or it cannot be read.
     """
 
     def ours(file: Path) -> bool:  # what a run has before its first file has its name
-        return file.name == LOCK or is_unfinished(file, name)
+        return file.name == FOLDER_LOCK or is_unfinished(file, name)
 
     try:
         is_run = (folder / name).exists() or not folder.exists()
@@ -127,12 +127,12 @@ def sole_run(folder: Path, name: str = "run.json") -> Iterator[None]:
         raise RecordError(
             f"{folder} cannot be read ({error.strerror})", "a readable folder", "choose another --run"
         ) from error
-    with sole_driver(folder):
+    with lock_folder(folder):
         yield
 
 
 @contextlib.contextmanager
-def alone(path: Path, do: str) -> Iterator[None]:
+def lock_for_update(path: Path, do: str) -> Iterator[None]:
     """One at a time, of all processes and threads, between reading ``path`` and writing it again: so that two that add
     to it both leave what is theirs. The lock is a file beside it, which stays.
 

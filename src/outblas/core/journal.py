@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
-from outblas.core.files import lock_alone
+from outblas.core.files import lock_file
 
 
 class Journal:
@@ -41,7 +41,7 @@ class Journal:
             raise self._failed(error) from error
         try:
             if sole:
-                lock_alone(self._file, f"journal {path}")
+                lock_file(self._file, f"journal {path}")
             length = self._read(settings) if resume else 0
             self._file.truncate(length)
             self._file.seek(length)

@@ -53,7 +53,7 @@ class PhaseTimer:
     def count(self, what: str, times: int = 1) -> None:
         self._counts[what] += times
 
-    def read(self) -> PhaseTotals:
+    def totals(self) -> PhaseTotals:
         """Up to now, the open phase included."""
         self._switch(self._phase)
         return PhaseTotals(dict(self._seconds), dict(self._counts))
@@ -64,6 +64,6 @@ class PhaseTimer:
         self._phase, self._since = name, now
 
 
-def total(accounts: Iterable[PhaseTotals]) -> PhaseTotals:
+def sum_totals(accounts: Iterable[PhaseTotals]) -> PhaseTotals:
     """Of several processes, or of several lives of one."""
     return sum(accounts, PhaseTotals())

@@ -16,7 +16,7 @@ from outblas.core.roofline import Gpu, floor_us
 PLAUSIBLE_SHARE_OF_FLOOR = 0.95
 
 
-def too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) -> str:
+def why_too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) -> str:
     """Why a time is below what the machine can do; empty if it is not.
 
     Where a baseline is below the floor, the floor is wrong by that much, and the baseline takes its place.
@@ -30,9 +30,9 @@ def too_fast(median_us: float, baselines_us: Mapping[str, float], floor: float) 
     return f"faster than the floor: {median_us:.3f} us, the machine needs {known:.3f} us: suspected cheat"
 
 
-def below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:
+def is_below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:
     """Whether it claims to be faster than the GPU can compute; False where nothing was timed."""
     if evaluation.timing is None:
         return False
     floor = floor_us(evaluation.problem, gpu)
-    return bool(too_fast(evaluation.timing.median_us, evaluation.baselines_us, floor))
+    return bool(why_too_fast(evaluation.timing.median_us, evaluation.baselines_us, floor))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from outblas.core.problem import Problem
 
 #: Names in the order in which they are reported.
-NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
+BASELINE_NAMES = ("torch", "cublas", "lt_heuristic", "lt_auto", "nvmmh")
 #: Those whose detail names an algorithm, which a fall-back can run: the heuristic's first, and the autotuned one.
 LT_HEURISTIC, LT_AUTO = "lt_heuristic", "lt_auto"
 #: Those whose fastest is *the* baseline; nvmmh is another's choice of our own kernels.
@@ -21,7 +21,7 @@ RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
 AUTO_REQUEST = 100
 
 
-def fastest(times: Mapping[str, float]) -> str:
+def fastest_baseline(times: Mapping[str, float]) -> str:
     """Name of *the* baseline among ``times`` (name -> microseconds): the fastest of :data:`RIVALS`.
 
     nvmmh counts only where nothing else was timed.
@@ -30,7 +30,7 @@ def fastest(times: Mapping[str, float]) -> str:
     return min(rivals, key=lambda name: times[name])
 
 
-class Call(Protocol):
+class BaselineCall(Protocol):
     """Enqueues one GEMM on a raw CUstream handle and does nothing else."""
 
     def __call__(self, stream: int) -> None: ...
@@ -41,5 +41,5 @@ class Bindable(Protocol):
 
     name: str
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         """Fix the operands: torch CUDA tensors A (M, K), B as stored, C (M, N), all row-major."""

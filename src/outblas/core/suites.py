@@ -13,7 +13,7 @@ from outblas.core.roofline import H200, Gpu, regime
 
 #: Names that :func:`suite` knows.
 SUITES = ("grid1000", "llm")
-GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+GRID_EXTENTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 
 #: (out features N, in features K) of every distinct linear layer, from the models' config.json
 #: (fused QKV and fused gate/up as the inference engines run them).
@@ -45,7 +45,7 @@ LLM_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> list[Problem]:
     """Problems of a named suite, in a fixed order.
 
-    ``grid1000``: M, N and K each from :data:`GRID`. ``llm``: every distinct (N, K) of
+    ``grid1000``: M, N and K each from :data:`GRID_EXTENTS`. ``llm``: every distinct (N, K) of
     :data:`LLM_LAYERS` with M from :data:`LLM_M`.
 
     Raises:
@@ -53,7 +53,7 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
         ProblemError: for a layout, dtype or accumulator that is not supported.
     """
     if name == "grid1000":
-        shapes = list(product(GRID, GRID, GRID))
+        shapes = list(product(GRID_EXTENTS, GRID_EXTENTS, GRID_EXTENTS))
     elif name == "llm":
         layers = dict.fromkeys(nk for model in LLM_LAYERS.values() for nk in model)
         shapes = [(m, n, k) for (n, k) in layers for m in LLM_M]

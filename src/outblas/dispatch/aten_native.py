@@ -74,19 +74,19 @@ def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
     if make is None:
         return None, "outblas.dispatch._native was built without a C++ compiler"
     try:
-        asked_keys()
+        ask_python_keys()
         return make(libcuda or native.LIBCUDA, _DEVICES[key][0], _addresses(key)), ""
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:  # another torch, another driver
         return None, f"the kernels of outblas.dispatch._native cannot be used here: {error}"
 
 
-def asked_keys() -> int:
+def ask_python_keys() -> int:
     """The raw set of dispatch keys with :data:`ASK_PYTHON_KEY` alone; raises something for a torch that has no such
     key."""
     return int(torch._C.DispatchKeySet(torch._C._parse_dispatch_key(ASK_PYTHON_KEY)).raw_repr())
 
 
-def call_of(products: Any) -> NativeCall | None:
+def current_call(products: Any) -> NativeCall | None:
     """The call that this thread's kernel in Python is asked; None where it came otherwise."""
     sent = products.sent()
     return None if sent is None else NativeCall(products, sent)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from outblas.dispatch import device_registry
-from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, asked_keys, call_of, open_products
+from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
 from outblas.dispatch.aten_products import our_bmm, our_mm, torch_bmm, torch_mm
 from outblas.dispatch.promises import promise_free_option
 
@@ -30,7 +30,7 @@ _Ours = Callable[[torch.Tensor, torch.Tensor, int, "NativeCall | None"], "torch.
 _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a subclass that has had its say above, as a tensor. One that has its say below the dispatcher
     (``__torch_dispatch__``) stays what it is, and torch's."""
     kind = type(tensor)
@@ -74,8 +74,8 @@ class Override:
         """torch's own kernels are back; as for :meth:`install`, while nobody multiplies."""
         if self._products is not None:
             self._products.remove()
-        if self._forget in device_registry.forgetters:
-            device_registry.forgetters.remove(self._forget)
+        if self._forget in device_registry.on_library_replaced:
+            device_registry.on_library_replaced.remove(self._forget)
         self._library._destroy()
         self._library = None
 
@@ -102,14 +102,14 @@ class Override:
         ours for another key, do not let them, Python's do it all."""
         try:
             products.forget()  # libraries may have been replaced meanwhile
-            products.install(self._key, self._option, asked_keys())
+            products.install(self._key, self._option, ask_python_keys())
         except RuntimeError as error:
             self.why_python = str(error)
             self._library._destroy()
             self._library = self._registered(self._key)
             return
         self._products = products
-        device_registry.forgetters.append(self._forget)
+        device_registry.on_library_replaced.append(self._forget)
 
     def _forget(self) -> None:
         self._products.forget()
@@ -125,8 +125,8 @@ class Override:
 
     def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
         def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            call = None if self._products is None else call_of(self._products)
-            a, b = plain(a), plain(b)
+            call = None if self._products is None else current_call(self._products)
+            a, b = as_plain_tensor(a), as_plain_tensor(b)
             result = our(a, b, self._option, call)
             with self._lock:
                 if result is None:

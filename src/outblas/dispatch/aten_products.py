@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outblas.dispatch.fold import fold, unfold
-from outblas.dispatch.product import unasked
+from outblas.dispatch.product import run_below_autograd
 
 if TYPE_CHECKING:
     from outblas.dispatch.aten_native import NativeCall
 
-HALF = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def our_mm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
     """Our product of two matrices, None where torch is to compute it. ``option``, ``call``: see
-    :func:`outblas.dispatch.product.unasked`."""
-    return unasked(a, b, option, call) if a.dtype in HALF and a.dim() == 2 == b.dim() else None
+    :func:`outblas.dispatch.product.run_below_autograd`."""
+    return run_below_autograd(a, b, option, call) if a.dtype in HALF_DTYPES and a.dim() == 2 == b.dim() else None
 
 
 def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | None = None) -> torch.Tensor | None:
     """Our product of two batches of matrices where it is one of two matrices: a batch of one, or one ``b`` for all."""
-    if a.dtype not in HALF or a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0]:
+    if a.dtype not in HALF_DTYPES or a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0]:
         return None
     if a.shape[0] != 1 and b.stride(0) != 0:
         return None
@@ -40,7 +40,7 @@ def our_bmm(a: torch.Tensor, b: torch.Tensor, option: int, call: NativeCall | No
         if call is not None:
             call.learn(a.element_size(), None, None)
         return None
-    c = unasked(folded.a, folded.b, option, call)
+    c = run_below_autograd(folded.a, folded.b, option, call)
     return None if c is None else unfold(c, folded.shape)
 
 

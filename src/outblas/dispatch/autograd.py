@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from outblas.dispatch.aten_products import our_mm, torch_addmm, torch_mm
-from outblas.dispatch.product import answered
+from outblas.dispatch.product import run_product
 from outblas.dispatch.promises import promise_free_option
 from outblas.dispatch.tensors import has_memory
 
@@ -36,9 +36,10 @@ def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ProductFunction.apply(a, b, False) if torch.is_grad_enabled() else compute_mm(a, b)
 
 
-def multiply_asked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """As :func:`multiply`, of (M, K) and (K, N) in half precision, where :func:`outblas.dispatch.tensors.why_torchs`
-    has said :data:`outblas.dispatch.tensors.GRADIENT`: it is not asked again."""
+def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As :func:`multiply`, of (M, K) and (K, N) in half precision, where
+    :func:`outblas.dispatch.tensors.why_left_to_torch` has said :data:`outblas.dispatch.tensors.GRADIENT_WANTED`: it is
+    not asked again."""
     return ProductFunction.apply(a, b, True)
 
 
@@ -74,7 +75,7 @@ class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
         save_operands(ctx, a, b, ctx.needs_input_grad[:2])
         if not asked:
             return compute_mm(a, b)
-        result = answered(a, b, None, promise_free_option())
+        result = run_product(a, b, None, promise_free_option())
         return torch_mm(a, b) if result is None else result
 
     @staticmethod

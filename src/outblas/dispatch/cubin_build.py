@@ -30,7 +30,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import Source, make_source
 from outblas.records.library import Library
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.cubin_pack import BUILD, CubinPack, pack_key, packed
+from outblas.runtime.cubin_pack import BUILD_COMMAND, CubinPack, pack_bytes, pack_key
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.packaged_cubins import PACK
 from outblas.runtime.sass import check_static
@@ -87,14 +87,14 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
         ToolchainMissing: no numpy. RecordError: a file cannot be read.
     """
     try:
-        from outblas.learn.any_shape import AnyShape
+        from outblas.learn.any_shape import AnyShapeModel
         from outblas.learn.policy import Policy
     except ImportError as error:
         raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
     found = []
     for gpu, data in files.items():
         for config, (layout, dtype) in product(
-            AnyShape.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
+            AnyShapeModel.parse(data, Policy.load(gpu), gpu).kernels, product(get_args(Layout), get_args(Dtype))
         ):
             problems = (Problem(*mnk, layout, dtype) for mnk in _ASKED)
             found += [(p, config) for p in problems if not why_illegal(p, config, GPUS[gpu])][:1]
@@ -110,13 +110,13 @@ def build(
     path: Path = PACK,
     jobs: int | None = None,
     libraries: Sequence[Library] | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> BuiltPack:
     """Compile, check and pack; the file appears whole or not at all.
 
     Args:
         jobs: processes; None: one per core. libraries: None: the packaged ones, and the kernels for any
-            shape. tell: gets lines of progress.
+            shape. report: gets lines of progress.
 
     Raises:
         ToolchainMissing: no NVRTC, or no pydantic to read the libraries with.
@@ -129,7 +129,7 @@ def build(
     sources = list(dict.fromkeys([*sources_of(libraries), *sources_for_any_shape(general)]))
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
-    progress = _Progress(len(sources), tell)
+    progress = _Progress(len(sources), report)
     for index, result in compile_many(sources, ARCHITECTURE, jobs):
         source = sources[index]
         rejected = str(result) if isinstance(result, CompileError) else check_static(result.facts, source, result)
@@ -138,12 +138,12 @@ def build(
         elif isinstance(result, Cubin):
             cubins[pack_key(source, ARCHITECTURE)] = result
         progress.step(compiled=isinstance(result, CompileError) or not result.from_cache)
-    data = packed(cubins, _about())
+    data = pack_bytes(cubins, _about())
     write_atomic(path, data)
     return BuiltPack(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
 
 
-def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None) -> Path:
+def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda line: None) -> Path:
     """The pack for a wheel: built, or one that was built before of the same kernels and libraries where there is no
     NVRTC to do it again (an isolated build).
 
@@ -151,17 +151,17 @@ def for_wheel(path: Path = PACK, tell: Callable[[str], None] = lambda line: None
         ToolchainMissing: neither is there. RecordError: as :func:`build`.
     """
     try:
-        built = build(path, tell=tell)
+        built = build(path, report=report)
     except ToolchainMissing:
-        if not current(path):
+        if not is_current(path):
             raise
         return path
     for line in built.left_out:
-        tell(f"left out: {line}")
+        report(f"left out: {line}")
     return built.path
 
 
-def current(path: Path) -> bool:
+def is_current(path: Path) -> bool:
     """Whether a pack is of this package's version, kernel files and libraries; False for none, or a damaged one."""
     try:
         about = CubinPack(path).about
@@ -183,8 +183,8 @@ def _about() -> dict[str, Any]:
 class _Progress:
     """Tells how much is done and, from the rate of what was compiled and not in the cache, what is left."""
 
-    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
-        self._total, self._tell = total, tell
+    def __init__(self, total: int, report: Callable[[str], None]) -> None:
+        self._total, self._tell = total, report
         self._done, self._compiled = 0, 0
         self._start = time.perf_counter()
 
@@ -205,14 +205,14 @@ class _Progress:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build in place; exit 2 with one line where that fails."""
-    parser = argparse.ArgumentParser(prog=BUILD, description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog=BUILD_COMMAND, description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--out", type=Path, default=PACK, help="the file (default: beside the package's data)")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         parser.error("--jobs is at least 1")
     try:
-        built = build(options.out, options.jobs, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        built = build(options.out, options.jobs, report=lambda line: print(line, file=sys.stderr, flush=True))
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

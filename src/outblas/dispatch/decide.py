@@ -88,7 +88,7 @@ def decide(
     return kept
 
 
-def without_promises(fallback: Decision, row: LibraryRow | None, launch: Launch, gpu: Gpu | None) -> Decision:
+def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: Launch, gpu: Gpu | None) -> Decision:
     """A kernel for a product that the library leaves to cuBLASLt, for who saves more by its epilogue than a few percent
     of the product: the row's kernel for another launch option, less what ``launch`` does not allow (early loads,
     programmatic dependent launch). What is left of its lead nobody has measured. ``fallback`` itself where the row has

@@ -14,9 +14,9 @@ from outblas.core.errors import DeviceError, OutblasError, UsageError
 from outblas.dispatch import native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
 from outblas.dispatch.promises import promise_free_option
-from outblas.dispatch.unlisted_shapes import chooser, identity
+from outblas.dispatch.unlisted_shapes import any_shape_chooser, choices_id
 from outblas.records.library import Library
-from outblas.records.user_library import preferred
+from outblas.records.user_library import library_for_device
 from outblas.runtime.device import gpu_of_device
 
 #: Where our kernels run; the tests' are elsewhere.
@@ -29,7 +29,7 @@ libraries: dict[int, tuple[str, ...]] = {}
 #: Held over Python code, amid which a signal's handler of the same thread may multiply, too.
 lock = threading.RLock()
 #: Called when a library is replaced, by whoever else keeps what was decided.
-forgetters: list[Callable[[], None]] = []
+on_library_replaced: list[Callable[[], None]] = []
 
 
 def device_state(index: int) -> DeviceState:
@@ -41,7 +41,7 @@ def device_state(index: int) -> DeviceState:
     return found
 
 
-def serves(index: int) -> bool:
+def has_library(index: int) -> bool:
     """Whether there is a library for a CUDA device."""
     device = device_state(index)
     return device.gpu is not None and bool(device.library.rows)
@@ -61,8 +61,8 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
     """
     gpu = gpu_of_device(index)
     if library is None:
-        chosen, used = preferred(Library.packaged(gpu.name, missing_ok=True), index)
-        any_shape = chooser(gpu.name)
+        chosen, used = library_for_device(Library.packaged(gpu.name, missing_ok=True), index)
+        any_shape = any_shape_chooser(gpu.name)
     else:
         any_shape = None
         chosen = library if isinstance(library, Library) else Library.load(library)
@@ -73,8 +73,8 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
     with lock:
         devices[index] = DeviceState(gpu, chosen, load_kernel, any_shape=any_shape)
         libraries[index] = used
-        native_table.forget()
-        for forget in forgetters:
+        native_table.clear_table()
+        for forget in on_library_replaced:
             forget()
 
 
@@ -94,7 +94,7 @@ def status() -> dict[str, dict[str, Any]]:
 
 
 def _any_shape_id(device: DeviceState) -> str:
-    return "" if device.any_shape is None or device.gpu is None else identity(device.gpu.name)
+    return "" if device.any_shape is None or device.gpu is None else choices_id(device.gpu.name)
 
 
 def _new_device(index: int) -> DeviceState:
@@ -108,6 +108,6 @@ def _new_device(index: int) -> DeviceState:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         library, any_shape = Library(gpu.name, ()), None
     else:
-        any_shape = chooser(gpu.name)
-    library, libraries[index] = preferred(library, index)
+        any_shape = any_shape_chooser(gpu.name)
+    library, libraries[index] = library_for_device(library, index)
     return DeviceState(gpu, library, load_kernel, any_shape=any_shape)

@@ -20,7 +20,7 @@ from outblas.dispatch.decide import Choose, Decision, Operand, decide
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.records.library import Library
-from outblas.runtime.cublaslt import LtCalls
+from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.driver import capture_id
 from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces
 from outblas.runtime.workspace import StreamWorkspaces
@@ -53,10 +53,10 @@ class DeviceState:
         gpu: Gpu | None,
         library: Library,
         loader: Callable[[Problem, KernelConfig], tuple[Any, float]],
-        lt: LtCalls | None = None,
+        lt: LtAlgorithms | None = None,
         any_shape: Choose | None = None,
     ) -> None:
-        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtCalls() if lt is None else lt
+        self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtAlgorithms() if lt is None else lt
         self.any_shape = any_shape
         self.failed: dict[KernelKind, str] = {}
         self._kernels: dict[KernelKind, Any] = {}
@@ -92,11 +92,11 @@ class DeviceState:
         problem, config, capturing = decision.problem, decision.config, torch.cuda.is_current_stream_capturing
         assert problem is not None
         index = a.device.index
-        with self.current(index):
+        with self.make_current(index):
             if config is None:
-                ready = self.found(problem, decision.algorithm, capturing)
+                ready = self.algorithm_ready(problem, decision.algorithm, capturing)
             else:
-                ready = self.ready(problem, config, capturing)
+                ready = self.kernel_ready(problem, config, capturing)
             if not ready:
                 return None
             stream, need = torch._C._cuda_getCurrentRawStream(index), self.workspace_bytes(decision)
@@ -112,7 +112,9 @@ class DeviceState:
             torch.autograd.graph.increment_version(out)  # written behind autograd's back
         return c
 
-    def ready(self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False) -> bool:
+    def kernel_ready(
+        self, problem: Problem, config: KernelConfig, capturing: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Whether the kernel is loaded, after loading it if need be and no graph is being captured."""
         kind = kernel_kind(problem, config)
         if kind in self._kernels:
@@ -124,8 +126,8 @@ class DeviceState:
                 self._load(kind, problem, config)
             return kind in self._kernels
 
-    def found(self, problem: Problem, algorithm: str, capturing: Callable[[], bool] = lambda: False) -> bool:
-        """As :meth:`ready`, of an algorithm of cuBLASLt; one that never ran is not loaded yet."""
+    def algorithm_ready(self, problem: Problem, algorithm: str, capturing: Callable[[], bool] = lambda: False) -> bool:
+        """As :meth:`kernel_ready`, of an algorithm of cuBLASLt; one that never ran is not loaded yet."""
         known = self.lt.get(problem, algorithm)
         if (known is None or not known.ran) and capturing():
             return False
@@ -196,7 +198,7 @@ class DeviceState:
 
     def prepared(self, decision: Decision, c: torch.Tensor) -> tuple[Any, Any]:
         """What a decision that was run is to the native table, for outputs like ``c``: (launch, None) or (None, call of
-        cuBLASLt), see :class:`outblas.runtime.launch.Prepared` and
+        cuBLASLt), see :class:`outblas.runtime.launch.PreparedLaunch` and
         :class:`outblas.runtime.cublaslt.PreparedAlgorithm`."""
         assert decision.problem is not None
         if decision.config is None:
@@ -217,10 +219,10 @@ class DeviceState:
         """(the workspace that calls on a raw stream have now, None: no call has needed it yet; its capture or 0)."""
         capture = capture_id(stream) if capturing() else 0
         if capture == 0:
-            return self._workspaces.of(stream), 0
-        return (None, 0) if capture is None else (self._captured.of(stream, capture), capture)
+            return self._workspaces.get(stream), 0
+        return (None, 0) if capture is None else (self._captured.get(stream, capture), capture)
 
-    def unavailable(self, decision: Decision) -> bool:
+    def is_left_to_torch(self, decision: Decision) -> bool:
         """Whether the decision is torch's for good: by the library, or because what it names cannot be had."""
         return decision.problem is None or bool(self._failure(decision))
 
@@ -229,7 +231,7 @@ class DeviceState:
         import torch
 
         if decision.problem is not None and decision.config is None:
-            with self.current(index):
+            with self.make_current(index):
                 if not torch.cuda.is_current_stream_capturing():
                     self.lt.find(decision.problem, decision.algorithm)
         return self._failure(decision)
@@ -262,7 +264,7 @@ class DeviceState:
             warnings.warn(f"outblas uses torch.matmul: {self.failed[kind]}", RuntimeWarning, stacklevel=5)
 
     @contextlib.contextmanager
-    def current(self, index: int) -> Iterator[None]:
+    def make_current(self, index: int) -> Iterator[None]:
         """The device made current, with its context."""
         import torch
 

@@ -174,7 +174,7 @@ def why_not() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU; run outblas doctor"
     gpus = range(torch.cuda.device_count())
-    if any(device_registry.serves(index) for index in gpus):
+    if any(device_registry.has_library(index) for index in gpus):
         return ""
     names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in gpus}))
     return f"no library serves {names}; tune one (outblas tune) and give it to outblas.use_library"

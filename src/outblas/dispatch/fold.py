@@ -35,7 +35,7 @@ def fold(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> F
         b = b.unsqueeze(1)
     elif b.dim() > 2:
         b = b[(0,) * (b.dim() - 2)]
-    if b.shape[0] != inner or (a.dim() > 2 and not rows_lie_below(a.shape, a.stride())):
+    if b.shape[0] != inner or (a.dim() > 2 and not leading_dims_collapse(a.shape, a.stride())):
         return None
     shape = (*batch, *columns)
     if out is not None:
@@ -53,7 +53,7 @@ def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return c if tuple(c.shape) == tuple(shape) else torch.ops.aten._unsafe_view.default(c, shape)
 
 
-def rows_lie_below(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def leading_dims_collapse(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether all extents but the last are one extent of one stride (that of an extent of 1 means nothing)."""
     rows = [(extent, stride) for extent, stride in zip(shape[:-1], strides[:-1], strict=True) if extent != 1]
     return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows[:-1], rows[1:], strict=True))

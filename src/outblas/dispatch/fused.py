@@ -8,7 +8,7 @@ operations instead, so that no call waits for a compiler. What the library measu
 fused kernel wins is not known, so nothing here runs unless a caller asks for it (:func:`outblas.linear` with an
 activation or a residual, or ``OUTBLAS_FUSED=1`` with a bias; :func:`outblas.gated_linear`). A gated product is ours
 also where the library leaves the product alone to cuBLASLt, if its row has a kernel for another launch option
-(:func:`outblas.dispatch.decide.without_promises`).
+(:func:`outblas.dispatch.decide.kernel_despite_fallback`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
-from outblas.dispatch.decide import Decision, without_promises
+from outblas.dispatch.decide import Decision, kernel_despite_fallback
 from outblas.dispatch.device_state import ARCHITECTURE, KEPT_CALLS
 from outblas.dispatch.promises import launch_of_option
 from outblas.dispatch.tensors import operand
@@ -65,7 +65,7 @@ class FusedState:
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.RLock()
 
-    def ready(
+    def kernel_ready(
         self, problem: Problem, config: KernelConfig, epilogue: Epilogue, wait: bool = False, capturing: bool = False
     ) -> bool:
         """Whether the kernel is loaded. One that is not is compiled: behind this call, which is told that it is not
@@ -140,7 +140,7 @@ class FusedState:
         }
 
 
-def product(
+def fused_product(
     a: torch.Tensor,
     b: torch.Tensor,
     extra: Extra,
@@ -153,11 +153,12 @@ def product(
     a gated epilogue makes of them, (M, N/2); None where torch is to compute it: no kernel of the library, operands that
     it does not take, one not compiled yet.
 
-    Plain tensors of one CUDA device, of which nobody wants a gradient (:func:`outblas.dispatch.tensors.why_torchs`).
+    Plain tensors of one CUDA device, of which nobody wants a gradient
+    (:func:`outblas.dispatch.tensors.why_left_to_torch`).
 
     Args:
         extra: what ``epilogue`` takes. out: of the result's shape, contiguous; None: allocated. option: see
-            :func:`outblas.dispatch.product.computed`. wait: for the compiler, where need be.
+            :func:`outblas.dispatch.product.decide_and_run`. wait: for the compiler, where need be.
 
     Raises:
         DeviceError: the driver refused the launch.
@@ -169,9 +170,9 @@ def product(
 
     problem, config, state = decision.problem, decision.config, _state(a.device.index)
     device = device_registry.device_state(a.device.index)
-    with device.current(a.device.index):
+    with device.make_current(a.device.index):
         capturing = torch.cuda.is_current_stream_capturing()
-        if not state.ready(problem, config, epilogue, wait, capturing):
+        if not state.kernel_ready(problem, config, epilogue, wait, capturing):
             return None
         stream, need = _stream(a.device.index), workspace_bytes(problem, config)
         space = None
@@ -188,7 +189,7 @@ def product(
 
 
 def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None = None) -> str:
-    """Why :func:`product` leaves such operands to torch, whatever is compiled; empty: it does not."""
+    """Why :func:`fused_product` leaves such operands to torch, whatever is compiled; empty: it does not."""
     decision, reason = _decide(a, b, extra, epilogue, out, None)
     if reason or decision.problem is None or decision.config is None:
         return reason or decision.reason
@@ -214,7 +215,7 @@ def _decide(
     plain_out = None if out is None or epilogue.gated else operand(out)
     decision = device.decide(operand(a), operand(b), plain_out, launch)
     if epilogue.gated and decision.config is None and decision.problem is not None:
-        decision = without_promises(decision, device.library.lookup(decision.problem), launch, device.gpu)
+        decision = kernel_despite_fallback(decision, device.library.lookup(decision.problem), launch, device.gpu)
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
     reason = why_not_fused(decision.problem, decision.config, epilogue)

@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import TensorError
-from outblas.dispatch.linear import Named, activated, check_like, check_out, follows, linear, one_kernel
+from outblas.dispatch.linear import (
+    ActivationName,
+    apply_activation,
+    check_like_result,
+    check_out,
+    epilogue_of,
+    linear,
+    run_fused,
+)
 from outblas.dispatch.tensors import import_torch
 
 if TYPE_CHECKING:
@@ -22,7 +30,7 @@ def gated_linear(
     w: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    activation: Named = "silu",
+    activation: ActivationName = "silu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``act(x @ gate.t()) * (x @ up.t())``, with SiLU the first half of a SwiGLU block (Shazeer, GLU Variants Improve
@@ -50,15 +58,15 @@ def gated_linear(
         DeviceError, ToolchainMissing: as :func:`outblas.matmul`.
     """
     torch = import_torch()
-    extra, epilogue = follows(x, w, bias, activation, None, gated=True)
+    extra, epilogue = epilogue_of(x, w, bias, activation, None, gated=True)
     if out is not None:
-        check_like("out", out, x, w, gated=True)
+        check_like_result("out", out, x, w, gated=True)
         check_out(x, w, bias, out)
-    result = one_kernel(x, w, extra, epilogue, out)
+    result = run_fused(x, w, extra, epilogue, out)
     if result is not None:
         return result
     y: Any = linear(x, w, bias)
-    gate = activated(y[..., 0::2], epilogue.activation)
+    gate = apply_activation(y[..., 0::2], epilogue.activation)
     return gate * y[..., 1::2] if out is None else torch.mul(gate, y[..., 1::2], out=out)
 
 

@@ -20,11 +20,11 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from outblas.dispatch import device_registry
-from outblas.dispatch.product import chosen
+from outblas.dispatch.product import has_kernel
 from outblas.dispatch.torch_op import mm
 
 
-def is_chosen(a: Any, b: Any) -> bool:
+def has_kernel_for_graph(a: Any, b: Any) -> bool:
     """Whether the library has a kernel for the product of two matrices that a graph has, by fake tensors."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
@@ -37,32 +37,32 @@ def is_chosen(a: Any, b: Any) -> bool:
         return False
     if not all(isinstance(number, int) for t in (a, b) for number in (*t.shape, *t.stride())):
         return False
-    return chosen(a, b)
+    return has_kernel(a, b)
 
 
-class Pass(CustomGraphPass):  # type: ignore[misc]
+class ProductPass(CustomGraphPass):  # type: ignore[misc]
     """Replaces ``aten.mm`` by ``outblas::mm`` where ``predicate`` says so of its operands, after the passes of before.
 
     Args:
         before: what the user has set: None, a pass, or several. predicate: of the values of two nodes.
     """
 
-    def __init__(self, before: Any = None, predicate: Callable[[Any, Any], bool] = is_chosen) -> None:
+    def __init__(self, before: Any = None, predicate: Callable[[Any, Any], bool] = has_kernel_for_graph) -> None:
         self.before, self._predicate = before, predicate
         self.active, self.replaced = True, 0
-        self._counts: Pass = self
+        self._counts: ProductPass = self
 
-    def after(self, before: Any) -> Pass:
+    def after(self, before: Any) -> ProductPass:
         """This pass after other ones: it counts here, and is without effect when this one is."""
-        made = Pass(before, self._predicate)
+        made = ProductPass(before, self._predicate)
         made._counts = self._counts
         return made
 
-    def is_of(self, other: Pass) -> bool:
+    def is_same_pass(self, other: ProductPass) -> bool:
         """Whether this is the other one, perhaps after other passes."""
         return self._counts is other._counts
 
-    def __deepcopy__(self, memo: Any) -> Pass:
+    def __deepcopy__(self, memo: Any) -> ProductPass:
         """Itself: a copy of Inductor's settings must not outlive :func:`remove`."""
         return self
 
@@ -70,7 +70,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         for each in _passes(self.before):
             each(graph)
         if self._acts():
-            self._counts.replaced += replace(graph, self._predicate)
+            self._counts.replaced += replace_products(graph, self._predicate)
 
     def uuid(self) -> Any:
         """What Inductor's cache must tell apart: None, which is not cached, where a pass of before has none."""
@@ -85,7 +85,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         return self._counts.active and getattr(V, "aot_compilation", False) is not True
 
 
-def replace(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
+def replace_products(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
     """How many products of an FX graph were replaced."""
     nodes = [
         node
@@ -101,9 +101,9 @@ def replace(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
     return len(nodes)
 
 
-def install() -> Pass:
+def install() -> ProductPass:
     """The pass, as Inductor's last one, in all threads."""
-    made = Pass(config.post_grad_custom_post_pass)
+    made = ProductPass(config.post_grad_custom_post_pass)
     entry = _entry()
     if entry is None:
         config.post_grad_custom_post_pass = made
@@ -112,7 +112,7 @@ def install() -> Pass:
     return made
 
 
-def remove(made: Pass) -> None:
+def remove(made: ProductPass) -> None:
     """Without effect from now on, and gone where nobody has set another one on top."""
     made.active = False
     entry = _entry()
@@ -131,7 +131,7 @@ class _InAllThreads:
             sees it that installs it.
     """
 
-    def __init__(self, own: Any, default: Any, made: Pass) -> None:
+    def __init__(self, own: Any, default: Any, made: ProductPass) -> None:
         self.own, self.made, self._last = own, made, made
         self._default, self._unset = default, contextvars.Context().run(own.get)
 
@@ -149,7 +149,7 @@ class _InAllThreads:
 
     def set(self, value: Any) -> Any:
         """What is given back, by who read it here, is what the thread had set itself."""
-        ours = isinstance(value, Pass) and value.is_of(self.made)
+        ours = isinstance(value, ProductPass) and value.is_same_pass(self.made)
         return self.own.set(value.before if ours else value)
 
     def reset(self, token: Any) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from outblas.core.errors import TensorError, UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, fused, native_table
-from outblas.dispatch.fold import fold, rows_lie_below, unfold
-from outblas.dispatch.matmul import served
-from outblas.dispatch.product import may_be_ours
-from outblas.dispatch.tensors import GRADIENT, check_devices, import_torch, why_torchs
+from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
+from outblas.dispatch.matmul import run_matmul
+from outblas.dispatch.product import may_have_kernel
+from outblas.dispatch.tensors import GRADIENT_WANTED, check_devices_and_overlap, import_torch, why_left_to_torch
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 #: Switches the fused bias on where no activation or residual asks for it.
-FUSED = "OUTBLAS_FUSED"
-Named = Literal["silu", "gelu", "gelu_tanh"]
+FUSED_VARIABLE = "OUTBLAS_FUSED"
+ActivationName = Literal["silu", "gelu", "gelu_tanh"]
 
 
 def linear(
@@ -32,7 +32,7 @@ def linear(
     w: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    activation: Named | None = None,
+    activation: ActivationName | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -69,8 +69,8 @@ def linear(
         else:
             if out is not None:
                 check_out(x, w, bias, out)
-            if is_on(FUSED):
-                result = one_kernel(x, w, Extra(bias), Epilogue(bias=True), out)
+            if is_on(FUSED_VARIABLE):
+                result = run_fused(x, w, Extra(bias), Epilogue(bias=True), out)
             if result is None and out is None:
                 result = _with_bias(x, w, bias)
     if result is not None:
@@ -85,7 +85,7 @@ def warm(
     w: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    activation: Named | None = None,
+    activation: ActivationName | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> bool:
@@ -99,8 +99,8 @@ def warm(
         UsageError, TensorError, DeviceError: as :func:`linear` and :func:`outblas.gated_linear`.
     """
     import_torch()
-    extra, epilogue = follows(x, w, bias, activation, residual, gated)
-    return one_kernel(x, w, extra, epilogue, None, wait=True) is not None
+    extra, epilogue = epilogue_of(x, w, bias, activation, residual, gated)
+    return run_fused(x, w, extra, epilogue, None, wait=True) is not None
 
 
 def why_not(
@@ -108,7 +108,7 @@ def why_not(
     w: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    activation: Named | None = None,
+    activation: ActivationName | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
@@ -117,7 +117,7 @@ def why_not(
     compiled; empty: it is one (a bias alone with ``OUTBLAS_FUSED=1`` only). Raises UsageError and TensorError as
     these."""
     import_torch()
-    extra, epilogue = follows(x, w, bias, activation, residual, gated)
+    extra, epilogue = epilogue_of(x, w, bias, activation, residual, gated)
     found = _matrices(x, w, extra, epilogue, out)
     return found if isinstance(found, str) else fused.why_not(found.a, found.b, found.extra, epilogue, found.c)
 
@@ -126,31 +126,31 @@ def _followed(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
-    activation: Named | None,
+    activation: ActivationName | None,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """With an activation or a residual: in one kernel, or as torch's operations one after the other."""
     import torch
 
-    extra, epilogue = follows(x, w, bias, activation, residual)
+    extra, epilogue = epilogue_of(x, w, bias, activation, residual)
     if out is not None:
-        check_like("out", out, x, w)
+        check_like_result("out", out, x, w)
         check_out(x, w, bias, out)
-    result = one_kernel(x, w, extra, epilogue, out)
+    result = run_fused(x, w, extra, epilogue, out)
     if result is not None:
         return result
-    y = activated(linear(x, w, bias), epilogue.activation)
+    y = apply_activation(linear(x, w, bias), epilogue.activation)
     if residual is not None:
         return torch.add(y, residual) if out is None else torch.add(y, residual, out=out)
     return y if out is None else torch.mul(y, 1, out=out)
 
 
-def follows(
+def epilogue_of(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
-    activation: Named | None,
+    activation: ActivationName | None,
     residual: torch.Tensor | None,
     gated: bool = False,
 ) -> tuple[Extra, Epilogue]:
@@ -167,11 +167,11 @@ def follows(
     if activation is not None and activation not in ACTIVATIONS[1:]:
         raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
     if residual is not None:
-        check_like("residual", residual, x, w)
+        check_like_result("residual", residual, x, w)
     return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, gated)
 
 
-def check_like(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
+def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tensor, gated: bool = False) -> None:
     """Raises TensorError unless ``t`` is as the result. What is wrong with x and w themselves is torch's to say, and so
     are dtypes under autocast, where the result is of another than x."""
     import torch
@@ -196,7 +196,7 @@ def _autocasts(device_type: str) -> bool:
     return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
 
 
-def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
+def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     """torch's own activation."""
     import torch
 
@@ -207,7 +207,7 @@ def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     return torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
-def one_kernel(
+def run_fused(
     x: torch.Tensor,
     w: torch.Tensor,
     extra: Extra,
@@ -219,7 +219,7 @@ def one_kernel(
     found = _matrices(x, w, extra, epilogue, out)
     if isinstance(found, str):
         return None
-    result = fused.product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
+    result = fused.fused_product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
     return None if result is None else unfold(result, found.shape) if out is None else out
 
 
@@ -255,7 +255,7 @@ def _matrices(
     if extra.bias is not None and extra.bias.shape != w.shape[:1]:
         return f"the bias has shape {tuple(extra.bias.shape)}"
     for others in ((w, out), extra):
-        reason = why_torchs(x, *others)
+        reason = why_left_to_torch(x, *others)
         if reason:
             return reason
     if any(t.device != x.device for t in given):
@@ -279,14 +279,14 @@ def _rows(residual: torch.Tensor) -> torch.Tensor | None:
     """(..., N) as a matrix, by a view; None where there is none."""
     if residual.dim() == 2:
         return residual
-    if 0 in residual.shape or not rows_lie_below(residual.shape, residual.stride()):
+    if 0 in residual.shape or not leading_dims_collapse(residual.shape, residual.stride()):
         return None
     return residual.unsqueeze(0) if residual.dim() == 1 else residual.view(-1, residual.shape[-1])
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
-    result = native_table.known_product(x, w, out)
-    return served(x, w, out, None) if result is None else result
+    result = native_table.table_product(x, w, out)
+    return run_matmul(x, w, out, None) if result is None else result
 
 
 def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -296,9 +296,9 @@ def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: 
     if torch.compiler.is_compiling():
         return
     others = [t for t in (w, bias) if t is not None]
-    if all(why_torchs(x, other, out) in ("", GRADIENT) for other in others):
+    if all(why_left_to_torch(x, other, out) in ("", GRADIENT_WANTED) for other in others):
         for other in others:
-            check_devices(x, other, out)
+            check_devices_and_overlap(x, other, out)
 
 
 def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
@@ -307,11 +307,11 @@ def _with_bias(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
     if torch.compiler.is_compiling() or not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:1]:
         return None
-    if why_torchs(x, w, bias) != GRADIENT or x.device.type != device_registry.DEVICE_TYPE:
+    if why_left_to_torch(x, w, bias) != GRADIENT_WANTED or x.device.type != device_registry.DEVICE_TYPE:
         return None
-    check_devices(x, w, bias)
+    check_devices_and_overlap(x, w, bias)
     folded = fold(x, w.t())
-    if folded is None or bias.dtype != x.dtype or not may_be_ours(x, w):
+    if folded is None or bias.dtype != x.dtype or not may_have_kernel(x, w):
         return None
     from outblas.dispatch.autograd import BiasedProductFunction
 

@@ -21,9 +21,15 @@ from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.compile_trace import in_graph
 from outblas.dispatch.fold import Folded, fold, unfold
-from outblas.dispatch.product import answered, computed, may_be_ours
+from outblas.dispatch.product import decide_and_run, may_have_kernel, run_product
 from outblas.dispatch.promises import launch_of_option, option_of, promise_free_option
-from outblas.dispatch.tensors import GRADIENT, check_devices, import_torch, operand, why_torchs
+from outblas.dispatch.tensors import (
+    GRADIENT_WANTED,
+    check_devices_and_overlap,
+    import_torch,
+    operand,
+    why_left_to_torch,
+)
 from outblas.records.library import Library
 
 if TYPE_CHECKING:
@@ -76,12 +82,12 @@ def matmul(
         ToolchainMissing: torch is not installed.
     """
     option = pdl if weights is None else option_of(pdl, weights)
-    known = native_table.known
+    known = native_table.table_matmul
     if known is not None and not native_table.is_compiling():
         result = known(a, b, out, option)
         if result is not None:
             return result
-    result = served(a, b, out, option)
+    result = run_matmul(a, b, out, option)
     return import_torch().matmul(a, b, out=out) if result is None else result
 
 
@@ -92,15 +98,15 @@ def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> 
         RuntimeError: not two matrices that fit, as torch.mm says. TensorError, DeviceError, ToolchainMissing: as
             :func:`matmul`.
     """
-    result = native_table.known_product(a, b, out)
+    result = native_table.table_product(a, b, out)
     if result is not None:
         return result
     matrices = getattr(a, "ndim", 0) == 2 == getattr(b, "ndim", 0)
-    result = served(a, b, out, None) if matrices else None
+    result = run_matmul(a, b, out, None) if matrices else None
     return import_torch().mm(a, b, out=out) if result is None else result
 
 
-def served(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
+def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
     """``a @ b`` by the whole decision, which the native table then remembers; None where torch is to compute it.
 
     Args:
@@ -112,11 +118,11 @@ def served(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: i
     """
     if import_torch().compiler.is_compiling():
         return in_graph(a, b) if out is None else None
-    reason = why_torchs(a, b, out)
-    if reason and reason != GRADIENT:
+    reason = why_left_to_torch(a, b, out)
+    if reason and reason != GRADIENT_WANTED:
         return None
-    check_devices(a, b, out)
-    if a.device.type != device_registry.DEVICE_TYPE or (reason and (out is not None or not may_be_ours(a, b))):
+    check_devices_and_overlap(a, b, out)
+    if a.device.type != device_registry.DEVICE_TYPE or (reason and (out is not None or not may_have_kernel(a, b))):
         return None
     folded = fold(a, b, out)
     if folded is None:
@@ -124,17 +130,17 @@ def served(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: i
     if reason:
         c = _with_gradients(folded)
     elif folded.a is a and folded.b is b:  # the table, asked before, does not know it
-        return computed(a, b, out, option)
+        return decide_and_run(a, b, out, option)
     else:
-        c = answered(folded.a, folded.b, folded.out, option)
+        c = run_product(folded.a, folded.b, folded.out, option)
     return None if c is None else unfold(c, folded.shape) if out is None else out
 
 
 def _with_gradients(folded: Folded) -> torch.Tensor | None:
     """The product as autograd has to see it; None where it is no single one."""
-    from outblas.dispatch.autograd import multiply_asked
+    from outblas.dispatch.autograd import multiply_for_gradient
 
-    return multiply_asked(folded.a, folded.b) if folded.a.shape[1] == folded.b.shape[0] else None
+    return multiply_for_gradient(folded.a, folded.b) if folded.a.shape[1] == folded.b.shape[0] else None
 
 
 def explain(
@@ -155,10 +161,10 @@ def explain(
     """
     launch = launch_of_option(pdl if weights is None else option_of(pdl, weights))
     import_torch()
-    reason = why_torchs(a, b, out)
-    if reason and (reason != GRADIENT or out is not None):
+    reason = why_left_to_torch(a, b, out)
+    if reason and (reason != GRADIENT_WANTED or out is not None):
         return f"torch.matmul: {reason}"
-    check_devices(a, b, out)
+    check_devices_and_overlap(a, b, out)
     if a.device.type != device_registry.DEVICE_TYPE:
         return f"torch.matmul: {reason + ', and ' if reason else ''}the tensors are on {a.device}"
     if bias is not None and is_on("OUTBLAS_FUSED"):
@@ -171,7 +177,7 @@ def explain(
         return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"
     found = _explain_matrices(folded, launch if not reason else launch_of_option(promise_free_option()))
     ways = [] if folded.a is a and folded.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
-    ways += ["its gradients are decided in the same way"] if reason and may_be_ours(a, b) else []
+    ways += ["its gradients are decided in the same way"] if reason and may_have_kernel(a, b) else []
     return "; ".join([found, *ways])
 
 

@@ -49,7 +49,7 @@ def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
         return None, f"outblas.dispatch._native cannot be used here: {error}"
 
 
-def traced() -> Callable[[], bool]:
+def tracing_check() -> Callable[[], bool]:
     """What to ask torch before a table is asked: whether it traces, which must not see the table.
 
     A table sees all ways of torch to trace but dynamo's, which runs nothing; to ask only for that one costs less.

@@ -25,7 +25,7 @@ PACKAGE = Path(str(resources.files("outblas"))) / "dispatch"
 SOURCES = Path(__file__).parent / "csrc"
 #: The stable ABI of Python 3.10: one file serves that and every later version.
 LIMITED_API = "0x030A0000"
-NAME = "_native.abi3.so"
+EXTENSION_NAME = "_native.abi3.so"
 _FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 #: What torch's dispatcher calls. Its exceptions pass through: it is C++, and the C source that needs it goes with it.
 _KERNELS, _THEIR_TYPE = "products_call.cpp", "products.c"
@@ -59,8 +59,10 @@ def kernels_command(output: Path) -> list[str]:
     return [*compiler, "-std=c++17", *_FLAGS, "-pthread", "-c", str(SOURCES / _KERNELS), "-o", str(output)]
 
 
-def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None) -> Path:
-    """Compile the extension into ``folder``; the file appears whole or not at all. ``tell``: hears what is left out.
+def build(
+    folder: Path = PACKAGE, compiler: str | None = None, report: Callable[[str], None] = lambda line: None
+) -> Path:
+    """Compile the extension into ``folder``; the file appears whole or not at all. ``report``: hears what is left out.
 
     Raises:
         ToolchainMissing: no compiler, no Python.h, or a Python that the stable ABI does not serve; with the
@@ -69,7 +71,7 @@ def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[s
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise _failed("a free-threaded Python has no stable ABI", "a Python with a GIL")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".native-") as scratch:
-        made, kernels = Path(scratch) / NAME, Path(scratch) / "kernels.o"
+        made, kernels = Path(scratch) / EXTENSION_NAME, Path(scratch) / "kernels.o"
         try:
             reason = _why_not_compiled(kernels)
             for linked in [None] if reason else [kernels, None]:  # optional, as is C++'s own library
@@ -85,14 +87,14 @@ def build(folder: Path = PACKAGE, compiler: str | None = None, tell: Callable[[s
                 "Python.h, a C11 compiler",
             )
         if reason or linked is None:
-            tell(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
-        return made.replace(folder / NAME)
+            report(f"without the kernels in C++: {reason or 'the C++ library cannot be linked'}")
+        return made.replace(folder / EXTENSION_NAME)
 
 
 def main() -> int:
     """Build in place; exit 2 with one line where that fails."""
     try:
-        print(f"built {build(tell=print)}")
+        print(f"built {build(report=print)}")
     except ToolchainMissing as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,36 +6,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outblas.dispatch.native import open_table, traced
+from outblas.dispatch.native import open_table, tracing_check
 
 if TYPE_CHECKING:
     import torch
 
-#: The table. None: it is not open yet, or it cannot be had, for the reason in :data:`why_none`.
+#: The table. None: it is not open yet, or it cannot be had, for the reason in :data:`why_no_table`.
 table: Any = None
-why_none = ""
+why_no_table = ""
 #: ``table.matmul``: what a product asks first. None: there is no table.
-known: Callable[..., Any] | None = None
+table_matmul: Callable[..., Any] | None = None
 #: Torch's word on whether it traces a call, which must then not see the table.
 is_compiling: Callable[[], bool] = bool
 
 
-def known_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
+def table_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
     """``a @ b`` by the native table; None for what it does not know or must not see."""
-    return None if known is None or is_compiling() else known(a, b, out, None)
+    return None if table_matmul is None or is_compiling() else table_matmul(a, b, out, None)
 
 
 def open_once() -> None:
     """Open the table, or find out that there is none. Whoever calls holds the lock of the devices."""
-    global table, why_none, known, is_compiling
-    if table is not None or why_none:
+    global table, why_no_table, table_matmul, is_compiling
+    if table is not None or why_no_table:
         return
-    table, why_none = open_table()
+    table, why_no_table = open_table()
     if table is not None:
-        is_compiling, known = traced(), table.matmul
+        is_compiling, table_matmul = tracing_check(), table.matmul
 
 
-def forget() -> None:
+def clear_table() -> None:
     """Drop all that the table was taught."""
     if table is not None:
         table.forget()
@@ -45,4 +45,4 @@ def host_path() -> str:
     """What serves repeated calls: ``native`` with its counts, or ``python`` and why."""
     if table is not None:
         return "native: {remembered} calls remembered, read by {reads_by}, {launches} launched".format(**table.counts())
-    return f"python: {why_none or 'no product was asked for yet'}"
+    return f"python: {why_no_table or 'no product was asked for yet'}"

@@ -1,7 +1,8 @@
 """A product of two matrices: decided, run on its device, and told to the native table.
 
 Operands are plain matrices on one device, and nobody but us must see the call: callers have asked
-:func:`outblas.dispatch.tensors.why_torchs` before. The one exception is :func:`unasked`, which asks it itself.
+:func:`outblas.dispatch.tensors.why_left_to_torch` before. The one exception is :func:`run_below_autograd`, which asks
+it itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.promises import launch_of_option, promise_free_option
-from outblas.dispatch.tensors import is_half, operand, operand_like, why_torchs
+from outblas.dispatch.tensors import aligned_operand, is_half, operand, why_left_to_torch
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from outblas.dispatch.aten_native import NativeCall
 
 
-def computed(
+def decide_and_run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None, call: NativeCall | None = None
 ) -> torch.Tensor | None:
     """``a @ b``, decided, run and told to the native table; None where torch is to compute it.
@@ -42,22 +43,24 @@ def computed(
     return result
 
 
-def answered(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
-    """:func:`computed`, by the native table where that knows the call."""
+def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: int | None) -> torch.Tensor | None:
+    """:func:`decide_and_run`, by the native table where that knows the call."""
     result = None if native_table.table is None else native_table.table.ours(a, b, out, option)
     if result is None:
-        return computed(a, b, out, option)
+        return decide_and_run(a, b, out, option)
     return None if result is NotImplemented else result
 
 
-def unasked(a: torch.Tensor, b: torch.Tensor, option: int = 0, call: NativeCall | None = None) -> torch.Tensor | None:
-    """:func:`answered` for kernels that torch calls below autograd, where nobody has asked yet whose the product is.
+def run_below_autograd(
+    a: torch.Tensor, b: torch.Tensor, option: int = 0, call: NativeCall | None = None
+) -> torch.Tensor | None:
+    """:func:`run_product` for kernels that torch calls below autograd, where nobody has asked yet whose the product is.
 
     Args:
         a: (M, K).
         b: (K, N).
-        option: as of :func:`computed`; the environment is not asked.
-        call: as of :func:`computed`; with one the native table is not asked.
+        option: as of :func:`decide_and_run`; the environment is not asked.
+        call: as of :func:`decide_and_run`; with one the native table is not asked.
     """
     if native_table.table is not None and call is None:
         result = native_table.table.ours(a, b, None, option)
@@ -68,20 +71,20 @@ def unasked(a: torch.Tensor, b: torch.Tensor, option: int = 0, call: NativeCall 
     import torch
 
     with torch.no_grad():  # autograd is above; what is remembered is remembered without it
-        return None if why_torchs(a, b, None) else computed(a, b, None, option, call)
+        return None if why_left_to_torch(a, b, None) else decide_and_run(a, b, None, option, call)
 
 
-def chosen(a: torch.Tensor, b: torch.Tensor) -> bool:
+def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the library has a kernel (no algorithm of cuBLASLt) for the product of two matrices, given by tensors
     without an address, which will be aligned."""
     device = device_registry.device_state(a.device.index)
-    decision = device.decide(operand_like(a), operand_like(b), None, launch_of_option(promise_free_option()))
-    return decision.config is not None and not device.unavailable(decision)
+    decision = device.decide(aligned_operand(a), aligned_operand(b), None, launch_of_option(promise_free_option()))
+    return decision.config is not None and not device.is_left_to_torch(decision)
 
 
-def may_be_ours(a: torch.Tensor, b: torch.Tensor) -> bool:
+def may_have_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the product, or one of its gradients, may be in the library of its device."""
-    return is_half(a, b) and device_registry.serves(a.device.index)
+    return is_half(a, b) and device_registry.has_library(a.device.index)
 
 
 def remember(
@@ -98,9 +101,9 @@ def remember(
         decision: what was decided.
         operands: (a, b, out, launch option).
         result: the output; None: torch computes it.
-        call: as of :func:`computed`.
+        call: as of :func:`decide_and_run`.
     """
-    if result is None and not device.unavailable(decision):
+    if result is None and not device.is_left_to_torch(decision):
         return  # what could not be loaded yet, or not be used, under capture
     a, b, out, option = operands
     with device_registry.lock:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import TensorError, ToolchainMissing
 from outblas.core.problem import ROW_ALIGN_BYTES
 from outblas.dispatch.decide import Operand
-from outblas.runtime.overlap import overlap
+from outblas.runtime.overlap import may_overlap
 
 if TYPE_CHECKING:
     import torch
 
-#: The one reason of :func:`why_torchs` for which our own product can be had: by an operator that autograd knows.
-GRADIENT = "a gradient is wanted"
+#: The one reason of :func:`why_left_to_torch` for which our own product can be had: by an operator that autograd knows.
+GRADIENT_WANTED = "a gradient is wanted"
 
 
 def import_torch() -> Any:
@@ -31,10 +31,10 @@ def import_torch() -> Any:
     return torch
 
 
-def why_torchs(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
+def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
     """Why torch must see this call whatever its shapes: something would be lost if it did not; else empty.
 
-    :data:`GRADIENT` is said last: only where there is no other reason.
+    :data:`GRADIENT_WANTED` is said last: only where there is no other reason.
     """
     import torch
 
@@ -62,7 +62,9 @@ def why_torchs(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None
     if getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)():
         return "a dispatch mode watches"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return f"{GRADIENT} within torch.func" if torch._C._are_functorch_transforms_active() else GRADIENT
+        return (
+            f"{GRADIENT_WANTED} within torch.func" if torch._C._are_functorch_transforms_active() else GRADIENT_WANTED
+        )
     return ""
 
 
@@ -80,7 +82,7 @@ def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
 
 
-def check_devices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+def check_devices_and_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
     """Raise :class:`TensorError` for tensors on different devices or an output that overlaps an input."""
     for name, tensor in (("b", b), ("out", out)):
         if tensor is not None and tensor.device != a.device:
@@ -88,7 +90,7 @@ def check_devices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = N
     if out is None or out.device.type == "meta":
         return
     for name, tensor in (("a", a), ("b", b)):
-        if overlap(tensor, out):
+        if may_overlap(tensor, out):
             raise TensorError(f"out shares memory with {name}", "an output of its own", "allocate out separately")
 
 
@@ -116,6 +118,6 @@ def operand(t: torch.Tensor) -> Operand:
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device), offset)
 
 
-def operand_like(t: torch.Tensor) -> Operand:
+def aligned_operand(t: torch.Tensor) -> Operand:
     """As :func:`operand`, of a tensor with no address yet, which will be aligned."""
     return Operand(tuple(t.shape), tuple(t.stride()), _dtype_name(t.dtype), _device_name(t.device))

@@ -16,15 +16,15 @@ from outblas.dispatch.decide import Choose
 from outblas.records.library import LibraryChoice
 
 #: ``0`` leaves such problems to torch.
-VARIABLE = "OUTBLAS_ANY_SHAPE"
+ANY_SHAPE_VARIABLE = "OUTBLAS_ANY_SHAPE"
 #: Choices kept: a problem is asked for again with other addresses, outputs and launch options.
 MAX_CACHED_CHOICES = 4096
 
 
-def chooser(gpu_name: str) -> Choose | None:
+def any_shape_chooser(gpu_name: str) -> Choose | None:
     """:mod:`outblas.learn.any_shape`, whose data are read when it is first asked; None: there are none for this GPU, or
     ``OUTBLAS_ANY_SHAPE=0``. Where they cannot be read, or numpy not be imported, it warns once and chooses nothing."""
-    if is_off(VARIABLE) or not _data(gpu_name).is_file():
+    if is_off(ANY_SHAPE_VARIABLE) or not _data(gpu_name).is_file():
         return None
     broken = False
 
@@ -34,9 +34,9 @@ def chooser(gpu_name: str) -> Choose | None:
         if broken:
             return None
         try:
-            from outblas.learn.any_shape import AnyShape  # with numpy
+            from outblas.learn.any_shape import AnyShapeModel  # with numpy
 
-            found = AnyShape.load(gpu_name)
+            found = AnyShapeModel.load(gpu_name)
         except (OutblasError, ImportError, OSError) as error:
             broken = True
             warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=2)
@@ -47,7 +47,7 @@ def chooser(gpu_name: str) -> Choose | None:
 
 
 @functools.cache
-def identity(gpu_name: str) -> str:
+def choices_id(gpu_name: str) -> str:
     """What the choices on a GPU depend on, as a digest: its data, and the policy's."""
     files = (_data(gpu_name), resources.files("outblas") / "data" / "policies" / f"{gpu_name}.npz")
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()

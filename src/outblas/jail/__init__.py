@@ -1,1 +1,1 @@
-"""Free kernels: CUDA C++ texts, by a language model or by hand, that keep an entry contract (docs/free_kernels.md)."""
+"""Kernels that nobody trusts: read, built, looked at, proved and timed behind bars (docs/free_kernels.md)."""

@@ -90,7 +90,7 @@ def build(
         return _built(kernel, made.compile())
     key = made.key()
     if (hit := cache.get(key)) is None:
-        with cache.claimed(key):
+        with cache.locked(key):
             if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
                 hit = made.compile()
                 cache.put(key, hit)

@@ -116,12 +116,12 @@ def _nvrtc(job: dict[str, Any], folder: Path) -> None:
     from outblas.core.errors import OutblasError
     from outblas.kernels.source import Source
     from outblas.runtime.cubin import encode
-    from outblas.runtime.nvrtc import compile_any
+    from outblas.runtime.nvrtc import compile_foreign
 
     headers = tuple((name, text) for name, text in job["headers"])
     source = Source(job["text"], job["entry"], headers, tuple(job["options"]), job["acc"], "free")
     try:
-        cubin = compile_any(source, job["arch"])
+        cubin = compile_foreign(source, job["arch"])
     except OutblasError as error:
         error_json = {"kind": type(error).__name__, "parts": [error.wrong, error.expected, error.do]}
         error_json["log"] = getattr(error, "log", "")

@@ -70,7 +70,8 @@ class Recorder:
     """Appends evaluations to a file; one that exists is continued if its head says the same GPU.
 
     Args:
-        provenance: of the run (:func:`outblas.records.provenance.collect`); of a file that exists, its own stays.
+        provenance: of the run (:func:`outblas.records.provenance.collect_provenance`); of a file that exists, its own
+        stays.
 
     Raises:
         RecordError: the file is another's, or cannot be written.

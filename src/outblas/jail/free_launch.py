@@ -17,7 +17,7 @@ from outblas.core.roofline import H200, Gpu
 from outblas.jail.build import BuiltKernel
 from outblas.jail.elf import dynamic_symbols
 from outblas.judge.operands import CANARY
-from outblas.kernels.custom.contract import MAX_WORKSPACE, LaunchBlock, TensorMap
+from outblas.kernels.custom.contract import MAX_WORKSPACE_BYTES, LaunchBlock, TensorMap
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.driver import check, driver
 from outblas.runtime.launch import PORTABLE_CLUSTER, KernelCall, StreamConfigs, check_operands, ensure_context
@@ -97,8 +97,8 @@ class _Loaded:
         self._workspaces.clear()
 
     def _workspace(self, nbytes: int, device: Any) -> GuardedWorkspace | None:
-        if not 0 <= nbytes <= MAX_WORKSPACE:
-            raise DeviceError(f"a workspace of {nbytes} bytes", f"at most {MAX_WORKSPACE}", "use less")
+        if not 0 <= nbytes <= MAX_WORKSPACE_BYTES:
+            raise DeviceError(f"a workspace of {nbytes} bytes", f"at most {MAX_WORKSPACE_BYTES}", "use less")
         if nbytes:
             self._workspaces.append(GuardedWorkspace(nbytes, device))
             return self._workspaces[-1]

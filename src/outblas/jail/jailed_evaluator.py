@@ -17,7 +17,7 @@ from outblas.jail.jailed_worker import JailedCell, make_handler
 from outblas.jail.static_gate import examine
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.runtime.nvrtc import cores
+from outblas.runtime.nvrtc import usable_cores
 from outblas.workers.handler import WorkItem
 from outblas.workers.sandbox import Sandbox, WorkerLoss, factory_name
 
@@ -80,7 +80,7 @@ class JailedEvaluator:
 
     def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[BuiltKernel | Evaluation]:
         """Compiled on all cores; each compiler is a process of its own."""
-        with ThreadPoolExecutor(min(len(kernels), cores()) or 1) as pool:
+        with ThreadPoolExecutor(min(len(kernels), usable_cores()) or 1) as pool:
             yield from pool.map(lambda kernel: examine(problem, kernel, self._options.gpu), kernels)
 
     def _batches(self, built: Sequence[BuiltKernel]) -> Iterator[list[BuiltKernel]]:

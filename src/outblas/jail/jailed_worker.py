@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from outblas.core.errors import OutblasError
 from outblas.core.evaluation import Status, Timing, Verdict
-from outblas.core.plausibility import too_fast
+from outblas.core.plausibility import why_too_fast
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable
 from outblas.core.roofline import floor_us
@@ -148,7 +148,7 @@ class FreeHandler(Handler):
             return held
         known = {name: t.median_us for name, t in baselines.timings.items()}
         floor = floor_us(bench_cell.problem, self._options.gpu)
-        if suspicion := too_fast(timing.median_us, known, floor):
+        if suspicion := why_too_fast(timing.median_us, known, floor):
             return Verdict(Status.RULE_BROKEN, (), suspicion)
         below = timing.median_us < floor
         return replace(new, detail=f"within error of the floor of {floor:.3f} us" if below else "")

@@ -173,7 +173,7 @@ def recording_evaluator(inner: FreeEvaluator, path: str | Path, provenance: dict
     it is handed on. What was not run (LEFT_OUT) is not written.
 
     Args:
-        provenance: of :func:`outblas.records.provenance.collect`, for the head of a new file.
+        provenance: of :func:`outblas.records.provenance.collect_provenance`, for the head of a new file.
 
     Raises:
         RecordError: the file is another's, or cannot be written; what it holds is whole.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from outblas.kernels.custom.cuda_text import pieces, spliced
+from outblas.kernels.custom.cuda_text import join_continued_lines, split_text
 
 _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
 _HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
@@ -35,7 +35,7 @@ _DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
 
 def refusal(text: str) -> str | None:
     """Why a text is not given to a compiler; None: it is."""
-    for line in (*_directives(text), *_anywhere(text), *_anywhere(spliced(text))):
+    for line in (*_directives(text), *_anywhere(text), *_anywhere(join_continued_lines(text))):
         if reason := _directive(line):
             return reason
     code, literals = _split(text)
@@ -52,7 +52,7 @@ def refusal(text: str) -> str | None:
 
 def _directives(text: str) -> list[str]:
     """Lines that begin with a #, without comments."""
-    plain = "".join(" " if p.kind == "comment" else p.text for p in pieces(spliced(text)))
+    plain = "".join(" " if p.kind == "comment" else p.text for p in split_text(join_continued_lines(text)))
     return [line.strip() for line in plain.split("\n") if line.lstrip().startswith(("#", "%:", "??="))]
 
 
@@ -96,7 +96,7 @@ def _inside(header: str) -> bool:
 def _split(text: str) -> tuple[str, str]:
     """(code, literals run together as the compiler does, escapes undone)."""
     code, literals = [], []
-    for kind, part in pieces(spliced(text)):
+    for kind, part in split_text(join_continued_lines(text)):
         if kind == "literal":
             literals.append(_plain(part))
             code.append(" ")

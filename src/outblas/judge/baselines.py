@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.rivals import AUTO_REQUEST, NAMES, Call
+from outblas.core.rivals import AUTO_REQUEST, BASELINE_NAMES, BaselineCall
 from outblas.judge.matmul_heuristics import nvmmh_config, nvmmh_configs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> Call:
+def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
     """``product(a, b, out=c)`` as users call it, for a caller who has made the stream of the call current.
 
     Ours and torch's alike: what a server measures of either is that one Python call.
@@ -51,7 +51,9 @@ def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: 
     return call
 
 
-def make_baselines(gpu_index: int = 0, names: tuple[str, ...] = NAMES, current_stream: bool = False) -> dict[str, Any]:
+def make_baselines(
+    gpu_index: int = 0, names: tuple[str, ...] = BASELINE_NAMES, current_stream: bool = False
+) -> dict[str, Any]:
     """Name -> baseline, on one GPU.
 
     Args:
@@ -79,7 +81,7 @@ class TorchMm:
         self._gpu = gpu_index
         self._streams: dict[int, Any] = {}
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         import torch
 
         right = b.t() if problem.layout == "TN" else b
@@ -111,7 +113,7 @@ class TorchMm:
 class TorchOnCurrentStream(TorchMm):
     """``torch.mm(a, b, out=c)`` as users call it, on the current stream: the one that it is called with."""
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         import torch
 
         if problem.acc == "fp16":  # a switch is set around every call
@@ -129,7 +131,7 @@ class CublasGemm:
         self._workspace: Any = None
         self._cublas: Cublas | None = None
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         from outblas.runtime.cublas import BlasShape, Cublas
 
         if self._cublas is None:
@@ -164,7 +166,7 @@ class _Lt:
             self._plans[problem] = self._lt.plan(problem)
         return self._plans[problem]
 
-    def call(self, problem: Problem, algo: Algo, a: Any, b: Any, c: Any) -> Call:
+    def call(self, problem: Problem, algo: Algo, a: Any, b: Any, c: Any) -> BaselineCall:
         plan, (pa, pb, pc) = self.plan(problem), _addresses(a, b, c)
         return lambda stream: plan.matmul(algo, pa, pb, pc, stream)
 
@@ -178,7 +180,7 @@ class LtHeuristic:
         self._lt = _Lt(gpu_index)
         self._algos: dict[tuple[Problem, int], HeuristicResult] = {}
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         key = (problem, _alignment(a, b, c))
         if key not in self._algos:
             self._algos[key] = self._lt.plan(problem).heuristic(1, key[1])[0]
@@ -245,7 +247,7 @@ class LtAuto:
 
         self._chosen[problem] = (Algo.from_buffer_copy(algo), detail)
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         if problem not in self._chosen:
             from outblas.judge.gpu_clock import GpuClock
 
@@ -263,7 +265,7 @@ class _LtAlgo:
     def __init__(self, lt: _Lt, algo: Algo) -> None:
         self.name, self._lt, self._algo = "lt", lt, algo
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         return self._lt.call(problem, self._algo, a, b, c)
 
 
@@ -280,7 +282,7 @@ class NvMatmulHeuristics:
         """Take choices made beforehand in one batch, by :func:`outblas.judge.matmul_heuristics.nvmmh_configs`."""
         self._configs.update(configs)
 
-    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> Call:
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
         """As the others.
 
         Raises:

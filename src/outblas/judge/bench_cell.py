@@ -11,7 +11,7 @@ from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluation import Status, Timing
 from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO, NAMES
+from outblas.core.rivals import BASELINE_NAMES, LT_AUTO
 from outblas.core.roofline import H200, Gpu
 from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
@@ -55,7 +55,7 @@ class Options:
     rounds: int = 7
     seed: int = 0
     level: ProofLevel = "full"
-    baselines: tuple[str, ...] = NAMES
+    baselines: tuple[str, ...] = BASELINE_NAMES
     recheck: bool = True
     proved: frozenset[str] = frozenset()
     chunk: int = CANDIDATES_PER_ROUNDS

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
-from outblas.core.rivals import Call
+from outblas.core.rivals import BaselineCall
 from outblas.judge.gates import wrong_result_text
 from outblas.judge.operands import Operands, torch_dtype
 from outblas.judge.proof_inputs import integer_inputs, normal_inputs
@@ -55,7 +55,7 @@ class FusedBindable(Protocol):
 
     epilogue: Epilogue
 
-    def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra) -> Call: ...
+    def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra) -> BaselineCall: ...
 
 
 def apply_activation(z: Any, epilogue: Epilogue) -> Any:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
-from outblas.core.rivals import Bindable, Call
+from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge import integrity
 from outblas.judge.baselines import CublasGemm
 from outblas.judge.operands import Operands, torch_dtype
@@ -154,7 +154,7 @@ class CellProver:
         self._data, self._stream = data, torch_stream
         self._snapshot_operands()
 
-    def call(self, call: Call) -> Verdict:
+    def call(self, call: BaselineCall) -> Verdict:
         """Prove one bound call of operand set 0."""
         return self._check(lambda: call(self._stream.cuda_stream))
 

@@ -28,7 +28,7 @@ import numpy as np
 from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
-from outblas.core.rivals import Bindable, Call
+from outblas.core.rivals import BaselineCall, Bindable
 from outblas.core.roofline import H200, Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
 from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
@@ -48,7 +48,7 @@ _CYCLES_PER_US = 2000
 class GraphEntry:
     """One captured entry: an executable graph of ``repeats`` calls. Free it after use."""
 
-    def __init__(self, name: str, executable: Any, calls: Sequence[Call], repeats: int) -> None:
+    def __init__(self, name: str, executable: Any, calls: Sequence[BaselineCall], repeats: int) -> None:
         self.name, self.repeats = name, repeats
         self.executable = executable
         self.calls = calls  # keeps kernels, descriptors and tensor maps alive
@@ -113,7 +113,7 @@ class GpuClock:
         """(A, B, C) of one of the ``sets``."""
         return self.data[index]
 
-    def bind(self, entry: Bindable) -> list[Call]:
+    def bind(self, entry: Bindable) -> list[BaselineCall]:
         """One call per operand set, run once each so that nothing is loaded lazily later."""
         operands = [self.data[i] for i in range(self.sets)]
         many = getattr(entry, "bind_many", None)  # calls of one stream may share what each would have of its own
@@ -151,7 +151,7 @@ class GpuClock:
             out[index] = times[position] / entries[index].repeats
         return out
 
-    def cold_round(self, entries: Sequence[Sequence[Call]], rng: random.Random) -> list[float]:
+    def cold_round(self, entries: Sequence[Sequence[BaselineCall]], rng: random.Random) -> list[float]:
         """As :meth:`round`, of bound calls, each after an eviction of L2; the median of COLD_CALLS calls each."""
         jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS_PER_ROUND)]
         rng.shuffle(jobs)
@@ -210,7 +210,7 @@ class GpuClock:
         return {n: timing_of_samples("offline", taken, self.repeats, self.sets) for n, taken in samples.items()}
 
     def measure_cold(
-        self, calls: Mapping[str, Sequence[Call]], rounds: int = MIN_ROUNDS, seed: int = 0,
+        self, calls: Mapping[str, Sequence[BaselineCall]], rounds: int = MIN_ROUNDS, seed: int = 0,
         warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     ) -> dict[str, Timing]:  # fmt: skip
         """As :meth:`measure`, with L2 evicted before every call; ``calls`` from :meth:`bind`."""
@@ -334,7 +334,7 @@ def time_offline(
     limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
     with GpuClock(problem, gpu_index, seed) as bench:
         graphs: dict[str, GraphEntry] = {}
-        calls: dict[str, list[Call]] = {}
+        calls: dict[str, list[BaselineCall]] = {}
         try:
             for name, entry in entries.items():
                 try:

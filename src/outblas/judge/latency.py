@@ -17,7 +17,7 @@ import numpy as np
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
-from outblas.core.rivals import Bindable, Call
+from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
 from outblas.judge.rounds import timing_of_samples
 from outblas.runtime.driver import check, driver
@@ -99,7 +99,7 @@ def percentile(timing: Timing, q: float) -> float:
     return float(np.percentile(np.asarray(timing.samples_us), q))
 
 
-def _requests(calls: Sequence[Call], bench: GpuClock) -> Callable[[], None]:
+def _requests(calls: Sequence[BaselineCall], bench: GpuClock) -> Callable[[], None]:
     """Serves one request after the other, rotating over the operand sets."""
     turn: Iterator[int] = iter(())
     stream, wait = bench.stream, driver().cuStreamSynchronize

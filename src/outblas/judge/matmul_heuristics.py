@@ -103,7 +103,7 @@ def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> Ker
     """The legal config of our family that differs least from ``choice``: stages give way first, then
     the cluster, then the split, then the depth, then the tile."""
     for family in FAMILIES.values():
-        for config in family.near_choice(choice):
+        for config in family.near_tile_choice(choice):
             if why_illegal(problem, config, gpu) is None:
                 found: KernelConfig = config
                 return found

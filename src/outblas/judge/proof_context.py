@@ -7,7 +7,7 @@ from typing import Any
 
 from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import Problem
-from outblas.core.rivals import Bindable, Call
+from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge.operands import Operands
 from outblas.judge.proof_inputs import normal_inputs
 from outblas.judge.trials import ProofTrials
@@ -46,7 +46,7 @@ class ProofContext:
         self.wait()
         #: What gate ``rules`` compares with: the process before the candidate was bound.
         self.before = process_state() if self.cuda else {}
-        self.calls: list[Call] = [entry.bind(problem, *self.data[i]) for i in range(2)]
+        self.calls: list[BaselineCall] = [entry.bind(problem, *self.data[i]) for i in range(2)]
 
     def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
         """N(0, scale^2) operands on the context's device, of its problem or of another. Not to be written to."""

@@ -13,14 +13,14 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, floor_us, regime
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.geometry import may_stack
+from outblas.kernels.geometry import may_exceed_even_share
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
 
 #: Above this floor a launch is nothing, and nor is PDL.
-PDL_IS_NOTHING_US = 25.0
+PDL_NEGLIGIBLE_ABOVE_US = 25.0
 #: The same of early loads of B, which are worth one or two microseconds to whatever streams it.
-EARLY_IS_NOTHING_US = 100.0
+EARLY_NEGLIGIBLE_ABOVE_US = 100.0
 
 
 @functools.cache
@@ -67,13 +67,13 @@ def even_twin(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> Kernel
     """A legal config with the other value of ``even``; None where that is no knob, or no other launch."""
     if not config.pdl or not FAMILIES[config.family].has_even:
         return None
-    return config.with_knobs(even=not config.even) if may_stack(problem, config, gpu.sms) else None
+    return config.with_knobs(even=not config.even) if may_exceed_even_share(problem, config, gpu.sms) else None
 
 
-def beside_the_catalogue(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
+def special_candidates(problem: Problem, gpu: Gpu = H200) -> tuple[KernelConfig, ...]:
     """What :func:`candidates` offers of kinds of kernels that serve few problems; not all of it need be legal."""
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
-    return tuple(config for family in families for config in family.beside_the_catalogue(problem, gpu))
+    return tuple(config for family in families for config in family.special_candidates(problem, gpu))
 
 
 def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
@@ -81,14 +81,14 @@ def launch_options(problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     launch binds."""
     found: list[Launch] = ["plain"]
     floor = floor_us(problem, gpu)
-    if floor <= PDL_IS_NOTHING_US:
+    if floor <= PDL_NEGLIGIBLE_ABOVE_US:
         found.append("pdl")
-    if floor <= EARLY_IS_NOTHING_US and not regime(problem, gpu).startswith("compute"):
+    if floor <= EARLY_NEGLIGIBLE_ABOVE_US and not regime(problem, gpu).startswith("compute"):
         found.append("weights")
     return tuple(found)
 
 
-def worth_trying(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+def first_search_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """The candidates of a first search: early loads of B among them where they may matter, and kernels whose CTAs are
     spread evenly where PDL is anything."""
     options = launch_options(problem, gpu)
@@ -96,8 +96,8 @@ def worth_trying(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 
 def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
-    listed = (*catalogue(), *beside_the_catalogue(problem, gpu))
-    offered = dict.fromkeys(FAMILIES[config.family].as_offered(problem, config) for config in listed)
+    listed = (*catalogue(), *special_candidates(problem, gpu))
+    offered = dict.fromkeys(FAMILIES[config.family].adapted_to_problem(problem, config) for config in listed)
     legal = [c for c in offered if why_illegal(problem, c, gpu) is None]
     if problem.rows_aligned:
         return legal
@@ -105,5 +105,7 @@ def _candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     for config in catalogue():
         known[config.family].append(config)
     families = FAMILIES.values()
-    more = dict.fromkeys(c for family in families for c in family.for_unaligned(problem, gpu, known[family.name]))
+    more = dict.fromkeys(
+        c for family in families for c in family.unaligned_candidates(problem, gpu, known[family.name])
+    )
     return legal + [c for c in more if c not in legal and why_illegal(problem, c, gpu) is None]

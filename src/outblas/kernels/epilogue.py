@@ -42,7 +42,7 @@ class Epilogue:
     @property
     def on(self) -> bool:
         """Whether anything follows."""
-        return self != PLAIN
+        return self != NO_EPILOGUE
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Epilogue:
 
 
 #: Nothing follows the sums.
-PLAIN = Epilogue()
+NO_EPILOGUE = Epilogue()
 
 
 def prelude(epilogue: Epilogue) -> list[str]:

@@ -44,7 +44,7 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
     return max(own, min(padded, SMEM_LIMIT))
 
 
-def may_stack(problem: Problem, config: KernelConfig, sms: int) -> bool:
+def may_exceed_even_share(problem: Problem, config: KernelConfig, sms: int) -> bool:
     """Whether an SM of sm_90 has room, by threads and by the shared memory that the kernel uses, for more CTAs than
     an even distribution over ``sms`` SMs gives it: elsewhere ``even`` changes nothing."""
     shape = geometry(problem, config)

@@ -59,7 +59,7 @@ def warp_sums(units: int, positions: int, wk: int, split_k: int, work_bytes: int
     return WarpSums(warp_owners, owners, max(work_bytes, exchange) + inbox + 8)
 
 
-def bands(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
+def banded_grid(inner: int, outer: int, group: int, cluster: int) -> tuple[int, int, int]:
     """CTAs along x, y and z of a grid that walks over ``inner`` tiles in bands of ``group``."""
     return cluster * min(group, inner), outer, ceil_div(inner, group)
 
@@ -69,7 +69,7 @@ def divisor_up_to(value: int, limit: int) -> int:
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
 
 
-def literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:
+def cpp_literals(constants: dict[str, int | bool]) -> tuple[tuple[str, str], ...]:
     """Constants as C++ literals."""
     return tuple((name, str(v).lower() if isinstance(v, bool) else str(v)) for name, v in constants.items())
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         from importlib.abc import Traversable
 
 #: The folder with the kernel files, below the package. No hash depends on its name.
-FOLDER = "kernels/cuda"
+KERNELS_FOLDER = "kernels/cuda"
 #: A gap is blanks and comments. Literals and numbers are matched so that no gap is found inside them.
 #: An unclosed literal runs to the end of its line: what looks like a comment behind it may be none.
 #: The first line has what a piece begins with; it is there for speed alone.
@@ -44,24 +44,24 @@ _CONTINUED = "\\\n"
 @functools.cache
 def kernels_sha() -> str:
     """Return the SHA-256 (hex) of all kernel files in their plain form: equal hashes, equal kernels."""
-    return sha_of(kernel_headers())
+    return headers_sha(kernel_headers())
 
 
-def sha_of(headers: Iterable[tuple[str, str]]) -> str:
+def headers_sha(headers: Iterable[tuple[str, str]]) -> str:
     """Return the SHA-256 (hex) of some kernel files in their plain form.
 
     Args:
         headers: (name as included, text) pairs, as :func:`kernel_headers` has them.
     """
-    return _sha([(name, plain(text)) for name, text in headers])
+    return _sha([(name, without_comments(text)) for name, text in headers])
 
 
-def sha_as_written(headers: Iterable[tuple[str, str]]) -> str:
+def headers_sha_as_written(headers: Iterable[tuple[str, str]]) -> str:
     """Return the SHA-256 (hex) of some kernel files with every blank and comment: the rule until version 0.2.0."""
     return _sha(list(headers))
 
 
-def plain(text: str) -> str:
+def without_comments(text: str) -> str:
     """Return CUDA C++ text with comments removed and each run of blanks made one.
 
     Line ends stay; a line's edges have no blanks, and a line of nothing else goes. So two texts of one plain form are
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 @functools.cache
 def kernel_headers() -> tuple[tuple[str, str], ...]:
     """Return (name as included, text) of every kernel file of the package."""
-    return tuple(sorted(_walk(resources.files("outblas") / FOLDER, "")))
+    return tuple(sorted(_walk(resources.files("outblas") / KERNELS_FOLDER, "")))
 
 
 def _walk(directory: Traversable, prefix: str) -> Iterator[tuple[str, str]]:

@@ -106,7 +106,7 @@ class Knobs:
 @functools.cache
 def all_knobs() -> Knobs:
     """The knobs with every value that the pool, the catalogue, what is offered beside it and later searches have."""
-    few = (each for family in FAMILIES.values() for each in family.special_kernels())
+    few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
     return knobs_of(
         (*catalogue("pool"), *catalogue(), *(c for p, c in few if why_illegal(p, c) is None)), _more_values()
     )
@@ -133,7 +133,7 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
     return Knobs(knobs)
 
 
-def wide(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+def all_legal_configs(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """Every legal config of the pool and of what is offered for a problem, with each launch option that it may have."""
     kernels = dict.fromkeys((*catalogue("pool"), *candidates(problem, gpu, early=True, even=True)))
     early = (config.with_knobs(early=True) for config in kernels if config.pdl)

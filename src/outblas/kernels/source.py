@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.kernels.epilogue import PLAIN, Epilogue, prelude
+from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, prelude
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
 from outblas.kernels.kernel_hash import kernel_headers
@@ -40,7 +40,7 @@ class Source:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
-def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = PLAIN) -> Source:
+def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_EPILOGUE) -> Source:
     """The source of one template candidate: a prelude of constants and the family's kernel file.
 
     Only the problem's layout, dtype and accumulator enter: one cubin serves every M, N, K. With an epilogue the kernel
@@ -81,7 +81,7 @@ def kernel_kind(problem: Problem, config: KernelConfig) -> KernelKind:
     return KernelKind(config, problem.layout, problem.dtype, problem.acc)
 
 
-def own_sha(source: Source) -> str:
+def sha_without_headers(source: Source) -> str:
     """SHA-256 (hex) of what a source has besides the package's kernel files.
 
     The kernel files' own hash is :func:`outblas.kernels.kernel_hash.kernels_sha`.

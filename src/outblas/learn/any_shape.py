@@ -47,7 +47,7 @@ _ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class AnyShape:
+class AnyShapeModel:
     """What was fitted.
 
     Attributes:
@@ -66,7 +66,7 @@ class AnyShape:
 
     @classmethod
     @functools.cache
-    def load(cls, gpu_name: str) -> AnyShape:
+    def load(cls, gpu_name: str) -> AnyShapeModel:
         """What is packaged for a GPU.
 
         Raises:
@@ -78,7 +78,7 @@ class AnyShape:
         return cls.parse(path.read_bytes(), Policy.load(gpu_name), str(path))
 
     @classmethod
-    def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShape:
+    def parse(cls, data: bytes, policy: Policy, name: str = "the data for any shape") -> AnyShapeModel:
         """What :meth:`save` wrote. Raises RecordError: it is of another version, or truncated."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -113,13 +113,13 @@ class AnyShape:
     def choose(self, problem: Problem, gpu: Gpu) -> LibraryChoice | None:
         """The kernel that ``problem`` is worth, with its predicted speed-up over torch.matmul and the bounds ``sure``
         standard deviations from it; None: torch's product (of sums in fp32, no others were fitted)."""
-        if is_vector(problem) or is_regular(problem, gpu) or problem.acc != "fp32":
+        if is_vector_product(problem) or is_left_to_cublas(problem, gpu) or problem.acc != "fp32":
             return None
         legal = [c for c in self.kernels if not why_illegal(problem, c, gpu)]
         if not legal:
             return None
-        legal = likely(self.policy.regressor, problem, legal, gpu)
-        gain, deviation = self.nets.absolute(inputs(problem, legal, gpu))
+        legal = most_promising(self.policy.regressor, problem, legal, gpu)
+        gain, deviation = self.nets.predict(network_inputs(problem, legal, gpu))
         low = gain - self.sure * deviation
         best = int(low.argmax())
         if not low[best] >= math.log(self.margin):  # nor what is no number
@@ -129,7 +129,7 @@ class AnyShape:
 
 
 def _check_widths(nets: Regressor) -> None:
-    """Raise ValueError where the nets are not of the inputs that :func:`inputs` makes, or not of each other."""
+    """Raise ValueError where the nets are not of the inputs that :func:`network_inputs` makes, or not of each other."""
     problem = Problem(8, 8, 8)
     wide = len(shape_features(problem, H200)) + candidate_features(problem, [], H200).shape[1] + 1
     sizes = [wide, *(w.shape[2] for w in nets.weights)]
@@ -140,14 +140,16 @@ def _check_widths(nets: Regressor) -> None:
         raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
-def likely(regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+def most_promising(
+    regressor: Regressor, problem: Problem, legal: Sequence[KernelConfig], gpu: Gpu
+) -> list[KernelConfig]:
     """The kernels that the policy would measure first. (The more are looked at, the more of what looks best is luck:
     no more of them than the margin was chosen with.)"""
     guess, _ = regressor(problem_features(problem, gpu), candidate_features(problem, legal, gpu))
     return [legal[i] for i in np.argsort(guess, kind="stable")[:MAX_KERNELS_RANKED]]
 
 
-def is_regular(problem: Problem, gpu: Gpu) -> bool:
+def is_left_to_cublas(problem: Problem, gpu: Gpu) -> bool:
     """Whether it is cuBLAS' own ground: 2 of 433 such random problems were chosen. Prompts of any length in the layers
     of a model are, and the host need not think about each."""
     return (
@@ -155,12 +157,12 @@ def is_regular(problem: Problem, gpu: Gpu) -> bool:
     )
 
 
-def is_vector(problem: Problem) -> bool:
+def is_vector_product(problem: Problem) -> bool:
     """Whether cuBLAS has kernels of another kind for it, whose times are not predicted: products with a vector."""
     return min(problem.m, problem.n) == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
 
 
-def inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
+def network_inputs(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Features:
     """float32[len(configs), F]: of the shape, of each kernel on it, and the ranking model's time over the floor."""
     shape = shape_features(problem, gpu)
     time = np.log(predict_many(problem, configs, gpu) / floor_us(problem, gpu))

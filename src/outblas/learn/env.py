@@ -20,8 +20,8 @@ from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.learn.features import CANDIDATE, PROBLEM, Features
-from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy, View
+from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, Features
+from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
 from outblas.learn.reward import reward
 from outblas.learn.samplers import Sampler
 
@@ -73,15 +73,15 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         self.evaluator, self.catalogue, self.budget = evaluator, tuple(catalogue), budget
         self._sampler, self._policy, self._launches, self._preset = sampler, policy, tuple(launches), preset
         self._column = {config: i for i, config in enumerate(self.catalogue)}
-        self._views: dict[tuple[Problem, Launch], tuple[View, NDArray[np.intp]]] = {}
+        self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
         self._rng = random.Random(0)
         shapes = {
-            "candidates": (len(self.catalogue), len(CANDIDATE) + len(POSTERIOR_INPUTS) + 1),
-            "problem": (len(PROBLEM),),
+            "candidates": (len(self.catalogue), len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS) + 1),
+            "problem": (len(PROBLEM_FEATURES),),
             "search": (len(SEARCH_INPUTS),),
             "state": (len(STATE_INPUTS),),
-            "best": (len(CANDIDATE),),
-            "last": (len(CANDIDATE),),
+            "best": (len(CANDIDATE_FEATURES),),
+            "last": (len(CANDIDATE_FEATURES),),
         }
         box = gymnasium.spaces.Box
         spaces = {name: box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
@@ -143,7 +143,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         """Over the fastest baseline, of the best proven candidate so far; 0 where there is none."""
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
-    def _seen(self, problem: Problem, launch: Launch) -> tuple[View, NDArray[np.intp]]:
+    def _seen(self, problem: Problem, launch: Launch) -> tuple[CandidateView, NDArray[np.intp]]:
         known = self._views.get((problem, launch))
         if known is None:
             offered = [c for c in self.evaluator.candidates(problem) if launch_of(c) == launch and c in self._column]
@@ -188,7 +188,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
     def _described(self, evaluation: Evaluation | None) -> Features:
         place = None if evaluation is None else self._place.get(self._column[evaluation.template])
-        return np.zeros(len(CANDIDATE), np.float32) if place is None else self._view.candidates[place].copy()
+        return np.zeros(len(CANDIDATE_FEATURES), np.float32) if place is None else self._view.candidates[place].copy()
 
 
 def _log(speedup: float) -> float:

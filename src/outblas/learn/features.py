@@ -22,7 +22,7 @@ from outblas.kernels.geometry_terms import SM_SMEM
 Features = NDArray[np.float32]
 
 #: Names of :func:`problem_features`, in its order.
-PROBLEM = (
+PROBLEM_FEATURES = (
     *(
         "log_m",
         "log_n",
@@ -64,7 +64,7 @@ _MADE = (
 )
 #: Names of :func:`candidate_features`, in its order. Packaged policies have these names in their files, so that a new
 #: knob is in here only once they are trained anew with it.
-CANDIDATE = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LOGS, *_SWITCHES, *_MADE)
+CANDIDATE_FEATURES = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LOGS, *_SWITCHES, *_MADE)
 
 
 def problem_features(problem: Problem, gpu: Gpu) -> Features:
@@ -90,7 +90,7 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     its fit starts from (rough physics, no measurement) over the floor; ``rough_behind`` of that over the best of
     ``configs``.
     """
-    out = np.zeros((len(configs), len(CANDIDATE)), dtype=np.float32)
+    out = np.zeros((len(configs), len(CANDIDATE_FEATURES)), dtype=np.float32)
     if not configs:
         return out
     top = len(LEARNED_FAMILIES)
@@ -99,7 +99,7 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
         out[where, :top] = [family == learned for learned in LEARNED_FAMILIES]
         middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in _SWITCHES]
         out[where, top:] = np.stack([*middle, *_made(problem, c, gpu), *np.zeros((2, len(where)))], axis=1)
-    rough = np.log(cost_model.predict_by(cost_model.START, None, problem, configs, gpu) / p["floor"])
+    rough = np.log(cost_model.predict_with(cost_model.START_COEFFICIENTS, None, problem, configs, gpu) / p["floor"])
     out[:, -2], out[:, -1] = rough, rough - rough.min()
     return out
 
@@ -121,6 +121,6 @@ def _made(problem: Problem, c: dict[str, NDArray[np.float64]], gpu: Gpu) -> list
     ]
 
 
-def knobs_of(features: Features) -> Features:
+def knob_columns(features: Features) -> Features:
     """float32[C, K]: of :func:`candidate_features`, those that tell kernels apart whatever the problem."""
     return features[:, : len(LEARNED_FAMILIES) + len(_LOGS) + len(_SWITCHES)]

@@ -37,7 +37,7 @@ Problems = Sampler | Sequence[Problem]
 Observation = dict[str, NDArray[np.float32]]
 
 #: Logs of speed-ups are observed within this of 0.
-MAX_LOG = 4.0
+MAX_LOG_SPEEDUP = 4.0
 #: Registers of a thread, which a live evaluator always tells, then what Nsight Compute does.
 COUNTER_NAMES = ("registers", *(counter.name for counter in COUNTERS))
 _STATUSES = tuple(Status)
@@ -71,8 +71,9 @@ class KnobEnv(gymnasium.Env):
         evaluator: a live one: it must answer any legal config (a recording answers recorded cells only).
         sampler: see :data:`Problems`; ``reset(options={"problem": ...})`` goes before it.
         budget: measurements per episode, 1 or more.
-        offered: what the masks are made of; None: ``evaluator.candidates``. :func:`outblas.kernels.knobs.wide` offers
-        more. preset: of the reward. knobs: None: :func:`outblas.kernels.knobs.all_knobs`; values that are offered and
+        offered: what the masks are made of; None: ``evaluator.candidates``.
+        :func:`outblas.kernels.knobs.all_legal_configs` offers more. preset: of the reward. knobs: None:
+        :func:`outblas.kernels.knobs.all_knobs`; values that are offered and
             that it lacks need :func:`outblas.kernels.knobs.knobs_of`.
 
     Raises:
@@ -215,7 +216,7 @@ def _space(knobs: int) -> Any:
     sizes |= {"counters": 2 * len(COUNTER_NAMES), "budget": 1}
     spaces = {name: box(0.0, 1.0, (size,), np.float32) for name, size in sizes.items()}
     spaces |= {name: box(-1.0, 1.0, (knobs,), np.float32) for name in ("best", "last")}
-    spaces["speedups"] = box(-MAX_LOG, MAX_LOG, (2,), np.float32)
+    spaces["speedups"] = box(-MAX_LOG_SPEEDUP, MAX_LOG_SPEEDUP, (2,), np.float32)
     return gymnasium.spaces.Dict(spaces)
 
 
@@ -234,7 +235,7 @@ def _of_gpu(gpu: Gpu) -> list[float]:
 def _log_speedup(evaluation: Evaluation | None) -> float:
     if evaluation is None or evaluation.speedup is None:
         return 0.0
-    return max(-MAX_LOG, min(MAX_LOG, math.log(evaluation.speedup.ratio)))
+    return max(-MAX_LOG_SPEEDUP, min(MAX_LOG_SPEEDUP, math.log(evaluation.speedup.ratio)))
 
 
 def _of_counters(counters: dict[str, float]) -> list[float]:

@@ -22,7 +22,14 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.features import CANDIDATE, PROBLEM, Features, candidate_features, knobs_of, problem_features
+from outblas.learn.features import (
+    CANDIDATE_FEATURES,
+    PROBLEM_FEATURES,
+    Features,
+    candidate_features,
+    knob_columns,
+    problem_features,
+)
 from outblas.learn.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
 
 FORMAT = 1
@@ -30,7 +37,7 @@ FORMAT = 1
 #: untried) and its deviation; the belief over the best measured; whether it was tried. All in log time.
 POSTERIOR_INPUTS = ("guess", "guess_spread", "behind", "deviation", "over_best", "tried")
 #: Column of a candidate's inputs that the greed is about.
-BEHIND_COLUMN = len(CANDIDATE) + POSTERIOR_INPUTS.index("behind")
+BEHIND_COLUMN = len(CANDIDATE_FEATURES) + POSTERIOR_INPUTS.index("behind")
 #: What it sees of the search: measurements made (as a share of 16), whether a proven one is among them.
 SEARCH_INPUTS = ("made", "any_proven")
 #: Measurements that count as many.
@@ -85,7 +92,7 @@ class Policy:
         )
         write_atomic(Path(path), sink.getvalue())
 
-    def view(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> View:
+    def view(self, problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> CandidateView:
         """What it makes of a problem's candidates before any measurement.
 
         Early loads of B are younger than recordings: such a candidate is seen as the same kernel without them.
@@ -93,9 +100,11 @@ class Policy:
         known = [config.with_knobs(early=False) if config.early else config for config in configs]
         about, each = problem_features(problem, gpu), candidate_features(problem, known, gpu)
         guess, spread = self.regressor(about, each)
-        return View(about, each, guess, spread, knobs_of(each))
+        return CandidateView(about, each, guess, spread, knob_columns(each))
 
-    def scores(self, view: View, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]) -> Floats:
+    def scores(
+        self, view: CandidateView, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]
+    ) -> Floats:
         """float64[C]: the higher, the sooner to try; what was tried is at -inf."""
         x, search = view.inputs(tried, proven, log_us)
         wide = np.broadcast_to(np.concatenate([view.problem, search]), (len(x), len(view.problem) + len(search)))
@@ -109,7 +118,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class View:
+class CandidateView:
     """A problem and its candidates through a regressor: features, the guess and its spread, knobs alone."""
 
     problem: Features
@@ -143,4 +152,4 @@ class View:
 
 def _inputs() -> str:
     """Names of all inputs: a policy of others is not read."""
-    return ",".join((*PROBLEM, *CANDIDATE, *POSTERIOR_INPUTS, *SEARCH_INPUTS))
+    return ",".join((*PROBLEM_FEATURES, *CANDIDATE_FEATURES, *POSTERIOR_INPUTS, *SEARCH_INPUTS))

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 #: Prior standard deviations, in log time: of the problem's constant, of what similar candidates share, of the noise.
 CONSTANT_DEVIATION, SHARED_DEVIATION, NOISE_DEVIATION = 1.0, 0.05, 0.01
-#: Euclidean distance in knobs (``features.knobs_of``) over which what is shared falls to e^-1/2.
+#: Euclidean distance in knobs (``features.knob_columns``) over which what is shared falls to e^-1/2.
 CORRELATION_LENGTH = 0.5
 
 
@@ -57,16 +57,16 @@ class Regressor:
     def __call__(self, problem: Features, candidates: Features) -> tuple[Floats, Floats]:
         """Mean and standard deviation over the nets of the predicted log time, up to a constant: float64[C] each."""
         x = np.concatenate([np.broadcast_to(problem, (len(candidates), len(problem))), candidates], axis=1)
-        each = self.each(x)
+        each = self.predict_each(x)
         each -= each.mean(axis=1, keepdims=True)
         return each.mean(axis=0), each.std(axis=0)
 
-    def absolute(self, inputs: Features) -> tuple[Floats, Floats]:
+    def predict(self, inputs: Features) -> tuple[Floats, Floats]:
         """float32[C, F] -> mean and standard deviation over the nets, constants and all: float64[C] each."""
-        each = self.each(inputs)
+        each = self.predict_each(inputs)
         return each.mean(axis=0), each.std(axis=0)
 
-    def each(self, inputs: Features) -> Floats:
+    def predict_each(self, inputs: Features) -> Floats:
         """float32[C, F] -> what every net says: float64[nets, C]."""
         h = ((inputs - self.mean) * self.scale)[None]
         for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -104,7 +104,7 @@ def posterior(
     return guess + kernel @ solved[:, 0], np.sqrt(np.maximum(variance, 0.0))
 
 
-def improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
     """Expected improvement of a minimum, E[max(best - y, 0)] of y ~ N(mean, deviation^2): float64[C].
 
     Closed form of Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998,

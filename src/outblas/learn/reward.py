@@ -14,19 +14,19 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import FAILURES, Evaluation, Status
 
 #: Speed-ups outside [1/e, e] earn no more and no less than at the edge.
-CLIP = 1.0
+MAX_LOG_REWARD = 1.0
 
 
-def gated(evaluation: Evaluation) -> float:
+def gated_reward(evaluation: Evaluation) -> float:
     """Proven: log(speed-up lower bound) clipped to [-1, 1]. Failed: in [-2, -1), higher the later it failed."""
     if evaluation.status is Status.PASSED:
         if evaluation.speedup is None:
             raise UsageError("an evaluation without a speed-up", "baselines timed in the same rounds", "time them too")
-        return max(-CLIP, min(CLIP, math.log(evaluation.speedup.low)))
-    return -2 * CLIP + CLIP * FAILURES.index(evaluation.status) / len(FAILURES)
+        return max(-MAX_LOG_REWARD, min(MAX_LOG_REWARD, math.log(evaluation.speedup.low)))
+    return -2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(evaluation.status) / len(FAILURES)
 
 
-def additive(evaluation: Evaluation) -> float:
+def additive_reward(evaluation: Evaluation) -> float:
     """The published recipe 0.8 r_perf + 0.15 r_l2 + 0.05 r_correct, kept only to show its fault.
 
     r_perf is the speed-up over the best baseline, r_l2 the L2 hit rate (counter ``l2_hit_rate``, 0..1),
@@ -41,7 +41,7 @@ def additive(evaluation: Evaluation) -> float:
     return 0.8 * perf + 0.15 * evaluation.counters.get("l2_hit_rate", 0.0) + 0.05 * correct
 
 
-PRESETS: dict[str, Callable[[Evaluation], float]] = {"gated": gated, "additive": additive}
+PRESETS: dict[str, Callable[[Evaluation], float]] = {"gated": gated_reward, "additive": additive_reward}
 
 
 def reward(evaluation: Evaluation, preset: str = "gated") -> float:

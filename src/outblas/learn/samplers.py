@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.core.suites import GRID, suite
+from outblas.core.suites import GRID_EXTENTS, suite
 
 #: Draws a problem.
 Sampler = Callable[[random.Random], Problem]
@@ -54,7 +54,7 @@ def sampler(
 
 
 def _log_uniform(layout: str, dtype: str, acc: str) -> Sampler:
-    low, high = math.log2(GRID[0]), math.log2(GRID[-1])
+    low, high = math.log2(GRID_EXTENTS[0]), math.log2(GRID_EXTENTS[-1])
 
     def draw(rng: random.Random) -> Problem:
         m, n, k = (round(2 ** rng.uniform(low, high)) for _ in range(3))

@@ -13,7 +13,7 @@ from typing import Any
 from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation
-from outblas.core.files import sole_run, write_atomic, write_json
+from outblas.core.files import lock_run_folder, write_atomic, write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.jail.evaluation_file import Recorder
@@ -28,7 +28,7 @@ from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_pa
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
-from outblas.records.provenance import collect, utc_now
+from outblas.records.provenance import collect_provenance, utc_now
 from outblas.records.store import Store
 
 #: Called when the run begins, with what may be watched; what it returns is called after every outcome.
@@ -91,7 +91,7 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
     _check(request)
     place, files = request.place, EvolveFiles(request.path)
     command = without_passwords(request.command)
-    with open_chosen_evaluator(place) as evaluator, sole_run(files.path):
+    with open_chosen_evaluator(place) as evaluator, lock_run_folder(files.path):
         recorded = getattr(evaluator, "provenance", None) or None
         wanted = {**_identity(request), "gpu": evaluator.gpu.name}
         about = open_folder(files, wanted, {"source": evaluator.source, "recording": recorded, "command": command})
@@ -202,7 +202,7 @@ def _finish(
         found["candidate"] = config_name(candidate)
     _write_transcript(files.transcript, journal)
     spent = journal.spent()
-    provenance = collect(command, place.gpu_index)
+    provenance = collect_provenance(command, place.gpu_index)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
     ended = {"finished": utc_now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance}

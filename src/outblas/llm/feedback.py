@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.plausibility import below_floor
+from outblas.core.plausibility import is_below_floor
 from outblas.core.roofline import Gpu, floor_us
 
 #: Kinds of outcome -> what they mean; the order is that of reports.
@@ -48,7 +48,7 @@ MAX_LOG_CHARS = 4000
 def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
     """One of :data:`OUTCOME_KINDS`. What is faster than its floor is a cheat until proven otherwise
     (outblas.core.plausibility): that holds for recorded ones and for kernels of our families, too."""
-    if below_floor(evaluation, gpu):
+    if is_below_floor(evaluation, gpu):
         return "cheat"
     return _OF_STATUS[evaluation.status]
 
@@ -75,7 +75,7 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
             f"time: {evaluation.timing.median_us:.2f} us, {s.ratio:.3f}x of {s.baseline} "
             f"({s.low:.3f} to {s.high:.3f}); the floor is {floor:.2f} us"
         )
-    if below_floor(evaluation, gpu):
+    if is_below_floor(evaluation, gpu):
         lines.append("that is faster than the hardware can multiply these matrices: the work is not all done")
     if evaluation.counters:
         lines.append(f"counters: {counters_text(evaluation)}")

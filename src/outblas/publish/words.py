@@ -12,7 +12,7 @@ PDL_NAMES = {False: "without PDL", True: "with PDL"}
 
 def short_config(config: KernelConfig) -> str:
     """Family, tile and the knobs that differ from their defaults."""
-    knobs = [f"{name}={value}" for name, value in config.changed().items()]
+    knobs = [f"{name}={value}" for name, value in config.changed_knobs().items()]
     return " ".join([config.family, f"{config.bm}x{config.bn}", *knobs])
 
 

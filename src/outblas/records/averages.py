@@ -17,7 +17,7 @@ from outblas.core.stats import flop_weighted, geomean, losses
 Row = dict[str, Any]
 
 #: Rows of M at or below it are "decode" in the llm suite: one token each of a batch.
-SMALL_M = 64
+MAX_DECODE_M = 64
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
@@ -35,12 +35,12 @@ def launch_columns(launch: Launch) -> Row:
     return {"pdl": launch != "plain", "early": launch == "weights"}
 
 
-def launch_words(row: Mapping[str, Any]) -> str:
+def launch_label(row: Mapping[str, Any]) -> str:
     """The launch option of a result or summary row as tables have it in their column PDL."""
     return {"plain": "off", "pdl": "on", "weights": "on, constant weights"}[launch_of_row(row)]
 
 
-def table_words(suite: str, row: Mapping[str, Any]) -> str:
+def table_label(suite: str, row: Mapping[str, Any]) -> str:
     """Which table a result or summary row is of, as notes have it."""
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
 
@@ -64,11 +64,11 @@ def figures_of(rows: Sequence[Row]) -> Row:
         "losses": losses(published),
         "fallbacks": sum(1 for r in rows if r["fallback"]),
         "min": round(min(published), 6),
-        "by_regime": by(rows, lambda r: str(r["regime"]), regime_order),
+        "by_regime": figures_by_key(rows, lambda r: str(r["regime"]), regime_order),
     }
 
 
-def more_figures(rows: Sequence[Row], suite: str) -> Row:
+def extended_figures(rows: Sequence[Row], suite: str) -> Row:
     """Figures of a set of rows of one mode beyond :func:`figures_of`.
 
     ``by_decade: {"1eD": {n, geomean}}`` of FLOP; ``geomean_torch``, see :func:`torch_ratio` (None without
@@ -78,9 +78,11 @@ def more_figures(rows: Sequence[Row], suite: str) -> Row:
     median latency of a native call of cuBLASLt with its algorithm chosen over ours. ``demoted: {n, min}``:
     kernels that this very bench demoted, and the worst speed-up among them; absent where there are none.
     """
-    found: Row = {"by_decade": by(rows, decade, decade_order), "geomean_torch": torch_ratio(rows)}
+    found: Row = {"by_decade": figures_by_key(rows, flop_decade, decade_order), "geomean_torch": torch_ratio(rows)}
     if suite == "llm":
-        found["by_m"] = by(rows, lambda r: f"<={SMALL_M}" if r["m"] <= SMALL_M else f">{SMALL_M}")
+        found["by_m"] = figures_by_key(
+            rows, lambda r: f"<={MAX_DECODE_M}" if r["m"] <= MAX_DECODE_M else f">{MAX_DECODE_M}"
+        )
     if rows[0]["mode"] == "server":
         found["p50"] = _latencies(rows, "ours_us", "baseline_us")
         found["p99"] = _latencies(rows, "ours_p99_us", "baseline_p99_us")
@@ -104,7 +106,7 @@ def torch_ratio(rows: Iterable[Row]) -> float | None:
     return _mean(ratios) if ratios else None
 
 
-def by(
+def figures_by_key(
     rows: Iterable[Row], key: Callable[[Row], str], order: Callable[[str], Any] = lambda name: name
 ) -> dict[str, Row]:
     """``{key: {n, geomean of published}}``, keys in the given order."""
@@ -114,13 +116,13 @@ def by(
     return {name: {"n": len(groups[name]), "geomean": _mean(groups[name])} for name in sorted(groups, key=order)}
 
 
-def decade(row: Mapping[str, Any]) -> str:
+def flop_decade(row: Mapping[str, Any]) -> str:
     """Decade of a row's FLOP: ``1e9`` is 1e9 to 1e10."""
     return f"1e{math.floor(math.log10(problem_of(row).flops))}"
 
 
 def decade_order(name: str) -> int:
-    """Sort key of :func:`decade`'s names."""
+    """Sort key of :func:`flop_decade`'s names."""
     return int(name.removeprefix("1e"))
 
 

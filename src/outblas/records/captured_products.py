@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import OutblasError, ProblemError, RecordError, ToolchainMissing
-from outblas.core.files import alone, write_json
+from outblas.core.files import lock_for_update, write_json
 from outblas.core.problem import Problem, row_major
 
 FORMAT = 1
 #: Operators of a product C = A B alone.
-PLAIN = ("mm", "mv", "bmm", "outblas::mm")
+PLAIN_OPERATORS = ("mm", "mv", "bmm", "outblas::mm")
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +59,7 @@ class CapturedProduct:
             return "C is of another dtype"
         if self.batch > 1:
             return "a batch of products"
-        if self.op not in PLAIN:
+        if self.op not in PLAIN_OPERATORS:
             # Inductor may split a bias off and leave a product that is ours, but a captured program runs uncompiled.
             return "a bias is added: torch's own, except where torch.compile splits it off"
         if self.layout not in ("TN", "NN"):
@@ -237,7 +237,7 @@ class CaptureFile:
                 CapturedProducts(counts, (about,)).save(self._path)
                 return
             do = "make it writable, or choose another path"
-            with contextlib.nullcontext() if self._inside else alone(self._path, do):
+            with contextlib.nullcontext() if self._inside else lock_for_update(self._path, do):
                 was, self._inside = self._inside, True
                 try:
                     self._add(counts, about)

@@ -1,7 +1,7 @@
 """The one table of releases whose kernels are the present ones: a user's tuned library of any of them stays valid.
 
 A library file says of which release and which kernel files it is. Another release, or another hash, need not mean other
-machine code. ``scripts/restamp.py`` finds out and writes the table; nothing else does.
+machine code. ``tools/restamp.py`` finds out and writes the table; nothing else does.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from outblas.core.errors import RecordError
 from outblas.core.files import write_json
 
 FORMAT = "outblas-equal-kernels-1"
-TABLE = Path(__file__).parents[1] / "data" / "equal_kernels.json"
+TABLE_PATH = Path(__file__).parents[1] / "data" / "equal_kernels.json"
 
 
-class Kernels(NamedTuple):
+class KernelRelease(NamedTuple):
     """The kernels of one state of the package.
 
     Attributes:
@@ -41,11 +41,11 @@ class EqualKernels:
         before: earlier ones with the same cubins, oldest first.
     """
 
-    now: Kernels
-    before: tuple[Kernels, ...] = ()
+    now: KernelRelease
+    before: tuple[KernelRelease, ...] = ()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str] = TABLE) -> EqualKernels:
+    def load(cls, path: str | os.PathLike[str] = TABLE_PATH) -> EqualKernels:
         """Read the table.
 
         Raises:
@@ -63,16 +63,16 @@ class EqualKernels:
                 "install the package afresh",
             ) from error
 
-    def save(self, path: str | os.PathLike[str] = TABLE) -> None:
+    def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
         """Write the table. Raises RecordError: the disk refuses."""
         data = {"format": FORMAT, **_to_json(self.now), "equal": list(map(_to_json, self.before))}
         write_json(Path(path), data)
 
-    def alike(self, there: Kernels, here: Kernels) -> bool:
+    def are_equal(self, there: KernelRelease, here: KernelRelease) -> bool:
         """Return whether a library of the kernels ``there`` holds for the kernels ``here``."""
         return there == here or (here == self.now and there in self.before)
 
-    def followed_by(self, now: Kernels, proved: Kernels, compared: str) -> EqualKernels:
+    def extended_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
         """Return the table for later kernels that were compared with earlier ones.
 
         Args:
@@ -80,15 +80,15 @@ class EqualKernels:
             proved: the earlier ones, as a library file of their release names them.
             compared: hash of the earlier kernel files by the present rule; what was equal to them is equal to ``now``.
         """
-        kept: Iterable[Kernels] = (*self.before, self.now) if now == self.now or self.now.sha == compared else ()
+        kept: Iterable[KernelRelease] = (*self.before, self.now) if now == self.now or self.now.sha == compared else ()
         before = dict.fromkeys((*kept, proved))
         before.pop(now, None)
         return EqualKernels(now, tuple(before))
 
 
-def _from_json(data: dict[str, str]) -> Kernels:
-    return Kernels(str(data["outblas"]), str(data["kernels"]))
+def _from_json(data: dict[str, str]) -> KernelRelease:
+    return KernelRelease(str(data["outblas"]), str(data["kernels"]))
 
 
-def _to_json(kernels: Kernels) -> dict[str, str | None]:
+def _to_json(kernels: KernelRelease) -> dict[str, str | None]:
     return {"outblas": kernels.release, "kernels": kernels.sha}

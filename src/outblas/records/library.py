@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, allows, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows
 from outblas.core.errors import ConfigError, OutblasError, RecordError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
@@ -104,23 +104,23 @@ class LibraryRow:
         :func:`outblas.runtime.cublas.describe`; "": torch.matmul.
 
         The fastest baseline's, where that was cuBLASLt; else autotuning's choice, which costs the host less than
-        torch.matmul does, unless it was left out of the row for being slower (see :func:`nearly`).
+        torch.matmul does, unless it was left out of the row for being slower (see :func:`is_nearly_fastest`).
         """
         detail = self.baseline_detail if self.baseline == LT_HEURISTIC else self.algorithm
         return re.sub(r"^index=\S+ ", "", detail)  # the place in a list that another cuBLAS orders otherwise
 
 
-def nearly(auto_us: float | None, fastest_us: float | None) -> bool:
+def is_nearly_fastest(auto_us: float | None, fastest_us: float | None) -> bool:
     """Whether autotuned cuBLASLt is as good as the fastest baseline, so that a row names it; False without its time."""
     return auto_us is not None and fastest_us is not None and auto_us <= NEARLY_FASTEST_WITHIN * fastest_us
 
 
-def choose(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryChoice | None:
+def choose_kernel(evaluations: Iterable[Evaluation], launch: Launch) -> LibraryChoice | None:
     """The kernel to install where ``launch`` is allowed: of the proven ones that are worth it (see the module's text)
     the highest lower bound."""
     best: LibraryChoice | None = None
     for e in evaluations:
-        if e.status is not Status.PASSED or e.speedup is None or not allows(launch, e.template):
+        if e.status is not Status.PASSED or e.speedup is None or not launch_allows(launch, e.template):
             continue
         found = LibraryChoice(e.template, e.speedup.ratio, e.speedup.low, e.speedup.high)
         worth = found.low > INSTALL_ABOVE or (found.low > LEVEL_ABOVE and _over_torch(e) > INSTALL_ABOVE)
@@ -175,11 +175,11 @@ class Library:
         """The kernels of every row, launch options in their order."""
         return {row.problem: [c.config for c in map(row.choice, LAUNCHES) if c] for row in self.rows}
 
-    def of(self, problems: Iterable[Problem]) -> Library:
+    def restricted_to(self, problems: Iterable[Problem]) -> Library:
         """The rows of some problems, those that there are."""
         return replace(self, rows=tuple(row for p in problems if (row := self.lookup(p)) is not None))
 
-    def without(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
+    def without_kernels(self, kernels: Iterable[tuple[Problem, Launch]]) -> Library:
         """The library less the kernels of these (problem, launch option): there the baseline is used, or, instead of a
         kernel for constant weights, the row's for PDL."""
         lost = set(kernels)

@@ -13,12 +13,12 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.records.averages import launch_of_row
-from outblas.records.library import LEVEL_ABOVE, Library, LibraryChoice, nearly
+from outblas.records.library import LEVEL_ABOVE, Library, LibraryChoice, is_nearly_fastest
 from outblas.records.library import LibraryRow as LibraryRow
 from outblas.records.results import read_result, write_result
 
 
-def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
+def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measured: dict[str, Any]) -> Library:
     """The library with more rows, and what is known of their table."""
     tables = {**library.provenance.get("tables", {}), str(table): measured}
     where = {key: measured[key] for key in ("gpu", "driver", "toolchain", "date", "commit")}
@@ -26,19 +26,19 @@ def with_rows(library: Library, rows: Sequence[LibraryRow], table: Table, measur
     return replace(library, rows=(*library.rows, *rows), provenance=provenance)
 
 
-def of_table(library: Library, table: Table) -> Library:
+def rows_of_table(library: Library, table: Table) -> Library:
     """The rows of a table's problems: its hash does not change with the other tables.
 
     Raises:
         UsageError: the table was not tuned, or not to its end.
     """
-    part = library.of(table.problems())
+    part = library.restricted_to(table.problems())
     if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
         raise UsageError(f"table {table} is not tuned", "a library with all its problems", "run step tune of it first")
     return replace(part, provenance=library.provenance["tables"][str(table)])
 
 
-def behind(path: Path) -> list[tuple[Problem, Launch]]:
+def slower_kernels(path: Path) -> list[tuple[Problem, Launch]]:
     """(problem, launch option) of kernels that a bench found neither surely ahead nor level and faster than torch.
 
     Without an interval (a file of other origin may have none) a kernel is not surely ahead.
@@ -55,12 +55,12 @@ def behind(path: Path) -> list[tuple[Problem, Launch]]:
     return [(Problem.from_json(r), launch_of_row(r)) for r in rows if not kept(r)]
 
 
-def named_by(library: Library, path: Path) -> Library:
+def without_slow_algorithms(library: Library, path: Path) -> Library:
     """The library without the names of autotuned algorithms that a bench found slower than torch.matmul there."""
     slower = {
         Problem.from_json(row)
         for row in read_result(path).rows
-        if row["torch_us"] is not None and not nearly(row["lt_auto_us"], row["torch_us"])
+        if row["torch_us"] is not None and not is_nearly_fastest(row["lt_auto_us"], row["torch_us"])
     }
     rows = tuple(
         replace(row, lt_auto_detail="") if row.problem in slower and row.baseline == "torch" else row
@@ -69,10 +69,10 @@ def named_by(library: Library, path: Path) -> Library:
     return replace(library, rows=rows)
 
 
-def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
+def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
     """Whether a bench is of these problems and of the kernels that the library installs now.
 
-    A row that was settled (:func:`fall_back`) still names its kernel, and is of a library that has none there.
+    A row that was settled (:func:`mark_fallbacks`) still names its kernel, and is of a library that has none there.
     """
     rows = read_result(path).rows
     if {Problem.from_json(row) for row in rows} != set(problems):
@@ -92,7 +92,7 @@ def is_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
     return True
 
 
-def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     """For each launch option the kernel with the higher lower bound; the baseline is the newer run's if it has one."""
     picks: dict[str, LibraryChoice | None] = {}
     for launch in LAUNCHES:
@@ -101,7 +101,7 @@ def better_of(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     return _with_choices(old, new, picks)
 
 
-def filled(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+def fill_fallbacks(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     """``old``, with the kernels of ``new`` where it falls back; the baseline is the newer run's then."""
     return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
 
@@ -115,7 +115,7 @@ def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoi
     return replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
 
 
-def fall_back(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
+def mark_fallbacks(path: Path, lost: Collection[tuple[Problem, Launch]]) -> None:
     """Let the rows of these (problem, launch option) in a result file count 1; the rest of them stays."""
     result = read_result(path)
     rows = [

@@ -23,7 +23,7 @@ _PATIENCE_S = 20
 _started: list[Any] = []
 
 
-def collect(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
+def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
     """Provenance of a run, ready for JSON.
 
     Args:
@@ -31,7 +31,7 @@ def collect(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
 
     Returns:
         ``gpu`` (name) and ``driver`` (version), both None without a GPU; ``toolchain``: see
-        :func:`toolchain`; ``date``: UTC, ISO 8601, whole seconds; ``commit``: see :func:`commit`;
+        :func:`toolchain`; ``date``: UTC, ISO 8601, whole seconds; ``commit``: see :func:`source_commit`;
         ``command``: as given.
     """
     gpu, driver = (None, None) if gpu_index is None else gpu_and_driver(gpu_index)
@@ -40,12 +40,12 @@ def collect(command: str, gpu_index: int | None = 0) -> dict[str, Any]:
         "driver": driver,
         "toolchain": toolchain(),
         "date": utc_now(),
-        "commit": commit(),
+        "commit": source_commit(),
         "command": command,
     }
 
 
-def joined(provenance: Mapping[str, Any], field: str) -> Any:
+def provenance_field(provenance: Mapping[str, Any], field: str) -> Any:
     """A field of a recording's provenance; of one with parts that differ, every value as text."""
     values = [part.get(field, "unknown") for part in provenance.get("parts", [provenance])]
     if all(value == values[0] for value in values):
@@ -102,7 +102,7 @@ def gpu_state(index: int = 0) -> dict[str, int | None]:
     return {"sm_clock_mhz": found[0], "temperature_c": found[1]}
 
 
-def commit() -> str:
+def source_commit() -> str:
     """``$OUTBLAS_COMMIT``, else the checkout's commit (with ``-dirty`` for changed files), else ``unknown``."""
     if named := os.environ.get("OUTBLAS_COMMIT"):
         return named

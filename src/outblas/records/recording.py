@@ -23,14 +23,14 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, lau
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.rivals import fastest
+from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import GPUS, Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.records.recording_files import (
     BASELINES,
     CELLS,
-    CODE,
     FORMAT,
+    STATUS_CODES,
     STATUSES,
     baselines_to_arrays,
     cells_to_arrays,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     else:
         from importlib.abc import Traversable
 
-_NOT_OFFERED = (CODE[Status.LEFT_OUT], CODE[Status.ILLEGAL])
+_NOT_OFFERED = (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL])
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Recording:
         folder = Path(directory)
         stem = stem_of(self.suite, self.problems)
         rows, columns = (a.ravel() for a in np.indices(self.status.shape))
-        passed = (self.status == CODE[Status.PASSED]).ravel()
+        passed = (self.status == STATUS_CODES[Status.PASSED]).ravel()
         words = pa.array([s.value for s in STATUSES])
         cells: list[pa.Array] = [
             pa.array(rows.astype(np.int32)),
@@ -168,24 +168,24 @@ class Recording:
             )
         return index
 
-    def column(self, config: KernelConfig) -> int | None:
+    def catalogue_index(self, config: KernelConfig) -> int | None:
         """Index of a config in the catalogue, None if it is not there."""
         return self._column.get(config)
 
-    def recorded(self, problem: Problem) -> NDArray[np.bool_]:
+    def recorded_mask(self, problem: Problem) -> NDArray[np.bool_]:
         """bool[C]: cells that were measured or failed, not those that are illegal or were left out."""
         return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
 
     def by_launch(self, problem: Problem) -> dict[Launch, NDArray[np.intp]]:
-        """Indices of the problem's :meth:`recorded` cells by launch option; options without any are left out."""
-        recorded = self.recorded(problem)
+        """Indices of the problem's :meth:`recorded_mask` cells by launch option; options without any are left out."""
+        recorded = self.recorded_mask(problem)
         found = {launch: np.flatnonzero(recorded & (self._launch == launch)) for launch in LAUNCHES}
         return {launch: columns for launch, columns in found.items() if len(columns)}
 
     def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
         """Fastest recorded cell and its microseconds, None if no cell passed; ``pdl=False`` leaves PDL out."""
         row = self.row(problem)
-        allowed = self.status[row] == CODE[Status.PASSED]
+        allowed = self.status[row] == STATUS_CODES[Status.PASSED]
         if not pdl:
             allowed &= np.array([not c.pdl for c in self.catalogue], dtype=bool)
         if not allowed.any():
@@ -193,7 +193,7 @@ class Recording:
         index = int(np.argmin(np.where(allowed, self.median_us[row], np.inf)))
         return self.catalogue[index], float(self.median_us[row, index])
 
-    def only(self, problems: Sequence[Problem]) -> Recording:
+    def restricted_to(self, problems: Sequence[Problem]) -> Recording:
         """The same recording with no other problems than these, in this order.
 
         Raises:
@@ -207,9 +207,9 @@ class Recording:
         return {name: float(us[row]) for name, us in self.baselines.items() if np.isfinite(us[row])}
 
     def best_baseline(self, problem: Problem) -> tuple[str, float]:
-        """Name and microseconds of the baseline (see :func:`outblas.core.rivals.fastest`)."""
+        """Name and microseconds of the baseline (see :func:`outblas.core.rivals.fastest_baseline`)."""
         found = self.baselines_of(problem)
-        name = fastest(found)
+        name = fastest_baseline(found)
         return name, found[name]
 
     def _validate(self) -> None:
@@ -226,7 +226,7 @@ class Recording:
             == self.baseline_detail.keys(),
         }
         if not any(faults.values()):
-            passed = self.status == CODE[Status.PASSED]
+            passed = self.status == STATUS_CODES[Status.PASSED]
             positive = np.isfinite(self.median_us) & (self.median_us > 0)
             known = np.array([np.isfinite(us) & (us > 0) for us in self.baselines.values()]).reshape(-1, shape[0])
             faults = {
@@ -357,7 +357,7 @@ def _merge(parts: list[Recording]) -> Recording:
     column = {c: i for i, c in enumerate(catalogue)}
     problems = tuple(p for part in parts for p in part.problems)
     shape = (len(problems), len(catalogue))
-    status = np.full(shape, CODE[Status.LEFT_OUT], np.int8)
+    status = np.full(shape, STATUS_CODES[Status.LEFT_OUT], np.int8)
     median, spread = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
     rounds = np.zeros(shape, np.int16)
     top = 0

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 FORMAT = 1
 #: ``Recording.status`` holds indices into this tuple.
 STATUSES = tuple(Status)
-CODE = {status: np.int8(i) for i, status in enumerate(STATUSES)}
+STATUS_CODES = {status: np.int8(i) for i, status in enumerate(STATUSES)}
 #: Ends of the two files' names.
 CELLS, BASELINES = "_cells.parquet", "_baselines.parquet"
-KINDS = {CELLS: "recording-cells", BASELINES: "recording-baselines"}
+FILE_KINDS = {CELLS: "recording-cells", BASELINES: "recording-baselines"}
 COLUMNS = {
     CELLS: ("problem", "candidate", "status", "median_us", "spread", "rounds"),
     BASELINES: ("problem", "name", "median_us", "spread", "detail"),
@@ -45,7 +45,7 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    full = {"format": FORMAT, "kind": KINDS[suffix], **metadata}
+    full = {"format": FORMAT, "kind": FILE_KINDS[suffix], **metadata}
     table = pa.Table.from_arrays(columns, names=list(COLUMNS[suffix]))
     table = table.replace_schema_metadata({b"outblas": json.dumps(full).encode()})
     sink = pa.BufferOutputStream()
@@ -73,10 +73,10 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
             "the file is missing or truncated: copy it again or record it again",
         ) from error
     found = (metadata.get("format"), metadata.get("kind")) if isinstance(metadata, dict) else (None, None)
-    if found != (FORMAT, KINDS[suffix]):
+    if found != (FORMAT, FILE_KINDS[suffix]):
         raise RecordError(
             f"recording file {path} is of format {found[0]}, kind {found[1]}",
-            f"format {FORMAT}, kind {KINDS[suffix]}",
+            f"format {FORMAT}, kind {FILE_KINDS[suffix]}",
             "use the release that wrote it, or record it again",
         )
     missing = [name for name in COLUMNS[suffix] if name not in table.column_names]
@@ -101,7 +101,7 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
         raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
     words = table["status"].combine_chunks().dictionary_encode()
     words = words.combine_chunks() if hasattr(words, "combine_chunks") else words
-    codes = np.array([CODE[Status(word)] for word in words.dictionary.to_pylist()], dtype=np.int8)
+    codes = np.array([STATUS_CODES[Status(word)] for word in words.dictionary.to_pylist()], dtype=np.int8)
     status = np.empty(rows * columns, np.int8)
     status[flat] = codes[_integers(words.indices)]
     median, spread = np.empty(rows * columns, np.float32), np.empty(rows * columns, np.float32)

@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.core.rivals import fastest
+from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
 from outblas.records.recording import STATUSES, Recording
 
@@ -55,7 +55,7 @@ class ReplayEvaluator(Evaluator):
             UsageError: the problem was not recorded.
         """
         catalogue = self.recording.catalogue
-        return [catalogue[i] for i in np.flatnonzero(self.recording.recorded(problem))]
+        return [catalogue[i] for i in np.flatnonzero(self.recording.recorded_mask(problem))]
 
     def evaluate(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> list[Evaluation]:
         """The recorded evaluations of the pairs, in their order.
@@ -74,7 +74,7 @@ class ReplayEvaluator(Evaluator):
 
     def _cell(self, problem: Problem, config: KernelConfig) -> Evaluation:
         recording = self.recording
-        row, column = recording.row(problem), recording.column(config)
+        row, column = recording.row(problem), recording.catalogue_index(config)
         status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
         if column is None or status in (Status.LEFT_OUT, Status.ILLEGAL):
             raise UsageError(
@@ -87,7 +87,7 @@ class ReplayEvaluator(Evaluator):
             return Evaluation(problem, config, status, "recorded", Verdict(status), baselines_us=baselines)
         median, spread = float(recording.median_us[row, column]), float(recording.spread[row, column])
         rounds = int(recording.rounds[row, column])
-        name = fastest(baselines)
+        name = fastest_baseline(baselines)
         error = math.hypot(
             standard_error(spread, rounds), standard_error(float(recording.baseline_spread[name][row]), rounds)
         )

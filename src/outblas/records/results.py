@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "ADDED",
+    "LATER_COLUMN_DEFAULTS",
     "COLUMNS",
     "MODES",
-    "PROVENANCE",
+    "PROVENANCE_FIELDS",
     "Result",
     "Row",
     "bench_files",
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 FORMAT = 1
-KIND = "bench"
+TABLE_KIND = "bench"
 MODES = ("offline", "offline_cold", "server")
-PROVENANCE = ("gpu", "driver", "toolchain", "date", "commit", "command")
+PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 
 #: Column -> (Arrow type, may be null). Times in microseconds, ``published`` is ``speedup`` or, where
 #: the library falls back to the baseline, 1.0. A row that falls back and has a speed-up was demoted by this very
@@ -69,7 +69,7 @@ COLUMNS: dict[str, tuple[str, bool]] = {
     "early": ("bool", False),
 }
 #: Columns that older files do not have, and what they read as there; rows to be written may leave them out, too.
-ADDED: dict[str, Any] = {
+LATER_COLUMN_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("lt_auto_detail", "ours_p99_us", "baseline_p99_us", "torch_p99_us")),
     "early": False,
 }
@@ -101,10 +101,10 @@ def read_result(path: str | os.PathLike[str]) -> Result:
     """
     path = Path(path)
     meta = read_meta(path)
-    if meta.get("kind") != KIND:
+    if meta.get("kind") != TABLE_KIND:
         raise RecordError(
             f"{path} is of kind {meta.get('kind')!r}",
-            f"a result file of kind {KIND!r}",
+            f"a result file of kind {TABLE_KIND!r}",
             "pass what `outblas bench` wrote",
         )
     _check_meta(meta, str(path))
@@ -127,10 +127,14 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
     import pyarrow.parquet as pq
 
     path = Path(path)
-    full = {**meta, "format": FORMAT, "kind": KIND}
+    full = {**meta, "format": FORMAT, "kind": TABLE_KIND}
     _check_meta(full, f"result for {path}")
     for row in rows:
-        absent = [c for c, (_, nullable) in COLUMNS.items() if c not in row and c not in ADDED and not nullable]
+        absent = [
+            c
+            for c, (_, nullable) in COLUMNS.items()
+            if c not in row and c not in LATER_COLUMN_DEFAULTS and not nullable
+        ]
         odd = [c for c in row if c not in COLUMNS]
         if absent or odd:
             raise RecordError(
@@ -138,7 +142,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
                 "the columns of a bench result",
                 "correct the row",
             )
-    dense = [{c: row.get(c, ADDED.get(c)) for c in COLUMNS} for row in rows]
+    dense = [{c: row.get(c, LATER_COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
     _check_rows(dense, f"result for {path}")
     schema = _schema().with_metadata({b"outblas": json.dumps(full, sort_keys=True).encode()})
     try:
@@ -158,7 +162,7 @@ def bench_files(directory: str | os.PathLike[str]) -> list[Path]:
     Raises:
         RecordError: when there is none, or a Parquet file there cannot be read.
     """
-    files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == KIND]
+    files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == TABLE_KIND]
     if not files:
         raise RecordError(
             f"no result file in {directory}", "one or more *.parquet of `outblas bench`", "run `outblas bench`"
@@ -205,14 +209,14 @@ def _read_rows(path: Path) -> list[Row]:
 
     try:
         table = pq.read_table(path, page_checksum_verification=True)
-        absent = [c for c in COLUMNS if c not in table.column_names and c not in ADDED]
+        absent = [c for c in COLUMNS if c not in table.column_names and c not in LATER_COLUMN_DEFAULTS]
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8 any more
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
     if absent:
         raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
     try:
-        for name in (c for c in ADDED if c not in table.column_names):
-            table = table.append_column(name, pa.array([ADDED[name]] * table.num_rows))
+        for name in (c for c in LATER_COLUMN_DEFAULTS if c not in table.column_names):
+            table = table.append_column(name, pa.array([LATER_COLUMN_DEFAULTS[name]] * table.num_rows))
         known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
         return list(known.to_pylist())
     except (pa.ArrowException, ValueError) as error:
@@ -233,10 +237,10 @@ def _check_meta(meta: Mapping[str, Any], what: str) -> None:
         raise RecordError(
             f"{what} has no suite or no provenance", "both in its metadata", "write it with `outblas bench`"
         )
-    absent = [f for f in PROVENANCE if f not in provenance]
+    absent = [f for f in PROVENANCE_FIELDS if f not in provenance]
     if absent:
         raise RecordError(
-            f"{what}: provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE), "record them with the run"
+            f"{what}: provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE_FIELDS), "record them with the run"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from outblas.core.config import LAUNCHES
 from outblas.records.library import Library
-from outblas.records.results import PROVENANCE
+from outblas.records.results import PROVENANCE_FIELDS
 
 RETUNE_FORMAT = "outblas-retune-1"
 #: Its name beside the result files.
@@ -26,7 +26,7 @@ def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict
     """
     return {
         "format": RETUNE_FORMAT,
-        "provenance": {key: library.provenance[key] for key in PROVENANCE if key in library.provenance},
+        "provenance": {key: library.provenance[key] for key in PROVENANCE_FIELDS if key in library.provenance},
         "kernels": library.provenance.get("kernels"),
         "seconds": seconds_of_making,
         "tables": library.provenance["tables"],

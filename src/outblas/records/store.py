@@ -146,7 +146,7 @@ class Store:
             UsageError: a pair that the run has not evaluated, or a counter that is no finite number.
             RecordError: the disk is full or the file failed; what was recorded before is intact.
         """
-        known = self.done(run_id)
+        known = self.recorded_pairs(run_id)
         rows = []
         for (problem, config), values in counters.items():
             name = config_name(config)
@@ -162,11 +162,11 @@ class Store:
                 "INSERT INTO counters (run, problem, config, counters, about) VALUES (?, ?, ?, ?, ?)", rows
             )
 
-    def profiled(self, run_id: str) -> dict[tuple[str, str], dict[str, float]]:
+    def counters_by_pair(self, run_id: str) -> dict[tuple[str, str], dict[str, float]]:
         """(problem key, config name) -> counters of every pair of a run that was profiled."""
         return {(p, c): values for (_, p, c), values in self._profiled(run_id).items()}
 
-    def done(self, run_id: str) -> set[tuple[str, str]]:
+    def recorded_pairs(self, run_id: str) -> set[tuple[str, str]]:
         """(problem key, config name) of every evaluation that a run has recorded."""
         with self._guard("read"):
             found = self._db.execute("SELECT DISTINCT problem, config FROM evaluations WHERE run = ?", (run_id,))

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.files import write_atomic
-from outblas.records.averages import Row, best_of_layouts, figures_of, more_figures
+from outblas.records.averages import Row, best_of_layouts, extended_figures, figures_of
 from outblas.records.results import Result, bench_files, read_result
 
 #: What tells the tables of a suite apart: rows that agree in these may be averaged together.
-KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
+TABLE_KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
 
 
 def summarise(path: str | os.PathLike[str]) -> list[Row]:
-    """Summary rows of one result file: one per :data:`KEY`, in that order.
+    """Summary rows of one result file: one per :data:`TABLE_KEY`, in that order.
 
     Raises:
         RecordError: as :func:`read_result`.
@@ -54,10 +54,10 @@ def best_rows(results: Iterable[Result]) -> list[Row]:
 
 
 def _groups(result: Result) -> dict[tuple[Any, ...], list[Row]]:
-    """:data:`KEY` -> rows: those that may be averaged together."""
+    """:data:`TABLE_KEY` -> rows: those that may be averaged together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in result.rows:
-        groups.setdefault(tuple(row[c] for c in KEY), []).append(row)
+        groups.setdefault(tuple(row[c] for c in TABLE_KEY), []).append(row)
     return groups
 
 
@@ -70,11 +70,11 @@ def _summary_row(sources: Sequence[Result], key: tuple[Any, ...], rows: list[Row
 
     return {
         "suite": sources[0].suite,
-        **dict(zip(KEY, key, strict=True)),
+        **dict(zip(TABLE_KEY, key, strict=True)),
         **figures_of(rows),
         "file": "; ".join(source.path.name for source in sources),
         **{field: joined(field) for field in ("gpu", "driver", "toolchain", "date", "commit")},
-        **more_figures(rows, sources[0].suite),
+        **extended_figures(rows, sources[0].suite),
     }
 
 
@@ -102,12 +102,12 @@ def write_summary(directory: str | os.PathLike[str]) -> Path:
     return write_atomic(Path(directory) / "summary.json", summary_text(directory).encode())
 
 
-def check_summary(directory: str | os.PathLike[str]) -> str | None:
+def why_summary_stale(directory: str | os.PathLike[str]) -> str | None:
     """Why ``directory/summary.json`` is stale, in one line; None when it is what the files say."""
-    return stale(Path(directory) / "summary.json", summary_text(directory))
+    return why_stale(Path(directory) / "summary.json", summary_text(directory))
 
 
-def stale(path: Path, want: str) -> str | None:
+def why_stale(path: Path, want: str) -> str | None:
     """One line when ``path`` is missing or differs from ``want``."""
     if not path.exists():
         return f"{path} is missing; run `outblas results --write`"

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.files import alone
-from outblas.records.equal_kernels import EqualKernels, Kernels
+from outblas.core.files import lock_for_update
+from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library, LibraryRow
 
-VARIABLE = "OUTBLAS_LIBRARY"
+LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: What a stamp holds, and how a difference is told.
 _FIELDS = {
     "gpu": "GPU",
@@ -35,13 +35,13 @@ _OF_KERNELS = ("outblas", "kernels")
 _warned: set[str] = set()
 
 
-def path_for(gpu: str) -> Path | None:
+def user_library_path(gpu: str) -> Path | None:
     """The file of a GPU (short name); None: the user wants none.
 
     ``$OUTBLAS_LIBRARY`` names another file (``*.json``) or folder, empty for none; else the folder is
     ``$XDG_DATA_HOME/outblas/libraries``, by default below ``~/.local/share``.
     """
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None and (not named.strip() or named.endswith(".json")):
         return Path(named).expanduser() if named.strip() else None
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
@@ -49,9 +49,9 @@ def path_for(gpu: str) -> Path | None:
     return folder / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
 
 
-def stamp(provenance: Mapping[str, Any]) -> dict[str, str | None]:
-    """What figures of this provenance (:func:`outblas.records.provenance.collect`), measured with these sources,
-    depend on: GPU, major version of the driver, NVRTC, release and hash of the kernels."""
+def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
+    """What figures of this provenance (:func:`outblas.records.provenance.collect_provenance`), measured with these
+    sources, depend on: GPU, major version of the driver, NVRTC, release and hash of the kernels."""
     from outblas.kernels.kernel_hash import kernels_sha
 
     driver, toolchain = provenance.get("driver"), provenance.get("toolchain") or {}
@@ -64,15 +64,15 @@ def stamp(provenance: Mapping[str, Any]) -> dict[str, str | None]:
     }
 
 
-def stamp_here(index: int) -> dict[str, str | None]:
+def stamp_of_device(index: int) -> dict[str, str | None]:
     """The stamp of CUDA device ``index`` in this process."""
     from outblas.records.provenance import gpu_and_driver, toolchain
 
     gpu, driver = gpu_and_driver(index)
-    return stamp({"gpu": gpu, "driver": driver, "toolchain": toolchain()})
+    return stamp_of({"gpu": gpu, "driver": driver, "toolchain": toolchain()})
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """What differs between two stamps, in words; empty where nothing does.
 
     Another release or hash is no difference where the kernels are known to compile to the same cubins.
@@ -82,8 +82,8 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """
     differ = [key for key in _FIELDS if there.get(key) != here.get(key)]
     if not set(_OF_KERNELS).isdisjoint(differ):
-        old, present = (Kernels(*map(stamp.get, _OF_KERNELS)) for stamp in (there, here))
-        if EqualKernels.load().alike(old, present):
+        old, present = (KernelRelease(*map(stamp.get, _OF_KERNELS)) for stamp in (there, here))
+        if EqualKernels.load().are_equal(old, present):
             differ = [key for key in differ if key not in _OF_KERNELS]
     return [f"{_FIELDS[key]} {_short(there.get(key))} there, {_short(here.get(key))} here" for key in differ]
 
@@ -94,7 +94,7 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledLibrary:
     """Where a library went: rows that were new or changed, of all in the file; ``aside``: where a file that could not
     be merged was moved to."""
 
@@ -104,9 +104,9 @@ class Installed:
     aside: Path | None = None
 
 
-def install(library: Library, provenance: Mapping[str, Any]) -> Installed:
+def install(library: Library, provenance: Mapping[str, Any]) -> InstalledLibrary:
     """Merge the rows of a tuning on this kind of GPU into the user's library: of two rows of a problem each launch
-    option has the better kernel (:func:`outblas.records.library_tables.better_of`). A file that is damaged or of
+    option has the better kernel (:func:`outblas.records.library_tables.merge_rows`). A file that is damaged or of
     another stamp is moved aside, not lost.
 
     Args:
@@ -116,7 +116,7 @@ def install(library: Library, provenance: Mapping[str, Any]) -> Installed:
         UsageError: figures of a recording, which are of another machine; or ``$OUTBLAS_LIBRARY`` wants none.
         RecordError: the file cannot be written; what was there is kept.
     """
-    from outblas.records.library_tables import better_of
+    from outblas.records.library_tables import merge_rows
 
     replayed = [row for row in library.rows if row.source.startswith("replay:")]
     if replayed or str(library.provenance.get("source", "")).startswith("replay:"):
@@ -125,21 +125,23 @@ def install(library: Library, provenance: Mapping[str, Any]) -> Installed:
             "figures measured on this machine",
             "tune with --device cuda:0; or load the run's library.json by outblas.use_library, knowing what it is",
         )
-    path = path_for(library.gpu)
+    path = user_library_path(library.gpu)
     if path is None:
-        raise UsageError(f"{VARIABLE} is empty: no user library", "a place to install to", f"unset {VARIABLE}")
-    mark = stamp(provenance)
-    with alone(path, f"make it writable, or name another place by {VARIABLE}"):
+        raise UsageError(
+            f"{LIBRARY_VARIABLE} is empty: no user library", "a place to install to", f"unset {LIBRARY_VARIABLE}"
+        )
+    mark = stamp_of(provenance)
+    with lock_for_update(path, f"make it writable, or name another place by {LIBRARY_VARIABLE}"):
         old, aside = _mergeable(path, library.gpu, mark)
         merged = {row.problem: row for row in old}
         changed = 0
         for row in library.rows:
             before = merged.get(row.problem)
-            merged[row.problem] = row if before is None else better_of(before, row)
+            merged[row.problem] = row if before is None else merge_rows(before, row)
             changed += merged[row.problem] is not before
         about = {**library.provenance, **provenance, "stamp": mark}
         Library(library.gpu, tuple(merged.values()), about).save(path)
-    return Installed(path, changed, len(merged), aside)
+    return InstalledLibrary(path, changed, len(merged), aside)
 
 
 def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[LibraryRow, ...], Path | None]:
@@ -148,7 +150,7 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[Lib
         return (), None
     with contextlib.suppress(RecordError):
         old = Library.load(path)
-        if old.gpu == gpu and not differences(old.provenance.get("stamp") or {}, mark):
+        if old.gpu == gpu and not stamp_differences(old.provenance.get("stamp") or {}, mark):
             return tuple(old.rows), None
     aside = next(p for i in range(1, 10**6) if not (p := path.with_name(f"{path.name}.stale{i}")).exists())
     try:
@@ -163,7 +165,7 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[tuple[Lib
 def load(gpu: str, index: int) -> tuple[Library, Path] | None:
     """The user's library for CUDA device ``index`` of a GPU (short name), and its file; None where there is none, or
     none that may be used: then with a warning, once in a process."""
-    path = path_for(gpu)
+    path = user_library_path(gpu)
     if path is None:
         return None
     try:
@@ -176,14 +178,14 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
         elif not isinstance(mark, dict):
             wrong = "outblas tune has not installed it (no stamp)"
         else:
-            wrong = "; ".join(differences(mark, stamp_here(index)))
+            wrong = "; ".join(stamp_differences(mark, stamp_of_device(index)))
     except (OutblasError, OSError) as error:  # a folder that is another user's, say
         wrong = str(error)
     if not wrong:
         return library, path
     text = (
         f"outblas ignores the user library {path}: {wrong}. "
-        f"Tune again (outblas tune --captured FILE), remove the file, or set {VARIABLE}= to go without it"
+        f"Tune again (outblas tune --captured FILE), remove the file, or set {LIBRARY_VARIABLE}= to go without it"
     )
     if text not in _warned:
         _warned.add(text)
@@ -191,7 +193,7 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
     return None
 
 
-def preferred(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
+def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
     """What a CUDA device uses: the packaged library with the user's rows before it, and what these are in words."""
     used = (f"packaged {packaged.gpu} ({len(packaged.rows)} rows)",)
     found = load(packaged.gpu, index)
@@ -199,11 +201,11 @@ def preferred(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
         return packaged, used
     own, path = found
     rows = {row.problem: row for row in packaged.rows}
-    rows.update({row.problem: over(row, rows.get(row.problem)) for row in own.rows})
+    rows.update({row.problem: merge_user_row(row, rows.get(row.problem)) for row in own.rows})
     return replace(packaged, rows=tuple(rows.values())), (f"{path} ({len(own.rows)} rows)", *used)
 
 
-def over(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
+def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     """The user's row; where it has no kernel for a launch option, the packaged one's, which was proven, too: a short
     search may not have come across it."""
     if packaged is None:

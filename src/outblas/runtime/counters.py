@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outblas.core.errors import RecordError
-from outblas.runtime.ncu import FIGURES, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
+from outblas.runtime.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
 
 #: What begins the names of the reasons why warps do not issue.
-STALL = "stall_"
+STALL_PREFIX = "stall_"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Counter:
 
 
 def _share(name: str, figure: str, meaning: str) -> Counter:
-    return Counter(name, "0 to 1", FIGURES[figure], 0.01, meaning)
+    return Counter(name, "0 to 1", FIGURE_METRICS[figure], 0.01, meaning)
 
 
 def _count(name: str, unit: str, meaning: str) -> Counter:
-    return Counter(name, unit, FIGURES[name], 1.0, meaning)
+    return Counter(name, unit, FIGURE_METRICS[name], 1.0, meaning)
 
 
 #: Every counter, in the order in which they are shown.
@@ -54,11 +54,13 @@ COUNTERS: tuple[Counter, ...] = (
     _count("dram_write_bytes", "bytes", "written to HBM"),
     _count("l2_bytes", "bytes", "all traffic of L2"),
     *(
-        Counter(STALL + reason, "warps per instruction issued", (stall_metric(reason),), 1.0, f"that wait: {reason}")
+        Counter(
+            STALL_PREFIX + reason, "warps per instruction issued", (stall_metric(reason),), 1.0, f"that wait: {reason}"
+        )
         for reason in STALL_REASONS
     ),
 )
-NAMES: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
+PROFILED_COUNTERS: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
 
 
 def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
@@ -73,23 +75,27 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
         if value is not None:
             found[counter.name] = value * counter.scale
     if not found:
-        raise RecordError(f"ncu told no counter of {launch.kernel}", f"any of {', '.join(NAMES[:4])}", "profile again")
+        raise RecordError(
+            f"ncu told no counter of {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
+        )
     return found
 
 
 def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[tuple[str, float]]:
     """(reason, warps stalled for it per instruction issued) of the worst ``most``, worst first."""
-    stalls = {name.removeprefix(STALL): value for name, value in counters.items() if name.startswith(STALL)}
+    stalls = {
+        name.removeprefix(STALL_PREFIX): value for name, value in counters.items() if name.startswith(STALL_PREFIX)
+    }
     worst = sorted((reason for reason in stalls if stalls[reason] > 0), key=lambda reason: (-stalls[reason], reason))
     return [(reason, stalls[reason]) for reason in worst[:most]]
 
 
 #: Columns of a table of counters, after those that say whose they are.
-HEAD = ("tensor pipe", "HBM", "L2 hits", "occupancy", "instructions, M", "cycles, k", "main stalls")
+COUNTER_COLUMNS = ("tensor pipe", "HBM", "L2 hits", "occupancy", "instructions, M", "cycles, k", "main stalls")
 
 
-def cells(counters: Mapping[str, float]) -> Sequence[str]:
-    """A line of such a table: text for each of :data:`HEAD`, a dash for what is not known."""
+def counter_cells(counters: Mapping[str, float]) -> Sequence[str]:
+    """A line of such a table: text for each of :data:`COUNTER_COLUMNS`, a dash for what is not known."""
 
     def text(name: str, scale: float, form: str) -> str:
         return form.format(counters[name] * scale) if name in counters else "–"

@@ -99,7 +99,7 @@ class CubinCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self.degrade(f"cannot be read: {error}")
+            self.stop_writing(f"cannot be read: {error}")
             return None
         return decode(data, key)
 
@@ -110,10 +110,10 @@ class CubinCache:
         try:
             _publish(self.path(key), encode(cubin, key))
         except OSError as error:
-            self.degrade(f"cannot be written: {error}")
+            self.stop_writing(f"cannot be written: {error}")
 
     @contextlib.contextmanager
-    def claimed(self, key: str) -> Iterator[None]:
+    def locked(self, key: str) -> Iterator[None]:
         """A process' turn at ``key``: others that claim it wait, until this one is done or dead. Keys share 256 locks,
         so that none has to be removed; where the cache cannot be written there is no turn to wait for."""
         with contextlib.ExitStack() as held:
@@ -123,10 +123,10 @@ class CubinCache:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     fcntl.flock(held.enter_context(path.open("wb")), fcntl.LOCK_EX)
                 except OSError as error:
-                    self.degrade(f"cannot be written: {error}")
+                    self.stop_writing(f"cannot be written: {error}")
             yield
 
-    def degrade(self, trouble: str) -> None:
+    def stop_writing(self, trouble: str) -> None:
         """Go on without writing; the first time with a warning."""
         if self.trouble:
             return

@@ -28,15 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.kernels.source import Source, own_sha
+from outblas.kernels.source import Source, sha_without_headers
 from outblas.runtime.cubin import Cubin, SassFacts
 
 #: The command that makes a pack (outblas.dispatch.cubin_build, which lies above this module).
-BUILD = "python -m outblas.dispatch.cubin_build"
+BUILD_COMMAND = "python -m outblas.dispatch.cubin_build"
 #: A new number leaves files of the old format unread.
 MAGIC = b"outblas-cubins-1"
 #: zlib looks no further back, so that a longer dictionary is of no use.
-WINDOW = 1 << 15
+ZLIB_WINDOW_BYTES = 1 << 15
 _HEAD = struct.Struct("<16sQIIII32s")
 _KEY, _IMAGE_OF_KEY = 16, struct.Struct("<I")
 #: Offset, compressed bytes, dictionary, digest of what comes out.
@@ -48,7 +48,7 @@ _LEFT_OUT = ("image", "compile_seconds", "from_cache", "log")
 
 def pack_key(source: Source, arch: str) -> bytes:
     """What a kernel is packed under: all of its source but the kernel files, which a whole pack has in common."""
-    return hashlib.blake2b(f"{arch}\0{own_sha(source)}".encode(), digest_size=_KEY).digest()
+    return hashlib.blake2b(f"{arch}\0{sha_without_headers(source)}".encode(), digest_size=_KEY).digest()
 
 
 class CubinPack:
@@ -134,11 +134,11 @@ class CubinPack:
         return RecordError(
             f"cubins {self.path} cannot be used ({reason})",
             f"a whole file of format {MAGIC.decode()}",
-            f"install the package afresh, or: {BUILD}",
+            f"install the package afresh, or: {BUILD_COMMAND}",
         )
 
 
-def packed(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
+def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
     """The file: every kernel by its :func:`pack_key`. Equal arguments, equal bytes.
 
     Args:
@@ -181,9 +181,9 @@ def packed(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
 
 def _dictionary_of(images: Sequence[bytes]) -> bytes:
     """As many whole images as fit, spread evenly over all of them."""
-    room = max(1, WINDOW * len(images) // max(1, sum(map(len, images))))
+    room = max(1, ZLIB_WINDOW_BYTES * len(images) // max(1, sum(map(len, images))))
     chosen = images[:: max(1, len(images) // room)]
-    return b"".join(chosen)[-WINDOW:]
+    return b"".join(chosen)[-ZLIB_WINDOW_BYTES:]
 
 
 def _deflated(image: bytes, dictionary: bytes) -> bytes:

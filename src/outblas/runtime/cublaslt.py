@@ -78,7 +78,7 @@ class LtAlgorithm:
         return PreparedAlgorithm(self._context, numbers, algo, self.workspace_bytes, self._plan, output)
 
 
-class LtCalls:
+class LtAlgorithms:
     """One device's cuBLASLt: its handle, and what each algorithm that was asked for turned out to be.
 
     Its methods need the device's context to be current. Descriptors are kept: some hundred bytes for each problem.

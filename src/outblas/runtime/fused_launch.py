@@ -12,7 +12,7 @@ from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.kernels.epilogue import Epilogue, alignment, why_not_fused
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.launch import KernelCall, load
-from outblas.runtime.overlap import overlap
+from outblas.runtime.overlap import may_overlap
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def why_unfit(
         if t.data_ptr() % need or pitch % need:
             return f"{name} or its rows do not start at multiples of {need} bytes"
         # Tiles that overlap (knob shift) would read as a residual what another has stored.
-        if out is not None and overlap(t, out):
+        if out is not None and may_overlap(t, out):
             return f"{name} shares memory with the output"
     return ""
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.driver import capture_id, new_stream, zero
-from outblas.runtime.workspace import apart
+from outblas.runtime.workspace import run_on_own_thread
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
         aside.wait_stream(current)  # from here on in the capture, so that torch allocates from its pool
     try:
         # On a thread of its own, as workspaces outside of captures: pools and modes of the caller's do not reach it.
-        address: int = apart(_allocate_and_free, nbytes, aside)
+        address: int = run_on_own_thread(_allocate_and_free, nbytes, aside)
     finally:
         current.wait_stream(aside)  # a capture ends with every fork joined
     if address:
@@ -137,7 +137,7 @@ class CaptureWorkspaces:
             self._of[stream] = found
         return found if found.address else None
 
-    def of(self, stream: int, capture: int) -> CapturedWorkspace | None:
+    def get(self, stream: int, capture: int) -> CapturedWorkspace | None:
         """The workspace of a stream in a capture, None: it has none yet, or there is none to be had."""
         found = self._of.get(stream)
         return found if found is not None and found.capture == capture and found.address else None

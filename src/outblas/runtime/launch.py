@@ -22,7 +22,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
-from outblas.runtime.overlap import overlap
+from outblas.runtime.overlap import may_overlap
 from outblas.runtime.tensor_map import SWIZZLES, encode_map, map_kinds
 from outblas.runtime.workspace import allocate
 
@@ -95,7 +95,7 @@ class KernelCall:
         self._operands = ()
 
 
-class Prepared(NamedTuple):
+class PreparedLaunch(NamedTuple):
     """A launch without its addresses and its stream, in plain numbers: what ``outblas.dispatch._native`` is given.
 
     Attributes:
@@ -268,7 +268,7 @@ class LoadedKernel:
             )
         return given
 
-    def prepared(self, problem: Problem, c: torch.Tensor) -> Prepared:
+    def prepared(self, problem: Problem, c: torch.Tensor) -> PreparedLaunch:
         """The launch that :meth:`bind` makes for outputs like ``c``, which is (M, N) on the kernel's device.
 
         Raises:
@@ -276,7 +276,7 @@ class LoadedKernel:
         """
         device_index = c.device.index or 0
         plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
-        return Prepared(
+        return PreparedLaunch(
             function=int(self._function),
             context=int(self._context),
             grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ),
@@ -331,7 +331,7 @@ def check_operands(
         if not tensor.is_contiguous():
             raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous row-major tensor", "make it so")
     for name, tensor in (("a", a), ("b", b)):
-        if overlap(tensor, c):
+        if may_overlap(tensor, c):
             raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
 
 

@@ -25,11 +25,11 @@ from outblas.core.errors import DeviceError, OutblasError, RecordError, Toolchai
 from outblas.core.files import write_atomic
 
 #: What every replay of a kernel finds in the caches: nothing, or what the replay before it left.
-Cache = Literal["flushed", "warm"]
-_CACHE_CONTROL: Mapping[Cache, str] = {"flushed": "all", "warm": "none"}
+CacheControl = Literal["flushed", "warm"]
+_CACHE_CONTROL: Mapping[CacheControl, str] = {"flushed": "all", "warm": "none"}
 
 #: Plain name -> ncu's names of it, the first that ncu returns counts. Times in nanoseconds, shares in percent.
-FIGURES: Mapping[str, tuple[str, ...]] = {
+FIGURE_METRICS: Mapping[str, tuple[str, ...]] = {
     "time_ns": ("gpu__time_duration.sum",),
     # Cycles, not instructions: one wgmma keeps the pipe busy for as long as its N is wide.
     "tensor_pct": (
@@ -58,11 +58,11 @@ STALL_REASONS = (
     *("tex_throttle", "wait"),
 )
 #: All that is asked for; a GPU lacks some (see :func:`known_metrics`).
-METRICS = tuple(name for names in FIGURES.values() for name in names) + tuple(map(_STALL.format, STALL_REASONS))
+METRICS = tuple(name for names in FIGURE_METRICS.values() for name in names) + tuple(map(_STALL.format, STALL_REASONS))
 #: Stall reasons kept of each kernel.
 MAIN_STALLS = 3
 #: Name of the kernel of ``torch.cuda._sleep``, which marks in a profile where the next entry begins.
-MARK = "spin_kernel"
+MARK_KERNEL = "spin_kernel"
 
 #: Where ncu is when it is not on the PATH.
 _NCU_GLOBS = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
@@ -86,7 +86,7 @@ class ProfiledLaunch:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def find(named: str | None = None) -> str:
+def find_ncu(named: str | None = None) -> str:
     """Path of ncu: ``named``, or on the PATH, or where CUDA and Nsight Compute are installed; the newest.
 
     Raises:
@@ -112,7 +112,7 @@ def version(ncu: str) -> str:
     return found[1] if found else "unknown"
 
 
-def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache, log: Path) -> list[str]:
+def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl, log: Path) -> list[str]:
     """The command line that profiles ``target`` (a program and its arguments) and writes CSV to ``log``."""
     options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", _CACHE_CONTROL[cache]]
     options += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
@@ -120,7 +120,7 @@ def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cach
 
 
 def profile(
-    ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache = "flushed", timeout_s: float = 600.0,
+    ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl = "flushed", timeout_s: float = 600.0,
     log: Path | None = None,
 ) -> list[ProfiledLaunch]:  # fmt: skip
     """Run ``target`` under ncu; its profiled kernels in order.
@@ -223,7 +223,7 @@ def refusal(output: str) -> OutblasError | None:
     return _no_kernels() if "No kernels were profiled" in output else None
 
 
-def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK) -> list[list[ProfiledLaunch]]:
+def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -> list[list[ProfiledLaunch]]:
     """The kernels after each kernel whose name contains ``mark``, one list per mark.
 
     Raises:
@@ -249,11 +249,11 @@ def figures(launch: ProfiledLaunch) -> dict[str, Any]:
     """A kernel's counters by plain name, ready for JSON.
 
     Returns:
-        ``kernel``, ``grid``, ``block``: text; each of :data:`FIGURES`: a number, None where ncu did not tell;
+        ``kernel``, ``grid``, ``block``: text; each of :data:`FIGURE_METRICS`: a number, None where ncu did not tell;
         ``stalls``: [reason, warps stalled for it per issued instruction], the main ones, worst first.
     """
     found: dict[str, Any] = {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block}
-    for plain, names in FIGURES.items():
+    for plain, names in FIGURE_METRICS.items():
         found[plain] = next((launch.metrics[name] for name in names if name in launch.metrics), None)
     stalls = {reason: launch.metrics.get(_STALL.format(reason), 0.0) for reason in STALL_REASONS}
     worst = sorted((reason for reason in stalls if stalls[reason] > 0), key=lambda reason: (-stalls[reason], reason))
@@ -301,7 +301,7 @@ def _no_kernels() -> DeviceError:
 
 
 def _run(
-    ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cache, timeout_s: float, log: Path | None
+    ncu: str, target: Sequence[str], metrics: Sequence[str], cache: CacheControl, timeout_s: float, log: Path | None
 ) -> str:
     """All that ncu said; raises where the target did not run to its end."""
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as scratch:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
-from outblas.core.child_process import follow
+from outblas.core.child_process import end_with_parent
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.kernels.source import Source
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache
@@ -67,7 +67,7 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     key = cache_key(source, arch)
     if (hit := cache.get(key)) is not None:
         return hit
-    with cache.claimed(key):
+    with cache.locked(key):
         if (hit := cache.get(key)) is None:  # nobody compiled it while we waited for our turn
             hit = _compile(source, arch)
             cache.put(key, hit)
@@ -121,7 +121,7 @@ def compile_many(
     """
     _check_arch(arch)
     nvrtc_version()  # a missing wheel is the caller's error, once, not that of every source
-    jobs = jobs or cores()
+    jobs = jobs or usable_cores()
     for done, (index, result) in enumerate(_results(sources, arch, jobs, cache), 1):
         if progress is not None:
             progress(done, len(sources))
@@ -182,7 +182,7 @@ def _in_processes(
     while waiting:
         flying: dict[Future[_Answer], int] = {}
         suspects: list[int] = []
-        pool = processes(min(jobs, len(waiting)))
+        pool = compile_processes(min(jobs, len(waiting)))
         try:
             while (waiting or flying) and not suspects:
                 while waiting and len(flying) < 2 * jobs:
@@ -206,7 +206,7 @@ def _in_processes(
 
 def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | CompileError:
     """Compiled in a process of its own; an error where that dies too."""
-    with processes(1) as pool:
+    with compile_processes(1) as pool:
         try:
             return _unpack(pool.submit(_work, source, arch, None if cache is None else cache.directory).result(), cache)
         except BrokenProcessPool:
@@ -217,13 +217,13 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
             )
 
 
-def processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
+def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
     """A pool of compiling processes, which end with this one, even where it is killed; ``nice`` as of os.nice."""
     return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process, (os.getpid(), nice))
 
 
 def _begin_process(parent: int, nice: int) -> None:
-    follow(parent)
+    end_with_parent(parent)
     os.nice(nice)
 
 
@@ -233,7 +233,8 @@ def is_compiled(source: Source, arch: str) -> bool:
 
 
 def fill_cache(source: Source, arch: str) -> None:
-    """Compile into the cache, in a process of :func:`processes`; what is refused is refused again where it is used."""
+    """Compile into the cache, in a process of :func:`compile_processes`; what is refused is refused again where it is
+    used."""
     _or_error(source, arch, DEFAULT_CACHE)
 
 
@@ -250,7 +251,7 @@ def _work(source: Source, arch: str, folder: Path | None) -> _Answer:
 def _unpack(answer: _Answer, cache: CubinCache | None) -> Cubin | CompileError:
     result, trouble = answer
     if trouble and cache is not None:
-        cache.degrade(trouble)
+        cache.stop_writing(trouble)
     return CompileError(*result) if isinstance(result, tuple) else result
 
 
@@ -261,7 +262,7 @@ def _or_error(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Co
         return error
 
 
-def compile_any(source: Source, arch: str = "sm_90a") -> Cubin:
+def compile_foreign(source: Source, arch: str = "sm_90a") -> Cubin:
     """:func:`compile_source` afresh, whatever ptxas warns of, with headers found beside those that include them: for
     kernels that are written by others, in a working directory that is empty."""
     _check_arch(arch)
@@ -370,7 +371,7 @@ def _check_arch(arch: str) -> None:
         )
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def overlap(x: Any, y: Any) -> bool:
+def may_overlap(x: Any, y: Any) -> bool:
     """Whether two tensors may share an element; blocks of columns of one matrix do not.
 
     Exact for what lies apart and for two 2-D views of equal row pitch; True for anything more entangled.

@@ -12,7 +12,7 @@ from outblas.core.switches import is_off
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.source import Source
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.cubin_pack import BUILD, CubinPack, pack_key
+from outblas.runtime.cubin_pack import BUILD_COMMAND, CubinPack, pack_key
 
 #: Where the pack of a wheel is; a source tree has none until ``python -m outblas.dispatch.cubin_build``.
 PACK = Path(str(resources.files("outblas"))) / "data" / "cubins" / "kernels.pack"
@@ -100,7 +100,7 @@ class PackagedCubins:
     def _open(self) -> None:
         """Whoever calls holds the lock."""
         if not self.path.is_file():
-            self._trouble = f"none in this installation, kernels are compiled at their first use; run {BUILD}"
+            self._trouble = f"none in this installation, kernels are compiled at their first use; run {BUILD_COMMAND}"
             return
         try:
             pack = CubinPack(self.path)
@@ -108,12 +108,14 @@ class PackagedCubins:
             self._give_up(str(error))
             return
         if pack.about.get("kernels") != kernels_sha():
-            self._give_up(f"cubins {self.path} are of other kernels; expected this package's own; run {BUILD}")
+            self._give_up(f"cubins {self.path} are of other kernels; expected this package's own; run {BUILD_COMMAND}")
             return
         try:
             self._cuda_major = int(pack.about["nvrtc"].split(".")[0])
         except (KeyError, AttributeError, ValueError):
-            self._give_up(f"cubins {self.path} do not say which NVRTC made them; expected its version; run {BUILD}")
+            self._give_up(
+                f"cubins {self.path} do not say which NVRTC made them; expected its version; run {BUILD_COMMAND}"
+            )
             return
         self._pack, self._trouble = pack, ""
 

@@ -162,10 +162,10 @@ def find_nvdisasm() -> Path:
 
 def _disassemble(image: bytes) -> list[str]:
     """Opcodes with modifiers, in order."""
-    return _INSTRUCTION.findall(listing(image))
+    return _INSTRUCTION.findall(disassemble(image))
 
 
-def listing(image: bytes) -> str:
+def disassemble(image: bytes) -> str:
     """What nvdisasm prints: a label or an instruction a line; raises as :func:`disassembled_facts`."""
     tool = find_nvdisasm()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -37,12 +37,12 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
             "one that was made before",
             "bind the call before the capture begins",
         )
-    workspace: torch.Tensor = apart(_zeroed, nbytes, device)
+    workspace: torch.Tensor = run_on_own_thread(_zeroed, nbytes, device)
     workspace.record_stream(torch.cuda.current_stream(workspace.device))  # whose calls may be under way when it goes
     return workspace
 
 
-def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+def run_on_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns, or raises, on a thread of its own; on this one where the interpreter is ending, as in
     handlers of :mod:`atexit`, and starts no threads."""
     with ThreadPoolExecutor(1) as threads:
@@ -79,6 +79,6 @@ class StreamWorkspaces:
             found = self._of[stream] = self._allocator(nbytes, device)
         return found
 
-    def of(self, stream: int) -> Any:
+    def get(self, stream: int) -> Any:
         """The stream's workspace, None: it has none yet."""
         return self._of.get(stream)

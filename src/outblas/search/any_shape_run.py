@@ -32,14 +32,14 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import H200
 from outblas.core.stats import geomean
-from outblas.core.suites import GRID, LLM_LAYERS, SUITES, suite
+from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, SUITES, suite
 from outblas.judge.bench_cell import Options
 from outblas.kernels.legality import why_illegal
-from outblas.learn.any_shape import AnyShape
+from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.train.fit_any_shape import general_kernels
 from outblas.learn.train.fit_any_shape_run import SLOW, export
 from outblas.records.library import Library, LibraryRow
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -62,12 +62,12 @@ def near_layers(rng: random.Random) -> tuple[int, int, int]:
 
 def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
     """Layers of no model: N and K multiples of 8."""
-    n, k = (8 * _log_uniform(rng, 4, GRID[-1] // 8) for _ in range(2))
-    return _log_uniform(rng, 1, GRID[-1]), n, k
+    n, k = (8 * _log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
+    return _log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
 
 def any_extents(rng: random.Random) -> tuple[int, int, int]:
-    m, n, k = (_log_uniform(rng, 1, GRID[-1]) for _ in range(3))
+    m, n, k = (_log_uniform(rng, 1, GRID_EXTENTS[-1]) for _ in range(3))
     return m, n, k
 
 
@@ -138,7 +138,7 @@ def prove(out: Path) -> bool:
         Whether all passed.
     """
     gpu, pairs = gpu_of_device(0), []
-    for config, layout, dtype in product(AnyShape.load("h200").kernels, get_args(Layout), get_args(Dtype)):
+    for config, layout, dtype in product(AnyShapeModel.load("h200").kernels, get_args(Layout), get_args(Dtype)):
         problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
         pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
     failed = {}
@@ -148,13 +148,13 @@ def prove(out: Path) -> bool:
                 failed[f"{e.problem.key} {config_name(e.config)}"] = f"{e.status.value}: {e.detail}"
             if done % 50 == 0 or done == len(pairs):
                 print(f"{done} of {len(pairs)} kernels, {len(failed)} failed", flush=True)
-    about = collect("outblas fit any-shape prove", 0)
+    about = collect_provenance("outblas fit any-shape prove", 0)
     write_json(out, {"passed": len(pairs) - len(failed), "failed": failed, "provenance": about})
     return not failed
 
 
 def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[str, Any]:
-    """Bench the decisions of :class:`AnyShape` on problems that were never measured; what it leaves to torch is
+    """Bench the decisions of :class:`AnyShapeModel` on problems that were never measured; what it leaves to torch is
     torch's (GPU).
 
     Args:
@@ -165,7 +165,7 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     Returns:
         The figures.
     """
-    found = AnyShape.load("h200")
+    found = AnyShapeModel.load("h200")
     rows = [LibraryRow(p, "torch", source="any_shape", plain=found.choose(p, H200)) for p in problems]
     library = Library("h200", tuple(rows))
     run_bench(BenchRequest(problems, "any_shapes", library, out, baselines=RIVALS))

@@ -16,11 +16,11 @@ from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, c
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.legality import why_illegal
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime import ncu
 from outblas.runtime.counters import counters_of
@@ -90,14 +90,14 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
         raise UsageError(f"--top is {request.top}", "1 or more candidates per problem", "pass a larger --top")
     with open_store(path) as (store, run_id):
         wanted = select_pairs(store.evaluations(run_id), request.top, request.mnk, request.config)
-        known = store.profiled(run_id)
+        known = store.counters_by_pair(run_id)
         missing = [pair for pair in wanted if _key(pair) not in known]
         if not missing:
             return ProfileResult({pair: known[_key(pair)] for pair in wanted}, 0)
-        with sole_driver(path):
+        with lock_folder(path):
             gpu = gpu_of_device(gpu_index)
-            tool = ncu.find(request.tool)
-            about = {**collect(request.command, gpu_index), "ncu": ncu.version(tool)}
+            tool = ncu.find_ncu(request.tool)
+            about = {**collect_provenance(request.command, gpu_index), "ncu": ncu.version(tool)}
             _same_gpu(path, about["gpu"])
             _legal(missing, gpu)
             with tempfile.TemporaryDirectory(prefix="outblas-profile-") as scratch:
@@ -107,7 +107,7 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
                     done += _record(store, run_id, works, profiler, about)
                     if progress is not None:
                         progress(done, len(wanted))
-        known = store.profiled(run_id)
+        known = store.counters_by_pair(run_id)
         return ProfileResult({pair: known[_key(pair)] for pair in wanted}, len(missing))
 
 

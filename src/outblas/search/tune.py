@@ -16,8 +16,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.core.rivals import LT_AUTO, fastest
-from outblas.records.library import Library, LibraryRow, choose, nearly
+from outblas.core.rivals import LT_AUTO, fastest_baseline
+from outblas.records.library import Library, LibraryRow, choose_kernel, is_nearly_fastest
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 
@@ -112,7 +112,8 @@ def tune(
                 break
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"interrupted with {len(store.done(run_id))} of {score.total} measurements recorded in {store.path}; "
+            f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements recorded in "
+            f"{store.path}; "
             f"repeat the command with run id {run_id} to resume"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
@@ -234,14 +235,14 @@ def _row(search: _Search, evaluator: Evaluator) -> LibraryRow:
     """The decision, from the baselines timed in the run itself where there are any."""
     baselines = next((e.baselines_us for e in search.history if e.baselines_us), None)
     times = evaluator.baselines(search.problem) if baselines is None else baselines
-    plain, pdl, weights = (choose(search.history, launch) for launch in LAUNCHES)
+    plain, pdl, weights = (choose_kernel(search.history, launch) for launch in LAUNCHES)
     winner = next((e for c in (plain, pdl, weights) if c for e in search.history if e.config == c.config), None)
     if winner is not None and winner.speedup is not None:
         name = winner.speedup.baseline
     else:
-        name = fastest(times) if times else ""
+        name = fastest_baseline(times) if times else ""
     detail, auto = (evaluator.baseline_detail(search.problem, one) if one in times else "" for one in (name, LT_AUTO))
-    if name == LT_AUTO or not nearly(times.get(LT_AUTO), times.get(name)):
+    if name == LT_AUTO or not is_nearly_fastest(times.get(LT_AUTO), times.get(name)):
         auto = ""
     return LibraryRow(
         search.problem, name, detail, evaluator.source, plain, pdl, auto, None if weights == pdl else weights

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluator import Evaluator
-from outblas.core.files import json_text, sole_run, write_json
+from outblas.core.files import json_text, lock_run_folder, write_json
 from outblas.core.journal import check_same_settings
 from outblas.core.problem import Problem
 from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
 from outblas.core.version import __version__
 from outblas.records.library import Library
-from outblas.records.provenance import joined, utc_now
+from outblas.records.provenance import provenance_field, utc_now
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
-from outblas.records.results import PROVENANCE, write_result
+from outblas.records.results import PROVENANCE_FIELDS, write_result
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
 from outblas.runtime.device import Device
@@ -166,7 +166,7 @@ def run_tune(
             recording.row(problem)
     with open_evaluator(device, recording, request.workers) as evaluator:
         agent = make_agent(request.agent, request.seed, evaluator.gpu)
-        with sole_run(files.path):
+        with lock_run_folder(files.path):
             about = _open(files, _settings(request, evaluator), request.command)
             with Store(files.store) as store:
                 library = tune(
@@ -298,13 +298,13 @@ def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, c
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
     if recording is None:
         from outblas.bench.pool.gpu_pool import PoolEvaluator
-        from outblas.records.provenance import collect
+        from outblas.records.provenance import collect_provenance
 
         if isinstance(evaluator, PoolEvaluator):
             return {"provenance": evaluator.provenance(command)}
-        return {"provenance": collect(command, device.gpu_index or 0)}
+        return {"provenance": collect_provenance(command, device.gpu_index or 0)}
     recorded = recording.provenance
-    measured = {field: joined(recorded, field) for field in PROVENANCE}
+    measured = {field: provenance_field(recorded, field) for field in PROVENANCE_FIELDS}
     return {
         "provenance": {**measured, "command": command},
         "recording": {"name": device.recording, "provenance": measured},

@@ -101,10 +101,10 @@ class BackgroundCompiler:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, arch: str) -> None:
-        from outblas.runtime.nvrtc import cores, fill_cache, processes
+        from outblas.runtime.nvrtc import compile_processes, fill_cache, usable_cores
 
-        self._pool = self._pool or processes(
-            self._jobs or max(1, min(MAX_IDLE_COMPILERS, cores() - CORES_LEFT)), BACKGROUND_NICENESS
+        self._pool = self._pool or compile_processes(
+            self._jobs or max(1, min(MAX_IDLE_COMPILERS, usable_cores() - CORES_LEFT)), BACKGROUND_NICENESS
         )
         same: dict[Source, Future[None]] = {}
         try:

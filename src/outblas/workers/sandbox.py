@@ -343,7 +343,7 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
         voice.send(("error", f"{type(error).__name__}: {error}"))
         return
     phase_timer = getattr(handler, "phase_timer", None)
-    voice.send(("ready", phase_timer.read() if phase_timer else PhaseTotals()))
+    voice.send(("ready", phase_timer.totals() if phase_timer else PhaseTotals()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -359,4 +359,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             with contextlib.suppress(OSError):  # the driver may be gone
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        voice.send(("end", phase_timer.read() if phase_timer else PhaseTotals()))
+        voice.send(("end", phase_timer.totals() if phase_timer else PhaseTotals()))

@@ -14,7 +14,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
-from outblas.core.phase_times import PhaseTimer, PhaseTotals, total
+from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.source import kernel_kind
@@ -114,10 +114,10 @@ class PoolEvaluator(Evaluator):
         ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
         their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`); those of one place are added
         up."""
-        found = {"driver": self._phase_timer.read() + PhaseTotals({}, {"workers lost": self.lost})}
+        found = {"driver": self._phase_timer.totals() + PhaseTotals({}, {"workers lost": self.lost})}
         for index, lives in enumerate(self._accounts):
             for process in dict.fromkeys(name for life in lives for name in life):
-                found[f"worker {index}: {process}"] = total(life[process] for life in lives if process in life)
+                found[f"worker {index}: {process}"] = sum_totals(life[process] for life in lives if process in life)
         return found
 
     def candidates(self, problem: Problem) -> Sequence[KernelConfig]:

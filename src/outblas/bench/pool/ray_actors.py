@@ -9,7 +9,7 @@ from typing import Any
 
 from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
 from outblas.bench.pool.worker_host import WorkerHost
-from outblas.core.child_process import JOIN_S
+from outblas.core.child_process import JOIN_TIMEOUT_S
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 
 
@@ -70,7 +70,7 @@ class RayTransport:
         idle = [actor.close.remote() for worker, actor in self._actors.items() if worker not in busy]
         if idle:
             with contextlib.suppress(self._ray.exceptions.RayError):
-                self._ray.wait(idle, num_returns=len(idle), timeout=JOIN_S)
+                self._ray.wait(idle, num_returns=len(idle), timeout=JOIN_TIMEOUT_S)
         for worker in list(self._actors):
             self.stop(worker)
         if self._leave:

@@ -90,9 +90,9 @@ class WorkerHost:
 
     def provenance(self, command: str) -> dict[str, Any]:
         """Of the first GPU that this worker sees: all of a pool are of one kind."""
-        from outblas.records.provenance import collect
+        from outblas.records.provenance import collect_provenance
 
-        return collect(command)
+        return collect_provenance(command)
 
     def close(self) -> None:
         """End the evaluator's own processes."""
@@ -107,7 +107,7 @@ class WorkerHost:
 
     def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
-        return {"host": self._phase_timer.read()} if accounts is None else accounts()  # type: ignore[no-any-return]
+        return {"host": self._phase_timer.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
     def _about(self) -> WorkerAbout:
         from outblas.kernels.kernel_hash import kernels_sha

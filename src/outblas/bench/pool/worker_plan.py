@@ -117,10 +117,10 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
         return None
 
     def make(gpu: Gpu) -> Compile:
-        from outblas.runtime.nvrtc import cores
+        from outblas.runtime.nvrtc import usable_cores
         from outblas.workers.compile_ahead import CORES_LEFT, BaselineKernels, CompileAhead
 
-        ahead, rivals = CompileAhead(gpu, max(1, cores() - CORES_LEFT * len(plan.gpus))), BaselineKernels(gpu)
+        ahead, rivals = CompileAhead(gpu, max(1, usable_cores() - CORES_LEFT * len(plan.gpus))), BaselineKernels(gpu)
         return lambda pairs: ahead.compile([*pairs, *rivals.of(problem for problem, _ in pairs)])
 
     return make

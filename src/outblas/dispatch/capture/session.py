@@ -16,7 +16,7 @@ from typing import Any
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.dispatch.capture import threads
 from outblas.records.captured_products import CapturedProduct, CapturedProducts, CaptureFile
-from outblas.records.provenance import collect, gpu_and_driver
+from outblas.records.provenance import collect_provenance, gpu_and_driver
 
 #: A record is written again when it is older than this, seconds: what a killed program may lose.
 WRITE_EVERY_S = 10.0
@@ -68,17 +68,17 @@ class capture:
         if self._mode is not None:
             raise UsageError("a capture is entered twice", "a block each", "make another outblas.capture")
         # Now, for it starts processes; but without the GPU: CUDA is the program's to initialise, or not.
-        self._provenance = collect(self._command, gpu_index=None)
+        self._provenance = collect_provenance(self._command, gpu_index=None)
         self._mode, self._open = self._new_mode(), True
         self._written = self._clock()
         _active.append(self)
-        threads.watch(self._new_mode)
+        threads.wrap_new_threads(self._new_mode)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *what: object) -> None:
         self._mode.__exit__(*what)
-        threads.unwatch(self._new_mode)
+        threads.unwrap_new_threads(self._new_mode)
         _active.remove(self)
         self._open = False
         self.write()
@@ -145,7 +145,7 @@ class capture:
 
 
 def _after_fork() -> None:
-    threads.forget_lock()
+    threads.replace_lock()
     for recorder in _active:
         recorder._forked()
 

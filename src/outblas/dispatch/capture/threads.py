@@ -20,7 +20,7 @@ _makers: list[Maker] = []
 _wrapped: list[tuple[Callable[..., None], Callable[..., None]]] = []
 
 
-def watch(maker: Maker) -> None:
+def wrap_new_threads(maker: Maker) -> None:
     """From now on, threads that are started run inside what ``maker`` makes, too."""
     with _lock:
         _makers.append(maker)
@@ -28,7 +28,7 @@ def watch(maker: Maker) -> None:
             _wrap()
 
 
-def unwatch(maker: Maker) -> None:
+def unwrap_new_threads(maker: Maker) -> None:
     """No longer; threads that run already keep what they have."""
     with _lock:
         _makers.remove(maker)
@@ -37,7 +37,7 @@ def unwatch(maker: Maker) -> None:
         # Else someone has wrapped it since: theirs calls ours, which does nothing where nobody watches.
 
 
-def forget_lock() -> None:
+def replace_lock() -> None:
     """In a forked child: who held the lock is not there to give it back."""
     global _lock
     _lock = threading.RLock()

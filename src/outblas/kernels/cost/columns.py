@@ -16,9 +16,9 @@ from outblas.kernels.geometry import geometry
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS, SM_SMEM, SM_THREADS
 
 #: CTAs that an SM holds at most.
-SM_CTAS = 32
+MAX_CTAS_PER_SM = 32
 #: Columns of the configs of all families, and their values where a family gives none; None: :func:`_row` has it.
-DEFAULTS: dict[str, float | None] = {
+COLUMN_DEFAULTS: dict[str, float | None] = {
     **dict.fromkeys(("bm", "bn", "bk", "stages", "split", "pdl")),
     **{"cm": 1, "cn": 1, "cluster": None, "occupancy": None, "min_blocks": 1, "persistent": 0},
     **{"pingpong": 0, "group": 8, "raster_m": 1, "tma": 0, "consumers": 1, "wm": 1, "wn": 1, "wk": 1},
@@ -44,7 +44,7 @@ def problem_columns(problem: Problem, gpu: Gpu) -> dict[str, float]:
 
 def config_columns(configs: Sequence[KernelConfig]) -> dict[str, Floats]:
     """What the formula needs of configs of one family: name -> float64[len(configs)]."""
-    names = [*DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
+    names = [*COLUMN_DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]
     table = np.array([_row(config) for config in configs]).reshape(-1, len(names)).T
     return dict(zip(names, table, strict=True))
 
@@ -64,12 +64,12 @@ def _row(config: KernelConfig) -> tuple[float, ...]:
         SM_SMEM // (shape.smem_bytes + CTA_SMEM),
         SM_REGISTERS // (family.registers(_ANY, config, shape) * shape.threads),
         SM_THREADS // shape.threads,
-        SM_CTAS,
+        MAX_CTAS_PER_SM,
     )
-    values = DEFAULTS | {
+    values = COLUMN_DEFAULTS | {
         **{"bm": config.bm, "bn": config.bn, "bk": config.bk, "split": config.split_k, "rows": config.bm},
         **{"pdl": config.pdl, "early": config.early, "even": config.even},
         **{"cluster": shape.cluster, "occupancy": max(1, resident), "threads": shape.threads},
         **family.cost_columns(_ANY, config, shape),
     }
-    return tuple(float(values[name]) for name in (*DEFAULTS, *family.own_columns))
+    return tuple(float(values[name]) for name in (*COLUMN_DEFAULTS, *family.own_columns))

@@ -26,14 +26,14 @@ from outblas.core.errors import DeviceError, RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
-from outblas.kernels.cost.residual import NAMES as RESIDUAL
-from outblas.kernels.cost.residual import factor
+from outblas.kernels.cost.residual import FEATURE_NAMES as RESIDUAL
+from outblas.kernels.cost.residual import residual_factor
 from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.families.registry import FAMILIES
 
 FORMAT = 2
 #: Where a fit starts, by family.
-START = {name: dict(family.start) for name, family in FAMILIES.items()}
+START_COEFFICIENTS = {name: dict(family.start) for name, family in FAMILIES.items()}
 
 
 def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float:
@@ -48,10 +48,10 @@ def predict_us(problem: Problem, config: KernelConfig, gpu: Gpu = H200) -> float
 
 def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> Floats:
     """:func:`predict_us` of each config: float64[len(configs)], microseconds; raises as it does."""
-    return predict_by(*load(gpu.name), problem, configs, gpu)
+    return predict_with(*load(gpu.name), problem, configs, gpu)
 
 
-def predict_by(
+def predict_with(
     coefficients: Mapping[str, Mapping[str, float]], residual: Floats | None, problem: Problem,
     configs: Sequence[KernelConfig], gpu: Gpu,
 ) -> Floats:  # fmt: skip
@@ -61,7 +61,7 @@ def predict_by(
     for family, where, columns in columns_by_family(configs):
         out[where] = time_us(coefficients[family], family, shape, columns, gpu)
         if residual is not None:
-            corrected = out[where] * factor(residual, family, shape, columns, gpu.sms)
+            corrected = out[where] * residual_factor(residual, family, shape, columns, gpu.sms)
             out[where] = np.maximum(corrected, (out[where] + shape["floor"]) / 2)  # above the floor still
     return out
 
@@ -71,7 +71,7 @@ def rank(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200) -> 
     return np.argsort(predict_many(problem, configs, gpu), kind="stable")
 
 
-def left_out(
+def pruned_mask(
     problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu = H200, factor: float = 3.0
 ) -> NDArray[np.bool_]:
     """Which of ``configs`` a recorder need not measure: bool[len(configs)].
@@ -81,11 +81,11 @@ def left_out(
     (``checks.left_out``, on problems that the fit had not seen).
     """
     times = predict_many(problem, configs, gpu)
-    return too_slow(times, np.array([c.pdl for c in configs], dtype=bool), factor)
+    return too_slow_mask(times, np.array([c.pdl for c in configs], dtype=bool), factor)
 
 
-def too_slow(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np.bool_]:
-    """The rule of :func:`left_out` on times in hand."""
+def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArray[np.bool_]:
+    """The rule of :func:`pruned_mask` on times in hand."""
     mask = np.zeros(len(times), dtype=bool)
     for option in (False, True):
         same = pdl == option
@@ -124,4 +124,8 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
 
 def _fitted(family: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """A family's coefficients; those that a fit starts from, where nobody has measured it."""
-    return {name: float(found[family][name]) for name in START[family]} if family in found else START[family]
+    return (
+        {name: float(found[family][name]) for name in START_COEFFICIENTS[family]}
+        if family in found
+        else START_COEFFICIENTS[family]
+    )

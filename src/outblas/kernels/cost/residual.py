@@ -1,9 +1,9 @@
 """What the physical model leaves: a factor that is log-linear in the extents, one line for each kind of kernel.
 
-The formula of ``model.py`` knows waves, traffic and latencies, and is 5-10% off, alike for all kernels of a kind on
-problems of a size: an epilogue that hides worse than it says, a scheduler, a clock. The factor is fitted by ridge
-regression on the logarithms of what is left (`outblas fit model`), held out by shape like all of the
-model, and stays within e^±0.3: it reorders kernels that the formula holds for level, and no others.
+The formula of ``cost_model.py`` knows waves, traffic and latencies, and is 5-10% off, alike for all kernels of a kind
+on problems of a size: an epilogue that hides worse than it says, a scheduler, a clock. The factor is fitted by ridge
+regression on the logarithms of what is left (`outblas fit model`), held out by shape like all of the model, and stays
+within e^±0.3: it reorders kernels that the formula holds for level, and no others.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from outblas.kernels.cost.terms import Columns, Floats, log_extents
 from outblas.kernels.families.registry import FAMILIES
 
 #: Most that the logarithm of the factor may be.
-LIMIT = 0.3
+MAX_LOG_RESIDUAL = 0.3
 _FAMILIES = sorted(FAMILIES.values(), key=lambda family: family.residual_place)
 #: Kinds of kernels: what makes their pipelines differ, or a family as a whole.
-KINDS = tuple(kind for family in _FAMILIES for kind in family.kinds)
+KERNEL_KINDS = tuple(kind for family in _FAMILIES for kind in family.kinds)
 #: Per kind: itself, and with it the logarithms of extents and of waves.
-SLOPES = ("one", "m", "n", "k", "waves", "more_waves", "steps", "mn_k", "last_wave", "filled", "width")
+SLOPE_FEATURES = ("one", "m", "n", "k", "waves", "more_waves", "steps", "mn_k", "last_wave", "filled", "width")
 #: For all kinds of a family together.
-SWITCHES = tuple(name for family in _FAMILIES for name in family.residual_switches)
-NAMES = (*(f"{kind}.{slope}" for kind in KINDS for slope in SLOPES), *SWITCHES)
+SWITCH_FEATURES = tuple(name for family in _FAMILIES for name in family.residual_switches)
+FEATURE_NAMES = (*(f"{kind}.{slope}" for kind in KERNEL_KINDS for slope in SLOPE_FEATURES), *SWITCH_FEATURES)
 
 
-def factor(residual: Floats, family: str, p: Columns, c: Columns, sms: int) -> Floats:
+def residual_factor(residual: Floats, family: str, p: Columns, c: Columns, sms: int) -> Floats:
     """What predicted times of configs of one family are multiplied by: float64[configs].
 
     Args:
-        residual: coefficients in the order of :data:`NAMES`. p, c: columns of the problem and of the configs.
+        residual: coefficients in the order of :data:`FEATURE_NAMES`. p, c: columns of the problem and of the configs.
     """
-    return np.exp(np.clip(features(family, p, c, sms) @ residual, -LIMIT, LIMIT))
+    return np.exp(np.clip(residual_features(family, p, c, sms) @ residual, -MAX_LOG_RESIDUAL, MAX_LOG_RESIDUAL))
 
 
-def features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
+def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
     """float64[configs, len(NAMES)]; every feature is of order one."""
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)
     known = FAMILIES[family]
-    kind = KINDS.index(known.kinds[0]) + known.kind(c)
-    out = np.zeros((len(waves), len(NAMES)))
-    at = kind[:, None] * len(SLOPES) + np.arange(len(SLOPES))
+    kind = KERNEL_KINDS.index(known.kinds[0]) + known.kind_index(c)
+    out = np.zeros((len(waves), len(FEATURE_NAMES)))
+    at = kind[:, None] * len(SLOPE_FEATURES) + np.arange(len(SLOPE_FEATURES))
     np.put_along_axis(out, at, slopes, axis=1)
     if known.residual_switches:
-        first = len(KINDS) * len(SLOPES) + SWITCHES.index(known.residual_switches[0])
-        out[:, first : first + len(known.residual_switches)] = known.switches(p, c, waves)
+        first = len(KERNEL_KINDS) * len(SLOPE_FEATURES) + SWITCH_FEATURES.index(known.residual_switches[0])
+        out[:, first : first + len(known.residual_switches)] = known.switch_values(p, c, waves)
     return out
 
 

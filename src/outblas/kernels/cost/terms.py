@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Columns = Mapping[str, Any]
 
 #: Sharpness of the floor: a norm and not a maximum, so that no two predictions are made equal by it.
-FLOOR = 8.0
+FLOOR_SHARPNESS = 8.0
 
 
 def log_extents(p: Columns) -> tuple[Floats, Floats, Floats]:
@@ -32,7 +32,7 @@ def smooth_max(*parts: Any) -> Floats:
 
 def above_floor(us: Floats, floor: Any) -> Floats:
     """``us`` where it is well above ``floor``, never below it; microseconds."""
-    return (us**FLOOR + np.power(floor, FLOOR)) ** (1 / FLOOR)
+    return (us**FLOOR_SHARPNESS + np.power(floor, FLOOR_SHARPNESS)) ** (1 / FLOOR_SHARPNESS)
 
 
 def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
@@ -42,13 +42,13 @@ def launch_us(x: Mapping[str, float], c: Columns) -> Floats:
     return np.where(c["early"] > 0, x["launch_early"], np.where(c["pdl"] > 0, x["launch_pdl"], x["launch"])) + setup
 
 
-def let_in(c: Columns, ctas: Floats, gpu: Gpu) -> Floats:
+def admitted_ctas(c: Columns, ctas: Floats, gpu: Gpu) -> Floats:
     """CTAs that an SM lets in: as many as fit, with ``even`` no more than an even distribution gives it. Then none
     stack; whole clusters may find fewer places, too."""
     return np.where(c["even"] > 0, np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms)), c["occupancy"])
 
 
-def on_the_busiest_sm(x: Mapping[str, float], c: Columns, ctas: Floats, per_sm: Any, gpu: Gpu) -> Floats:
+def ctas_on_busiest_sm(x: Mapping[str, float], c: Columns, ctas: Floats, per_sm: Any, gpu: Gpu) -> Floats:
     """CTAs at once on the SM that has most. Under PDL they come while their predecessors still run, and go where slots
     are free, which is not one to an SM (measured: 14% slower where two fit and one would do)."""
     even = np.minimum(per_sm, np.ceil(ctas / gpu.sms))

@@ -18,10 +18,10 @@ from outblas.kernels.cost.terms import (
     Columns,
     Floats,
     above_floor,
+    admitted_ctas,
     cluster_split,
+    ctas_on_busiest_sm,
     launch_us,
-    let_in,
-    on_the_busiest_sm,
     resident_ctas,
     smooth_max,
     split_us,
@@ -48,19 +48,19 @@ class TiledCost(ABC):
         """Floor of a stage whose operands are multicast."""
         return 0.0
 
-    def outside_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
+    def past_m_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """Floor of a stage whose loads reach past M."""
         return 0.0
 
-    def edge_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
+    def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """What a stage of an edge tile takes longer."""
         return 0.0
 
-    def walked_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
+    def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
         """``plain``, the time of one tile per CTA; or that of a walk over tiles."""
         return plain
 
-    def with_hints(
+    def with_hint_bytes(
         self, x: Mapping[str, float], p: Columns, c: Columns, tiles: tuple[Floats, Floats, Floats], traffic: Floats
     ) -> Floats:
         """``traffic``, and what hints and broken rows add to it; ``tiles``: along M, along N, and slots for CTAs."""
@@ -91,9 +91,9 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
 
     # CTAs on an SM at once, in a full round and in the last one.
     ctas = tiles * c["split"]
-    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], let_in(c, ctas, gpu))
+    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], admitted_ctas(c, ctas, gpu))
     slots = resident_ctas(c["cluster"], per_sm, gpu)
-    full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
+    full = ctas_on_busiest_sm(x, c, ctas, per_sm, gpu)
     active = np.minimum(ctas, slots)
 
     steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])
@@ -111,18 +111,18 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
         active * l2_bytes * apart / x["l2"],
         waiting / c["stages"],
         cost.multicast_us(x, c),
-        full * cost.outside_us(x, p, c),
+        full * cost.past_m_us(x, p, c),
     )
-    main = steps * stage + steps * cost.edge_us(x, p, c) / np.maximum(ctas / slots, 1.0)
+    main = steps * stage + steps * cost.edge_tile_us(x, p, c) / np.maximum(ctas / slots, 1.0)
     store = cost.store_us(x, c)
 
     # Rounds: between fluid (CTAs finish unevenly) and whole.
     exact = np.maximum(ctas / slots, 1.0)
     rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
     plain = rounds * (latency + main + store) + (rounds - 1) * x["wave"]
-    plain = cost.walked_us(x, c, Rounds(rounds, latency, main, store), plain)
+    plain = cost.persistent_us(x, c, Rounds(rounds, latency, main, store), plain)
 
     traffic = traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
-    traffic = cost.with_hints(x, p, c, (tiles_m, tiles_n, slots), traffic)
+    traffic = cost.with_hint_bytes(x, p, c, (tiles_m, tiles_n, slots), traffic)
     work = smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
     return above_floor(launch_us(x, c) + cost.with_workspace(x, c, tiles, split_us(x, c)) + work, p["floor"])

@@ -47,7 +47,7 @@ def hinted_bytes(
     return c["stream_b"] * of_b * (x["once_b"] - 1 + x["again_b"] * bands) + c["stream_c"] * of_c * (x["once_c"] - 1)
 
 
-def broken_bytes(x: Mapping[str, float], p: Columns, c: Columns, tiles_n: Floats) -> Floats:
+def partial_sector_bytes(x: Mapping[str, float], p: Columns, c: Columns, tiles_n: Floats) -> Floats:
     """Bytes that count for C's rows where tiles meet within one of HBM's 64-byte atoms, or within a 32-byte sector: two
     writes meet there, or a read and a write. A tile then has 16 columns in a broken one."""
     shared = ELEMENT_BYTES * p["m"] * p["n"] * 16 / c["bn"] * (tiles_n > 1)

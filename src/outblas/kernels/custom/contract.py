@@ -13,11 +13,11 @@ from outblas.core.errors import ContractError
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import H200, Gpu
 from outblas.kernels.custom.cuda_text import comments
-from outblas.kernels.custom.expression import Expression, names_of
+from outblas.kernels.custom.expression import Expression, variables_of
 
-MARK = "outblas-launch"
+LAUNCH_MARK = "outblas-launch"
 #: What baselines are given, too (docs/design.md), bytes.
-MAX_WORKSPACE = 32 << 20
+MAX_WORKSPACE_BYTES = 32 << 20
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_THREADS, _MAX_CLUSTER, _MAX_SHARED, _MAX_BOX = 1024, 16, 232448, 256
@@ -102,7 +102,7 @@ class LaunchBlock:
         if self.acc != problem.acc:
             return f"the kernel accumulates in {self.acc}, the problem asks for {problem.acc}"
         try:
-            names = names_of(problem.m, problem.n, problem.k, gpu.sms)
+            names = variables_of(problem.m, problem.n, problem.k, gpu.sms)
             unmet = next((each for each in self.requires if not each.value(names)), None)
             if unmet is not None:
                 return f"it requires {unmet}"
@@ -112,13 +112,13 @@ class LaunchBlock:
 
     def grid_of(self, problem: Problem, gpu: Gpu = H200) -> tuple[int, int, int]:
         """CTAs along x, y and z. Raises ContractError."""
-        names = names_of(problem.m, problem.n, problem.k, gpu.sms)
+        names = variables_of(problem.m, problem.n, problem.k, gpu.sms)
         x, y, z = (each.value(names) for each in self.grid)
         return x, y, z
 
     def workspace_of(self, problem: Problem, gpu: Gpu = H200) -> int:
         """Bytes. Raises ContractError."""
-        return self.workspace.value(names_of(problem.m, problem.n, problem.k, gpu.sms))
+        return self.workspace.value(variables_of(problem.m, problem.n, problem.k, gpu.sms))
 
     def canonical(self) -> str:
         """JSON with sorted keys, every default written: equal texts, equal launches."""
@@ -142,8 +142,8 @@ class LaunchBlock:
             return f"a grid of {ctas} CTAs"
         if any(count % size for count, size in zip(ctas, self.cluster, strict=True)):
             return f"a grid of {ctas} CTAs is not whole clusters of {self.cluster}"
-        if not 0 <= self.workspace_of(problem, gpu) <= MAX_WORKSPACE:
-            return f"a workspace of {self.workspace_of(problem, gpu)} bytes, at most {MAX_WORKSPACE} are given"
+        if not 0 <= self.workspace_of(problem, gpu) <= MAX_WORKSPACE_BYTES:
+            return f"a workspace of {self.workspace_of(problem, gpu)} bytes, at most {MAX_WORKSPACE_BYTES} are given"
         if self.shared > gpu.smem_optin:
             return f"{self.shared} bytes of dynamic shared memory, the GPU has {gpu.smem_optin}"
         for each in self.tensor_maps:
@@ -158,11 +158,11 @@ def read_launch(text: str) -> LaunchBlock:
     Raises:
         ContractError: there is none or more than one, it is no JSON, or says what cannot be.
     """
-    blocks = [each.strip() for each in comments(text) if each.strip().startswith(MARK)]
+    blocks = [each.strip() for each in comments(text) if each.strip().startswith(LAUNCH_MARK)]
     if len(blocks) != 1:
-        raise ContractError(f"{len(blocks)} launch blocks", f"exactly one comment /* {MARK} {{...}} */", _DO)
+        raise ContractError(f"{len(blocks)} launch blocks", f"exactly one comment /* {LAUNCH_MARK} {{...}} */", _DO)
     try:
-        data = json.loads(blocks[0][len(MARK) :], object_pairs_hook=_no_doubles, parse_constant=_no_constant)
+        data = json.loads(blocks[0][len(LAUNCH_MARK) :], object_pairs_hook=_no_doubles, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ContractError(f"the launch block is no JSON ({str(error)[:120]})", "one JSON object", _DO) from error
     if not isinstance(data, dict) or data.get("form") not in ("device", "host"):

@@ -26,35 +26,35 @@ _CONTINUED = re.compile(r"\\\r?\n")
 _NAME = re.compile(r"\w[\"']|[\"']\w")
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """``kind``: ``comment``, ``literal``, ``space``, ``line`` (an end of line) or ``code``; the text as written."""
 
     kind: str
     text: str
 
 
-def pieces(text: str) -> Iterator[Piece]:
+def split_text(text: str) -> Iterator[TextPiece]:
     """Split a text; joined, the pieces are the text. An unclosed comment or literal runs to the end of what it may."""
     at, end = 0, len(text)
     while at < end:
         kind, stop = _piece(text, at)
-        yield Piece(kind, text[at:stop])
+        yield TextPiece(kind, text[at:stop])
         at = stop
 
 
-def two_ways(text: str) -> bool:
+def is_ambiguous(text: str) -> bool:
     """Whether compilers may not agree, with each other or with this module, on what is code, comment or literal."""
-    plain = spliced(text)
+    plain = join_continued_lines(text)
     # In raw literals, lines are not continued.
     return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(plain) or ('R"' in plain and _CONTINUED.search(text)))
 
 
 def comments(text: str) -> list[str]:
     """The block comments, without their marks."""
-    return [p.text[2:-2] for p in pieces(text) if p.kind == "comment" and p.text.startswith("/*")]
+    return [p.text[2:-2] for p in split_text(text) if p.kind == "comment" and p.text.startswith("/*")]
 
 
-def spliced(text: str) -> str:
+def join_continued_lines(text: str) -> str:
     r"""Lines that end in ``\`` joined with the next, as the preprocessor sees them (raw literals hold none of ours)."""
     return re.sub(r"\\[ \t]*\r?\n", "", text.replace("\r\n", "\n"))
 
@@ -74,7 +74,7 @@ def canonical(text: str) -> str:
             lines.append(" ".join(line))
         line.clear()
 
-    for kind, part in pieces(spliced(text)):
+    for kind, part in split_text(join_continued_lines(text)):
         directive = bool(line) and line[0] == "#"
         if kind == "line":
             close()

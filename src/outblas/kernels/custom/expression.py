@@ -11,7 +11,7 @@ from typing import Any
 
 from outblas.core.errors import ContractError
 
-NAMES = ("M", "N", "K", "SMS")
+VARIABLE_NAMES = ("M", "N", "K", "SMS")
 _MAX_CHARS, _MAX_NODES, _MAX_VALUE = 300, 100, 2**62
 _OPERATORS: dict[type, Callable[[int, int], Any]] = {
     ast.Add: operator.add,
@@ -60,7 +60,7 @@ class Expression:
         return self.text
 
 
-def names_of(m: int, n: int, k: int, sms: int) -> dict[str, int]:
+def variables_of(m: int, n: int, k: int, sms: int) -> dict[str, int]:
     """What expressions may ask for."""
     return {"M": m, "N": n, "K": k, "SMS": sms}
 
@@ -87,7 +87,7 @@ def _check(node: ast.AST, text: str) -> None:
             raise _bad(text, f"the constant {node.value!r}")
         return
     if isinstance(node, ast.Name):
-        if node.id not in NAMES:
+        if node.id not in VARIABLE_NAMES:
             raise _bad(text, f"the name {node.id!r}")
         return
     children: list[ast.AST]

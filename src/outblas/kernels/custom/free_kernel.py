@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from outblas.kernels.custom.contract import LaunchBlock
 
 #: Texts of more than this are refused, bytes.
-MAX_BYTES = 256 * 1024
+MAX_TEXT_BYTES = 256 * 1024
 FAMILY = "free"
 
 
@@ -47,8 +47,8 @@ class FreeKernel:
             size = len(text.encode())
         except UnicodeEncodeError as error:
             raise ContractError("the kernel holds half of a surrogate pair", "valid Unicode", "remove it") from error
-        if size > MAX_BYTES:
-            raise ContractError(f"the kernel has {size} bytes", f"at most {MAX_BYTES}", "write a shorter one")
+        if size > MAX_TEXT_BYTES:
+            raise ContractError(f"the kernel has {size} bytes", f"at most {MAX_TEXT_BYTES}", "write a shorter one")
         kernel = cls(text)
         _ = kernel.name  # reads the launch block, too
         return kernel
@@ -83,7 +83,7 @@ def normalised(text: str) -> str:
     Raises:
         ContractError: as :meth:`FreeKernel.parse` for the launch block.
     """
-    from outblas.kernels.custom.contract import MARK, read_launch
-    from outblas.kernels.custom.cuda_text import canonical, two_ways
+    from outblas.kernels.custom.contract import LAUNCH_MARK, read_launch
+    from outblas.kernels.custom.cuda_text import canonical, is_ambiguous
 
-    return f"/* {MARK} {read_launch(text).canonical()} */\n{text if two_ways(text) else canonical(text)}"
+    return f"/* {LAUNCH_MARK} {read_launch(text).canonical()} */\n{text if is_ambiguous(text) else canonical(text)}"

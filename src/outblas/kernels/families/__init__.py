@@ -1,1 +1,1 @@
-"""One home per kernel family."""
+"""The kernel families: a file each with its knobs, rules, geometry and cost, and the registry that names them."""

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=KernelConfig)
 
 #: What L2 is told: nothing, or which operands stream through it; for every family that gives such hints.
-Cache = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
+CacheHint = Literal["plain", "stream_c", "stream_b", "stream_a", "stream_bc", "stream_ac"]
 #: Place of a family that says none: behind those that do.
-LAST = 100
+LAST_PLACE = 100
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Family(ABC, Generic[C]):
 
     config: type[C]
     start: ClassVar[Mapping[str, float]]
-    pool_place: ClassVar[int] = LAST
-    offer_place: ClassVar[int] = LAST
-    residual_place: ClassVar[int] = LAST
+    pool_place: ClassVar[int] = LAST_PLACE
+    offer_place: ClassVar[int] = LAST_PLACE
+    residual_place: ClassVar[int] = LAST_PLACE
     own_columns: ClassVar[tuple[str, ...]] = ()
     residual_kinds: ClassVar[tuple[str, ...]] = ()
     residual_switches: ClassVar[tuple[str, ...]] = ()
@@ -141,20 +141,20 @@ class Family(ABC, Generic[C]):
     def neighbours(self, problem: Problem, config: C) -> Sequence[Iterable[C]]:
         """Configs near this one, an iterable per idea, what was most often worth it first; not all need be legal."""
 
-    def beside_the_catalogue(self, problem: Problem, gpu: Gpu) -> Sequence[C]:
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[C]:
         """Configs that are offered for a problem whatever the catalogue has; not all need be legal."""
         return ()
 
-    def special_kernels(self) -> Iterable[tuple[Problem, C]]:
-        """Kernels that only :meth:`beside_the_catalogue` offers, each with a problem that may have it."""
+    def special_kernel_kinds(self) -> Iterable[tuple[Problem, C]]:
+        """Kernels that only :meth:`special_candidates` offers, each with a problem that may have it."""
         return ()
 
-    def for_unaligned(self, problem: Problem, gpu: Gpu, listed: Sequence[C]) -> Iterable[C]:
+    def unaligned_candidates(self, problem: Problem, gpu: Gpu, listed: Sequence[C]) -> Iterable[C]:
         """Configs for a problem whose rows are not 16-byte aligned, by those of the catalogue; none where there is no
         :attr:`any_alignment`."""
         return ()
 
-    def as_offered(self, problem: Problem, config: C) -> C:
+    def adapted_to_problem(self, problem: Problem, config: C) -> C:
         """The config as a catalogue's one is offered for a problem."""
         return config
 
@@ -162,7 +162,7 @@ class Family(ABC, Generic[C]):
         """The config that computes C's transpose as this one computes C, where M and N do not differ in kind."""
         return config
 
-    def near_choice(self, choice: TileChoice) -> Iterable[C]:
+    def near_tile_choice(self, choice: TileChoice) -> Iterable[C]:
         """Configs by how little they differ from a choice of nvMatmulHeuristics, where it :attr:`follows_heuristics`;
         not all need be legal."""
         return ()
@@ -179,17 +179,17 @@ class Family(ABC, Generic[C]):
 
     @abstractmethod
     def cost_columns(self, problem: Problem, config: C, shape: Geometry) -> Mapping[str, Any]:
-        """Column -> value, of what differs from :data:`outblas.kernels.cost.columns.DEFAULTS`."""
+        """Column -> value, of what differs from :data:`outblas.kernels.cost.columns.COLUMN_DEFAULTS`."""
 
     @abstractmethod
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         """GPU time by coefficients ``x``, over columns of a problem and of configs that broadcast together,
         microseconds."""
 
-    def kind(self, c: Columns) -> NDArray[np.intp]:
+    def kind_index(self, c: Columns) -> NDArray[np.intp]:
         """Index into :attr:`kinds` of every config."""
         return np.zeros(len(c["bm"]), dtype=np.intp)
 
-    def switches(self, p: Columns, c: Columns, waves: Floats) -> Floats:
+    def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
         """float64[configs, len(residual_switches)]."""
         return np.zeros((len(waves), 0))

@@ -20,9 +20,17 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost.terms import Columns, Floats, above_floor, launch_us, let_in, on_the_busiest_sm, smooth_max
+from outblas.kernels.cost.terms import (
+    Columns,
+    Floats,
+    above_floor,
+    admitted_ctas,
+    ctas_on_busiest_sm,
+    launch_us,
+    smooth_max,
+)
 from outblas.kernels.families.family import Family
-from outblas.kernels.geometry_terms import SM80_GROUP, Geometry, bands, ceil_div, literals
+from outblas.kernels.geometry_terms import SM80_GROUP, Geometry, banded_grid, ceil_div, cpp_literals
 
 #: Registers that a thread needs besides operands and sums (addresses, loop state).
 DIRECT_REGISTERS = 60
@@ -126,12 +134,12 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
             smem_bytes=c.bm * c.bn * 4 * c.wk if c.wk > 1 else 0,
             cluster=1,
             accumulators=max(1, c.bm // c.wm // 16 * (c.bn // c.wn // 8)) * (2 if problem.acc == "fp16" else 4),
-            constants=literals(constants),
+            constants=cpp_literals(constants),
         )
 
     def grid(self, problem: Problem, config: Sm80DirectConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
-        return bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
+        return banded_grid(tiles_m, tiles_n, SM80_GROUP, config.split_k)
 
     def alignment(self, config: Sm80DirectConfig) -> int:
         return config.vec * ELEMENT_BYTES
@@ -181,9 +189,9 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         ctas = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"])
-        per_sm = let_in(c, ctas, gpu)
+        per_sm = admitted_ctas(c, ctas, gpu)
         slots = gpu.sms * per_sm
-        full = on_the_busiest_sm(x, c, ctas, per_sm, gpu)
+        full = ctas_on_busiest_sm(x, c, ctas, per_sm, gpu)
         active = np.minimum(ctas, slots)
         latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
 

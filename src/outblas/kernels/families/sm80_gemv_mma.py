@@ -31,13 +31,13 @@ from outblas.kernels.cost.terms import (
     Columns,
     Floats,
     above_floor,
+    ctas_on_busiest_sm,
     launch_us,
-    on_the_busiest_sm,
     resident_ctas,
     smooth_max,
     split_us,
 )
-from outblas.kernels.families.family import Cache, Family
+from outblas.kernels.families.family import CacheHint, Family
 from outblas.kernels.geometry_terms import (
     CTA_SMEM,
     MAX_CLUSTER,
@@ -46,23 +46,23 @@ from outblas.kernels.geometry_terms import (
     SM_THREADS,
     Geometry,
     ceil_div,
-    literals,
+    cpp_literals,
     warp_sums,
 )
 
 Ring = Literal["registers", "shared"]
 #: Registers a thread needs besides operands and sums (its loads have addresses and predicates).
 GEMV_REGISTERS = 60
-#: The same where it walks over tiles: ptxas is held to what lets :func:`gemv_blocks` CTAs share an SM.
+#: The same where it walks over tiles: ptxas is held to what lets :func:`gemv_blocks_per_sm` CTAs share an SM.
 GEMV_WALK_REGISTERS = {"TN": 40, "NN": 52}
 #: The same as the model of GPU time has it.
 _MODEL_REGISTERS = 56
 #: Most K of which tokens are kept in shared memory, or that warms L2.
 MAX_KEPT_K = 65536
 #: Most rows of A that are served.
-GEMV_TOKENS = 16
+MAX_GEMV_ROWS = 16
 #: K up to which walking CTAs may keep their tokens that are tried.
-KEPT = (2048, 4096, 8192)
+KEPT_K_CHOICES = (2048, 4096, 8192)
 
 
 @dataclass(frozen=True, order=True)
@@ -105,7 +105,7 @@ class Sm80GemvConfig(KernelConfig):
     pdl: bool = False
     early: bool = False
     persistent: bool = False
-    l2: Cache = "plain"
+    l2: CacheHint = "plain"
     kept_k: int = 0
     warm_k: int = 0
 
@@ -118,7 +118,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     offer_place = 0
     residual_place = 3
     few_rows_only = True
-    more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"kept_k": KEPT, "prefetch": (128, 256)}
+    more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"kept_k": KEPT_K_CHOICES, "prefetch": (128, 256)}
     start: ClassVar[Mapping[str, float]] = {
         "launch": 1.2,
         "launch_pdl": 0.9,
@@ -178,7 +178,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         for broken, reason in rules:
             if broken:
                 return reason
-        held = gemv_held(p, c)
+        held = gemv_held_registers(p, c)
         others = GEMV_WALK_REGISTERS[p.layout] if c.kept_k else GEMV_REGISTERS  # tokens without addresses
         budget = min(255, 65536 // (32 * c.wn * c.wk))
         if held + others > budget:
@@ -188,7 +188,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     def geometry(self, problem: Problem, c: Sm80GemvConfig) -> Geometry:
         units = max(1, c.bn // c.wn // 16) * (c.bm // 8)
         threads = 32 * c.wn * c.wk
-        sums = warp_sums(units, c.wn, c.wk, c.split_k, gemv_ring(problem, c))
+        sums = warp_sums(units, c.wn, c.wk, c.split_k, gemv_ring_bytes(problem, c))
         constants = {
             "BM": c.bm,
             "BN": c.bn,
@@ -204,7 +204,7 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             "PERSISTENT": c.persistent,
             "WARM_K": c.warm_k,
             "KEPT_STEPS": gemv_kept_steps(problem, c),
-            "MIN_BLOCKS": gemv_blocks(problem, c) if c.persistent else 0,
+            "MIN_BLOCKS": gemv_blocks_per_sm(problem, c) if c.persistent else 0,
             "B_K_MAJOR": problem.layout == "TN",
             "PDL": c.pdl,
             "EARLY_B": c.early,
@@ -215,12 +215,16 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             smem_bytes=gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
             cluster=c.split_k,
             accumulators=4 * units,
-            constants=literals(constants),
+            constants=cpp_literals(constants),
         )
 
     def grid(self, problem: Problem, config: Sm80GemvConfig, sms: int) -> tuple[int, int, int]:
         tiles = ceil_div(problem.n, config.bn)
-        return min(tiles, sms * gemv_blocks(problem, config)) if config.persistent else config.split_k * tiles, 1, 1
+        return (
+            min(tiles, sms * gemv_blocks_per_sm(problem, config)) if config.persistent else config.split_k * tiles,
+            1,
+            1,
+        )
 
     def k_tiles(self, problem: Problem, config: Sm80GemvConfig) -> int:
         return ceil_div(problem.k, gemv_step(problem.layout))
@@ -261,9 +265,9 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     def neighbours(self, problem: Problem, config: Sm80GemvConfig) -> Sequence[Iterable[Sm80GemvConfig]]:
         return [_one_knob_away(config)]
 
-    def beside_the_catalogue(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80GemvConfig]:
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm80GemvConfig]:
         """The kernels with no more room for tokens than needed, with and without PDL."""
-        if problem.m > GEMV_TOKENS:
+        if problem.m > MAX_GEMV_ROWS:
             return ()
         room = [c for c in self.pool() if 0 <= c.bm - problem.m < 8]
         return [replace(c, pdl=pdl) for c in room for pdl in (False, True)[: 2 if gpu.arch >= 90 else 1]]
@@ -279,20 +283,20 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
         ]
 
     def registers(self, problem: Problem, config: Sm80GemvConfig, shape: Geometry) -> int:
-        ring = 4 * gemv_loads(problem, config)[0] * config.unroll if config.ring == "registers" else 0
+        ring = 4 * gemv_loads_per_step(problem, config)[0] * config.unroll if config.ring == "registers" else 0
         return shape.accumulators + _MODEL_REGISTERS + ring
 
     def cost_columns(self, problem: Problem, config: Sm80GemvConfig, shape: Geometry) -> dict[str, Any]:
         found = {"stages": config.unroll, "wn": config.wn, "wk": config.wk, "vec": config.vec}
         found |= {"ring_shared": config.ring == "shared", "kept": config.kept_k > 0}
         if config.persistent:
-            found |= {"occupancy": gemv_blocks(problem, config), "persistent": 1}
+            found |= {"occupancy": gemv_blocks_per_sm(problem, config), "persistent": 1}
         return found
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         ctas = np.ceil(p["n"] / c["bn"]) * c["split"]
         slots = resident_ctas(c["cluster"], c["occupancy"], gpu)
-        full = on_the_busiest_sm(x, c, ctas, c["occupancy"], gpu)
+        full = ctas_on_busiest_sm(x, c, ctas, c["occupancy"], gpu)
         active = np.minimum(ctas, slots)
         latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
 
@@ -323,32 +327,32 @@ def gemv_step(layout: Layout) -> int:
     return 64 if layout == "TN" else 32
 
 
-def gemv_loads(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
+def gemv_loads_per_step(problem: Problem, c: Sm80GemvConfig) -> tuple[int, int]:
     """16-byte loads of one thread and step: of weights, of tokens."""
     step = gemv_step(problem.layout)
     return c.bn // c.wn * step // 256, c.bm // 8 * (step // 32)
 
 
-def gemv_held(problem: Problem, c: Sm80GemvConfig) -> int:
+def gemv_held_registers(problem: Problem, c: Sm80GemvConfig) -> int:
     """Registers of operands and fp32 sums that a thread holds."""
-    weights, tokens = gemv_loads(problem, c)
+    weights, tokens = gemv_loads_per_step(problem, c)
     in_registers = c.ring == "registers"
     held = 4 * weights * (c.unroll if in_registers else 1)
     ahead = 2 if in_registers and c.unroll % 2 == 0 and not c.kept_k else 1
     return held + 4 * tokens * ahead + c.bn // c.wn // 16 * c.bm // 2
 
 
-def gemv_blocks(problem: Problem, c: Sm80GemvConfig) -> int:
+def gemv_blocks_per_sm(problem: Problem, c: Sm80GemvConfig) -> int:
     """CTAs that walk over tiles and share an SM of sm_90: their registers are held to that."""
     threads = 32 * c.wn * c.wk
-    registers = ceil_div(gemv_held(problem, c) + GEMV_WALK_REGISTERS[problem.layout], 8) * 8
+    registers = ceil_div(gemv_held_registers(problem, c) + GEMV_WALK_REGISTERS[problem.layout], 8) * 8
     by_memory = SM_SMEM // (gemv_walk_smem(problem, c) + CTA_SMEM)
     return max(1, min(SM_REGISTERS // (threads * registers), SM_THREADS // threads, by_memory))
 
 
-def gemv_ring(problem: Problem, c: Sm80GemvConfig) -> int:
+def gemv_ring_bytes(problem: Problem, c: Sm80GemvConfig) -> int:
     """Bytes of a ring in shared memory, tokens in it unless they are kept elsewhere."""
-    weights, tokens = gemv_loads(problem, c)
+    weights, tokens = gemv_loads_per_step(problem, c)
     loads = weights + (0 if c.kept_k else tokens)
     return c.unroll * loads * 32 * c.wn * c.wk * 16 if c.ring == "shared" else 0
 
@@ -360,8 +364,8 @@ def gemv_kept_steps(problem: Problem, c: Sm80GemvConfig) -> int:
 
 def gemv_walk_smem(problem: Problem, c: Sm80GemvConfig) -> int:
     """The ring, kept tokens, and two exchanges by turns, bytes."""
-    kept = gemv_kept_steps(problem, c) * gemv_loads(problem, c)[1] * 32 * c.wn * c.wk * 16
-    return gemv_ring(problem, c) + kept + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
+    kept = gemv_kept_steps(problem, c) * gemv_loads_per_step(problem, c)[1] * 32 * c.wn * c.wk * 16
+    return gemv_ring_bytes(problem, c) + kept + 2 * c.wn * (c.bn // c.wn // 16) * (c.bm // 8) * 512 * (c.wk - 1)
 
 
 def _walks(problem: Problem, c: Sm80GemvConfig, gpu: Gpu) -> list[tuple[int, int, int]]:
@@ -372,7 +376,7 @@ def _walks(problem: Problem, c: Sm80GemvConfig, gpu: Gpu) -> list[tuple[int, int
     """
     if not c.persistent:
         return []
-    ctas, round_k = gpu.sms * gemv_blocks(problem, c), c.bk * c.wk * c.unroll
+    ctas, round_k = gpu.sms * gemv_blocks_per_sm(problem, c), c.bk * c.wk * c.unroll
     found = [(c.bm, c.bn * (2 * ctas + 5) + 8, round_k + 24), (c.bm - 1, c.bn * (ctas + 1) - 8, c.bk + 8)]
     if c.kept_k:
         found += [(c.bm, c.bn * (ctas + ctas // 3) + 8, c.kept_k - 8), (3, c.bn * (2 * ctas + 1) + 8, 2 * round_k - 8)]
@@ -385,7 +389,7 @@ def _one_knob_away(c: Sm80GemvConfig) -> Iterator[Sm80GemvConfig]:
         yield replace(c, warm_k=0)
     if c.persistent:
         yield replace(c, persistent=False, kept_k=0)
-    for kept_k in (0, *KEPT):
+    for kept_k in (0, *KEPT_K_CHOICES):
         yield replace(c, persistent=True, kept_k=kept_k, split_k=1)
     for unroll in (c.unroll + 1, c.unroll - 1):
         yield replace(c, unroll=unroll)

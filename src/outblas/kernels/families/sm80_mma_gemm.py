@@ -16,14 +16,14 @@ from outblas.kernels.geometry_terms import (
     MAX_CLUSTER,
     SM80_GROUP,
     Geometry,
-    bands,
+    banded_grid,
     ceil_div,
-    literals,
+    cpp_literals,
     warp_sums,
 )
 
 #: Registers that a thread needs besides its accumulators: operand fragments and addresses.
-OTHER_REGISTERS = 70
+NON_ACCUMULATOR_REGISTERS = 70
 
 
 @dataclass(frozen=True, order=True)
@@ -122,7 +122,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
                 return reason
         accumulators = (c.bm // c.wm) * (c.bn // c.wn) // 32
         threads = 32 * c.wm * c.wn * c.wk
-        if accumulators + OTHER_REGISTERS > min(255, 65536 // threads):
+        if accumulators + NON_ACCUMULATOR_REGISTERS > min(255, 65536 // threads):
             return f"{accumulators} accumulator registers are too many for {threads} threads"
         return None
 
@@ -153,12 +153,12 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             smem_bytes=sums.smem_bytes,
             cluster=c.split_k,
             accumulators=units * (2 if problem.acc == "fp16" else 4),
-            constants=literals(constants),
+            constants=cpp_literals(constants),
         )
 
     def grid(self, problem: Problem, config: Sm80MmaConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
-        return bands(tiles_m, tiles_n, SM80_GROUP, config.split_k)
+        return banded_grid(tiles_m, tiles_n, SM80_GROUP, config.split_k)
 
     def alignment(self, config: Sm80MmaConfig) -> int:
         return config.vec * ELEMENT_BYTES
@@ -189,7 +189,9 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def neighbours(self, problem: Problem, config: Sm80MmaConfig) -> Sequence[Iterable[Sm80MmaConfig]]:
         return [_one_knob_away(config)]
 
-    def for_unaligned(self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]) -> Iterable[Sm80MmaConfig]:
+    def unaligned_candidates(
+        self, problem: Problem, gpu: Gpu, listed: Sequence[Sm80MmaConfig]
+    ) -> Iterable[Sm80MmaConfig]:
         """The catalogue's tiles and the pool's, with the widest loads that the rows allow."""
         vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
         for config in (*listed, *self.pool()):
@@ -200,7 +202,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         return [(33, 2 * config.bn - 2, 2 * config.bk + 2)]
 
     def registers(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> int:
-        return shape.accumulators + OTHER_REGISTERS
+        return shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
     def cost_columns(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> dict[str, Any]:
         return {

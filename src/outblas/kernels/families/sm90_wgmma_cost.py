@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from outblas.core.problem import ELEMENT_BYTES
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, log_extents, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import Rounds, TiledCost
-from outblas.kernels.cost.traffic import broken_bytes, hinted_bytes
-from outblas.kernels.families.sm90_wgmma_launch import EXTRA_REGISTERS, STREAMING_C
+from outblas.kernels.cost.traffic import hinted_bytes, partial_sector_bytes
+from outblas.kernels.families.sm90_wgmma_launch import NON_ACCUMULATOR_REGISTERS, STREAMING_C
 from outblas.kernels.geometry_terms import SM_REGISTERS, Geometry
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ SWITCHES = (
 
 def registers(config: Sm90WgmmaConfig, shape: Geometry) -> int:
     """Registers per thread; where there are consumers, setmaxnreg hands out the whole register file."""
-    return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + EXTRA_REGISTERS
+    return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
 
 def columns(config: Sm90WgmmaConfig) -> dict[str, Any]:
@@ -124,18 +124,18 @@ class _Cost(TiledCost):
         peers = c["cm"] * c["cn"]
         return np.where(peers > 1, x.get("multicast", 0.0) * np.sqrt(peers / 2), 0.0)
 
-    def outside_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
+    def past_m_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """TMA takes its time over each box that reaches past M. (Measured at M = 32 with boxes of 64 rows: up to 1.8
         times as long as at M = 64, the narrower the tile of B, the longer.)"""
         return np.where(p["m"] < c["rows"], x.get("outside", 0.0) * c["bk"] / 64, 0.0)
 
-    def edge_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
+    def edge_tile_us(self, x: Mapping[str, float], p: Columns, c: Columns) -> Any:
         """The same for the CTAs of the last row or column of tiles, which the others wait for in one wave."""
         past_m = (p["m"] > c["bm"]) & (p["m"] % c["bm"] != 0)
         past_n = (p["n"] > c["bn"]) & (p["n"] % c["bn"] != 0)
         return np.where((past_m | past_n) & (c["shift"] == 0), x.get("edge", 0.0) * c["bk"] / 64, 0.0)
 
-    def walked_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
+    def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
         """A walk loads the next tile while it stores one; with ``pingpong`` consumers alternate."""
         main, store = rounds.main, rounds.store
         steady = main + store + x["tile"]
@@ -144,11 +144,11 @@ class _Cost(TiledCost):
         walked = rounds.latency + (rounds.count - 1) * each + main + store
         return np.where(c["persistent"] > 0, walked, plain)
 
-    def with_hints(
+    def with_hint_bytes(
         self, x: Mapping[str, float], p: Columns, c: Columns, tiles: tuple[Floats, Floats, Floats], traffic: Floats
     ) -> Floats:
         tiles_m, tiles_n, slots = tiles
-        return traffic + hinted_bytes(x, p, c, tiles_m, tiles_n, slots) + broken_bytes(x, p, c, tiles_n)
+        return traffic + hinted_bytes(x, p, c, tiles_m, tiles_n, slots) + partial_sector_bytes(x, p, c, tiles_n)
 
     def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
         return sums + workspace_us(x, c, tiles) + (c["stream_b"] + c["stream_c"]) * x["hint"]
@@ -157,7 +157,7 @@ class _Cost(TiledCost):
 COST = _Cost()
 
 
-def kind(c: Columns) -> NDArray[np.intp]:
+def kind_index(c: Columns) -> NDArray[np.intp]:
     """Index into :data:`KINDS` of every config."""
     split = c["split"] > 1
     tests: Mapping[str, np.ndarray] = {
@@ -173,7 +173,7 @@ def kind(c: Columns) -> NDArray[np.intp]:
     return np.select(list(tests.values()), [KINDS.index(name) for name in tests], KINDS.index("two_consumers"))
 
 
-def switches(p: Columns, c: Columns, exact: Floats) -> Floats:
+def switch_values(p: Columns, c: Columns, exact: Floats) -> Floats:
     """float64[configs, len(SWITCHES)], of so many waves."""
     m, n, k = log_extents(p)
     tall, bk_128, width = (m - n) / 4, c["bk"] == 128, np.log2(c["bn"]) / 4

@@ -20,7 +20,7 @@ from outblas.kernels.cost.tiled import tiled_us
 from outblas.kernels.families import sm90_wgmma_cost as cost
 from outblas.kernels.families import sm90_wgmma_launch as launch
 from outblas.kernels.families import sm90_wgmma_neighbours as near
-from outblas.kernels.families.family import Cache, Family, TileChoice
+from outblas.kernels.families.family import CacheHint, Family, TileChoice
 from outblas.kernels.geometry_terms import SMEM_LIMIT, WGMMA_ROWS, Geometry, divisor_up_to
 
 Schedule = Literal["coop", "stagger", "pingpong"]
@@ -28,7 +28,7 @@ Store = Literal["tma", "direct"]
 Raster = Literal["m", "n"]
 SplitKind = Literal["cluster", "workspace"]
 #: Least K for which kernels that split it over a workspace are offered beside the catalogue.
-WORKSPACE_K = 4096
+MIN_WORKSPACE_K = 4096
 
 
 @dataclass(frozen=True, order=True)
@@ -79,7 +79,7 @@ class Sm90WgmmaConfig(KernelConfig):
     min_blocks: int = 1
     pdl: bool = False
     split_kind: SplitKind = "cluster"
-    l2: Cache = "plain"
+    l2: CacheHint = "plain"
     early: bool = False
     a_rows: int = 0
     shift: bool = False
@@ -107,7 +107,7 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     start: ClassVar[Mapping[str, float]] = cost.START
     residual_kinds = cost.KINDS
     residual_switches = cost.SWITCHES
-    more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"group": near.GROUPS}
+    more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"group": near.GROUP_CHOICES}
 
     def why_illegal(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         return launch.why_illegal(problem, config, gpu)
@@ -146,24 +146,24 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def neighbours(self, problem: Problem, config: Sm90WgmmaConfig) -> Sequence[Iterable[Sm90WgmmaConfig]]:
         return near.neighbours(problem, config)
 
-    def beside_the_catalogue(self, problem: Problem, gpu: Gpu) -> Sequence[Sm90WgmmaConfig]:
+    def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[Sm90WgmmaConfig]:
         return (*_few_rows_candidates(problem, gpu), *_workspace_candidates(problem, gpu))
 
-    def special_kernels(self) -> Iterable[tuple[Problem, Sm90WgmmaConfig]]:
+    def special_kernel_kinds(self) -> Iterable[tuple[Problem, Sm90WgmmaConfig]]:
         for rows in range(16, WGMMA_ROWS, 8):
             for config in few_rows_kernels(rows):
                 yield Problem(rows, 4096, 8192), config
 
-    def as_offered(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
+    def adapted_to_problem(self, problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
         """Where no tiling fits, with the edge tiles in place."""
         if problem.m % WGMMA_ROWS and problem.m > WGMMA_ROWS or problem.n % WGMMA_ROWS:
-            return near.shifted(problem, config) or config
+            return near.with_shifted_edges(problem, config) or config
         return config
 
     def transposed(self, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig:
         return near.transposed(config)
 
-    def near_choice(self, choice: TileChoice) -> Iterable[Sm90WgmmaConfig]:
+    def near_tile_choice(self, choice: TileChoice) -> Iterable[Sm90WgmmaConfig]:
         return _near_choice(choice)
 
     def proof_shapes(self, problem: Problem, config: Sm90WgmmaConfig, gpu: Gpu) -> Sequence[tuple[int, int, int]]:
@@ -178,11 +178,11 @@ class Sm90WgmmaGemm(Family[Sm90WgmmaConfig]):
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(cost.COST, x, p, c, gpu)
 
-    def kind(self, c: Columns) -> NDArray[np.intp]:
-        return cost.kind(c)
+    def kind_index(self, c: Columns) -> NDArray[np.intp]:
+        return cost.kind_index(c)
 
-    def switches(self, p: Columns, c: Columns, waves: Floats) -> Floats:
-        return cost.switches(p, c, waves)
+    def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
+        return cost.switch_values(p, c, waves)
 
 
 def split_kernels() -> Iterator[Sm90WgmmaConfig]:
@@ -319,7 +319,7 @@ def _few_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
 
 def _workspace_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
     """The kernels that split K over a workspace into no more CTAs than two to an SM, with and without PDL."""
-    if problem.k < WORKSPACE_K or gpu.arch != 90:
+    if problem.k < MIN_WORKSPACE_K or gpu.arch != 90:
         return []
     few = [c for c in workspace_kernels() if math.prod(launch.grid(problem, c, gpu.sms)) <= 2 * gpu.sms]
     return [replace(c, pdl=pdl) for c in few for pdl in (False, True)]

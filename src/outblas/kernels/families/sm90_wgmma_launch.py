@@ -12,10 +12,10 @@ from outblas.kernels.geometry_terms import (
     SMEM_LIMIT,
     WORKSPACE_LIMIT,
     Geometry,
-    bands,
+    banded_grid,
     ceil_div,
+    cpp_literals,
     divisor_up_to,
-    literals,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: L2 hints that stream C out, which needs TMA stores.
 STREAMING_C = ("stream_c", "stream_bc", "stream_ac")
 #: Registers a thread needs besides its accumulators (addresses, descriptors, loop state).
-EXTRA_REGISTERS = 40
+NON_ACCUMULATOR_REGISTERS = 40
 #: Registers per thread of the consumer warpgroups after setmaxnreg, by number of consumers.
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
 #: Most parts of K that meet in a workspace.
@@ -73,10 +73,14 @@ def why_illegal(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | None:
         if broken:
             return reason
     if c.cluster_split > 1:  # the owner's sums live beside the accumulators
-        accumulators += accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + EXTRA_REGISTERS // 2
+        accumulators += (
+            accumulators // divisor_up_to(max(1, m_blocks * c.bn // 8), c.split_k) + NON_ACCUMULATOR_REGISTERS // 2
+        )
     budget = register_budget(c)
-    if accumulators + EXTRA_REGISTERS > budget:
-        return f"{accumulators} accumulator and sum registers, {EXTRA_REGISTERS} others: the budget is {budget}"
+    if accumulators + NON_ACCUMULATOR_REGISTERS > budget:
+        return (
+            f"{accumulators} accumulator and sum registers, {NON_ACCUMULATOR_REGISTERS} others: the budget is {budget}"
+        )
     return None
 
 
@@ -148,7 +152,7 @@ def geometry(problem: Problem, c: Sm90WgmmaConfig) -> Geometry:
         smem_bytes=max(stages + (epi_bufs * chunk_bytes if store_tma else 0) + inbox + barriers, read),
         cluster=c.cluster_m * c.cluster_n * c.cluster_split,
         accumulators=accumulators,
-        constants=literals(constants),
+        constants=cpp_literals(constants),
     )
 
 
@@ -160,7 +164,7 @@ def grid(problem: Problem, config: Sm90WgmmaConfig, sms: int) -> tuple[int, int,
     if config.persistent:
         return min(tiles_m * tiles_n, max(1, sms * config.min_blocks // cluster)) * cluster, 1, 1
     inner, outer = (tiles_m, tiles_n) if config.raster == "m" else (tiles_n, tiles_m)
-    x, y, z = bands(inner, outer, config.group, cluster)
+    x, y, z = banded_grid(inner, outer, config.group, cluster)
     return x, y, z * (config.split_k // config.cluster_split)
 
 
@@ -182,7 +186,7 @@ def register_budget(c: Sm90WgmmaConfig) -> int:
 def workspace_loads(c: Sm90WgmmaConfig) -> int:
     """16-byte loads in flight per thread of the CTA that adds up: as many as registers allow. Its accumulators are
     free by then."""
-    room = register_budget(c) - EXTRA_REGISTERS - 20
+    room = register_budget(c) - NON_ACCUMULATOR_REGISTERS - 20
     return next((loads for loads in (32, 16, 8) if 4 * loads <= room), 4)
 
 

@@ -10,13 +10,13 @@ from outblas.core.problem import Problem
 from outblas.kernels.geometry_terms import WGMMA_ROWS
 
 if TYPE_CHECKING:
-    from outblas.kernels.families.family import Cache
+    from outblas.kernels.families.family import CacheHint
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
 #: Tile rows (or columns) walked together that are tried.
-GROUPS = (4, 8, 16, 32)
+GROUP_CHOICES = (4, 8, 16, 32)
 
-_TRANSPOSED_HINTS: dict[Cache, Cache] = {
+_TRANSPOSED_HINTS: dict[CacheHint, CacheHint] = {
     "stream_a": "stream_b",
     "stream_b": "stream_a",
     "stream_ac": "stream_bc",
@@ -38,7 +38,7 @@ def neighbours(problem: Problem, config: Sm90WgmmaConfig) -> list[Iterable[Sm90W
     ]
 
 
-def shifted(problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig | None:
+def with_shifted_edges(problem: Problem, config: Sm90WgmmaConfig) -> Sm90WgmmaConfig | None:
     """The config with edge tiles moved inside; None where none of them reaches past an edge."""
     ragged = (problem.m > config.bm and problem.m % config.bm) or (problem.n > config.bn and problem.n % config.bn)
     return replace(config, shift=True) if ragged else None
@@ -84,7 +84,7 @@ def _few_rows(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]
 
 
 def _edges(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
-    if shifted(problem, c) is not None:
+    if with_shifted_edges(problem, c) is not None:
         yield replace(c, shift=not c.shift)
 
 
@@ -97,7 +97,7 @@ def _hints(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
 
 def _orders(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
     yield replace(c, raster="n" if c.raster == "m" else "m")
-    for group in sorted(GROUPS, key=lambda g: abs(g.bit_length() - c.group.bit_length())):
+    for group in sorted(GROUP_CHOICES, key=lambda g: abs(g.bit_length() - c.group.bit_length())):
         yield replace(c, group=group)
 
 

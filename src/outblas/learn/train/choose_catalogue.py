@@ -10,7 +10,7 @@ choice.
 
 A store is sparse: a search times a few kernels of a problem, and what was not timed is unknown, not bad. Guesses of the
 ranking model in its place (corrected by each kernel's mean residual) made the catalogue worse on shapes that it was
-not chosen on. Kernels that ``outblas.kernels.catalogue.beside_the_catalogue`` offers anyway are not chosen, but count.
+not chosen on. Kernels that ``outblas.kernels.catalogue.special_candidates`` offers anyway are not chosen, but count.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import numpy as np
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.files import write_json
 from outblas.core.roofline import H200
-from outblas.kernels.catalogue import beside_the_catalogue, catalogue
+from outblas.kernels.catalogue import catalogue, special_candidates
 from outblas.kernels.families.registry import FAMILIES
-from outblas.learn.train.fit_cost_model import MeasuredRow, of_recording
-from outblas.learn.train.measured_times import of_store
+from outblas.learn.train.fit_cost_model import MeasuredRow, rows_of_recording
+from outblas.learn.train.measured_times import rows_of_store
 from outblas.records.recording import Recording
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 #: What no chosen kernel serves counts as this much slower than the best known.
-UNSERVED = 1.5
+UNSERVED_SLOWDOWN = 1.5
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTimes:
     """What is known: P problems, K kernels (launch options off), plain and with PDL.
 
     Attributes:
@@ -52,14 +52,14 @@ class Measured:
     given: np.ndarray
 
 
-def table(rows: Sequence[MeasuredRow]) -> Measured:
+def time_matrix(rows: Sequence[MeasuredRow]) -> MeasuredTimes:
     """The rows as one matrix; kernels of the family for few tokens are given, not chosen."""
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
     times = np.full((len(rows), len(kernels), 2), np.inf)
     best, given = np.full((len(rows), 2), np.inf), np.full((len(rows), 2), np.inf)
     for i, row in enumerate(rows):
-        beside = set(beside_the_catalogue(row.problem))
+        beside = set(special_candidates(row.problem))
         for config, us in zip(row.configs, row.times, strict=True):
             if config.early or config.even:
                 continue
@@ -68,45 +68,45 @@ def table(rows: Sequence[MeasuredRow]) -> Measured:
                 given[i, int(config.pdl)] = min(given[i, int(config.pdl)], us)
             if _is_choosable(config):
                 times[i, where[config.with_knobs(pdl=False)], int(config.pdl)] = us
-    return Measured(tuple(rows), kernels, times, best, given)
+    return MeasuredTimes(tuple(rows), kernels, times, best, given)
 
 
 def _is_choosable(config: KernelConfig) -> bool:
     return not FAMILIES[config.family].few_rows_only and not config.early and not config.even
 
 
-def gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
+def log_gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
     """What each kernel would take off: float64[K], log."""
     return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
 
 
-def cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
+def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
     """Indices of kernels, best gain first, none of ``taken``."""
     best, chosen = start.copy(), list[int]()
     while len(chosen) < limit:
-        gain = gains(best, times)
+        gain = log_gains(best, times)
         gain[taken + chosen] = -1.0
         pick = int(gain.argmax())
-        if gain[pick] < LEAST_GAIN:
+        if gain[pick] < MIN_GAIN:
             break
         chosen.append(pick)
         best = np.minimum(best, times[:, pick])
     return chosen
 
 
-def choose(known: Measured, limit: int) -> list[KernelConfig]:
+def choose_kernels(known: MeasuredTimes, limit: int) -> list[KernelConfig]:
     """Covers upon covers, up to ``limit`` kernels or until no cover gains anything."""
-    start, chosen = np.minimum(known.given, known.best * UNSERVED), list[int]()
+    start, chosen = np.minimum(known.given, known.best * UNSERVED_SLOWDOWN), list[int]()
     start[~np.isfinite(start)] = 1.0  # a launch option of which nothing is known: no kernel gains
     while len(chosen) < limit:
-        added = cover(known.times, start, chosen, limit - len(chosen))
+        added = greedy_cover(known.times, start, chosen, limit - len(chosen))
         if not added:
             break
         chosen += added
     return [known.kernels[i] for i in chosen]
 
 
-def gap(known: Measured, kernels: Sequence[KernelConfig]) -> np.ndarray:
+def log_gaps(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> np.ndarray:
     """[P, 2]: log of the best measured time among these kernels (and the given) over the best known; nan if unknown."""
     own = [i for i, k in enumerate(known.kernels) if k in set(kernels)]
     reached = np.minimum(known.given, known.times[:, own].min(axis=1, initial=np.inf))
@@ -114,15 +114,15 @@ def gap(known: Measured, kernels: Sequence[KernelConfig]) -> np.ndarray:
         return np.where(np.isfinite(reached) & np.isfinite(known.best), np.log(reached / known.best), np.nan)
 
 
-def gaps_by_source(known: Measured, kernels: Sequence[KernelConfig]) -> dict[str, float]:
-    """The geometric mean of :func:`gap` over the problems and launch options of each source."""
-    gaps, sources = gap(known, kernels), [row.source for row in known.problems]
+def gaps_by_source(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> dict[str, float]:
+    """The geometric mean of :func:`log_gaps` over the problems and launch options of each source."""
+    gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
     return {s: round(float(np.exp(np.nanmean(gaps[[s == own for own in sources]]))), 4) for s in dict.fromkeys(sources)}
 
 
-def told(name: str, known: Measured, kernels: Sequence[KernelConfig]) -> str:
+def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> str:
     """The gaps to the best known, one line a source."""
-    gaps, sources = gap(known, kernels), [row.source for row in known.problems]
+    gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
     lines = []
     for source, mean in gaps_by_source(known, kernels).items():
         own = gaps[[source == s for s in sources]]
@@ -141,26 +141,30 @@ def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRo
     Raises:
         RecordError: one of them cannot be read.
     """
-    rows = of_recording(Recording.load(str(recording)), recording.name) if recording else []
-    return [*rows, *(row for path in stores for row in of_store(path))]
+    rows = rows_of_recording(Recording.load(str(recording)), recording.name) if recording else []
+    return [*rows, *(row for path in stores for row in rows_of_store(path))]
 
 
-def write_catalogue(rows: Sequence[MeasuredRow], limit: int, out: Path, tell: Callable[[str], None]) -> tuple[int, int]:
+def write_catalogue(
+    rows: Sequence[MeasuredRow], limit: int, out: Path, report: Callable[[str], None]
+) -> tuple[int, int]:
     """Choose a catalogue and write it.
 
     Args:
         rows: what was measured.
         limit: the most kernels to choose.
         out: the file to write.
-        tell: given the gaps of the present catalogue, then those of the new one.
+        report: given the gaps of the present catalogue, then those of the new one.
 
     Returns:
         How many kernels were chosen, and how many candidates they are.
     """
-    known = table([row for row in rows if len(row.times)])
-    tell(told("the present catalogue", known, list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue()))))
-    chosen = choose(known, limit)
-    tell(told("the new one", known, chosen))
+    known = time_matrix([row for row in rows if len(row.times)])
+    report(
+        report_gaps("the present catalogue", known, list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue())))
+    )
+    chosen = choose_kernels(known, limit)
+    report(report_gaps("the new one", known, chosen))
     sources = ", ".join(dict.fromkeys(row.source for row in rows))
     candidates = [config_name(kernel.with_knobs(pdl=pdl)) for kernel in chosen for pdl in (False, True)]
     data = {

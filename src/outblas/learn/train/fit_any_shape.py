@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
-from outblas.kernels.catalogue import worth_trying
+from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.registry import FAMILIES
-from outblas.learn.any_shape import inputs, is_vector
+from outblas.learn.any_shape import is_vector_product, network_inputs
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.recording import Recording
@@ -29,7 +29,7 @@ BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
 #: Random problems of which the ranking model is asked.
 RANDOM_PROBLEMS = 300
 #: Of a recorded problem: its fastest kernels, and as many others, drawn.
-FASTEST = 8
+FASTEST_PER_PROBLEM = 8
 #: Nets, their width, passes over the data, cells a step, highest learning rate and weight decay.
 NETS, WIDTH, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 5, 96, 30, 512, 4e-3, 1e-2
 #: Log speed-ups beyond this are as good as it; errors beyond HUBER count by their size, not its square.
@@ -63,14 +63,14 @@ class OfferedCells:
     outside: bool
 
 
-def recorded(recording: Recording, seed: int = 0) -> list[OfferedCells]:
+def cells_of_recording(recording: Recording, seed: int = 0) -> list[OfferedCells]:
     """Cells of a recording's kernels without PDL."""
     rng, found = np.random.default_rng(seed), []
     plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
     for i, problem in enumerate(recording.problems):
         timed = np.flatnonzero((recording.rounds[i] > 0) & plain)
         order = timed[np.argsort(recording.median_us[i, timed], kind="stable")]
-        chosen = [*order[:FASTEST], *rng.permutation(order[FASTEST:])[:FASTEST]]
+        chosen = [*order[:FASTEST_PER_PROBLEM], *rng.permutation(order[FASTEST_PER_PROBLEM:])[:FASTEST_PER_PROBLEM]]
         us = recording.median_us[i, chosen].astype(float)
         gains = np.log(float(recording.baselines["torch"][i]) / us).astype(np.float32)
         found.append(OfferedCells(problem, tuple(recording.catalogue[c] for c in chosen), gains, outside=False))
@@ -79,7 +79,7 @@ def recorded(recording: Recording, seed: int = 0) -> list[OfferedCells]:
 
 def fit(cells: Sequence[OfferedCells], seed: int = 0) -> Regressor:
     """Nets trained on the cells. Deterministic for a seed and a number of threads."""
-    x = np.concatenate([inputs(c.problem, c.configs, H200) for c in cells])
+    x = np.concatenate([network_inputs(c.problem, c.configs, H200) for c in cells])
     y = torch.from_numpy(np.clip(np.concatenate([c.gains for c in cells]), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
     counts = torch.tensor(np.concatenate([np.full(len(c.gains), UNLISTED_WEIGHT if c.outside else 1.0) for c in cells]))
     mean, deviation = x.mean(axis=0), x.std(axis=0)
@@ -119,26 +119,26 @@ class KeptOutResult:
     measured: float
 
 
-def kept_out(
-    cells: Sequence[OfferedCells], tell: Callable[[str], None], seed: int = 0
+def cross_validate(
+    cells: Sequence[OfferedCells], report: Callable[[str], None], seed: int = 0
 ) -> list[tuple[float, list[KeptOutResult]]]:
     """For each number of standard deviations that may be sure (0 to 4): the choices on all problems outside the suites,
     each by nets fitted without its fold."""
-    outside = [i for i, c in enumerate(cells) if c.outside and not is_vector(c.problem)]
+    outside = [i for i, c in enumerate(cells) if c.outside and not is_vector_product(c.problem)]
     found: list[tuple[float, list[KeptOutResult]]] = [(float(sure), []) for sure in range(5)]
     for fold in range(FOLDS):
         held = set(np.random.default_rng(seed).permutation(outside)[fold::FOLDS])
         nets = fit([c for i, c in enumerate(cells) if i not in held], seed)
         for i in held:
-            gain, deviation = nets.absolute(inputs(cells[i].problem, cells[i].configs, H200))
+            gain, deviation = nets.predict(network_inputs(cells[i].problem, cells[i].configs, H200))
             for sure, outcomes in found:
                 best = int((gain - sure * deviation).argmax())
                 outcomes.append(KeptOutResult(float(gain[best]), float(deviation[best]), float(cells[i].gains[best])))
-        tell(f"fold {fold + 1} of {FOLDS}")
+        report(f"fold {fold + 1} of {FOLDS}")
     return found
 
 
-def result(outcomes: Sequence[KeptOutResult], sure: float, margin: float, slow: float) -> tuple[float, int]:
+def score_choices(outcomes: Sequence[KeptOutResult], sure: float, margin: float, slow: float) -> tuple[float, int]:
     """(geometric mean over torch.matmul, problems below ``slow``) where the choices that clear the margin are taken."""
     taken = [o.measured if o.gain - sure * o.deviation >= np.log(margin) else 0.0 for o in outcomes]
     return float(np.exp(np.mean(taken))), sum(gain < np.log(slow) for gain in taken)
@@ -168,5 +168,5 @@ def _first_choices(seed: int) -> Iterator[KernelConfig]:
     for _ in range(RANDOM_PROBLEMS):
         m, n, k = (round(2 ** rng.uniform(0, 13)) for _ in range(3))
         problem = Problem(m, n, k, rng.choice(("TN", "NN")))
-        offered: Sequence[KernelConfig] = [c for c in worth_trying(problem, H200) if launch_of(c) == "plain"]
+        offered: Sequence[KernelConfig] = [c for c in first_search_candidates(problem, H200) if launch_of(c) == "plain"]
         yield offered[int(rank(problem, offered, H200)[0])]

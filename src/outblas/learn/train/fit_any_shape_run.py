@@ -19,18 +19,18 @@ from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas.learn.any_shape import AnyShape
+from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.policy import Policy
 from outblas.learn.train.fit_any_shape import (
     KeptOutResult,
     OfferedCells,
+    cells_of_recording,
+    cross_validate,
     fit,
     general_kernels,
-    kept_out,
-    recorded,
-    result,
+    score_choices,
 )
-from outblas.records.provenance import collect
+from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 
@@ -55,7 +55,7 @@ def export(store: Path, out: Path) -> str:
         "median_us": [e.timing.median_us for e in done if e.timing],
         "torch_us": [e.baselines_us["torch"] for e in done],
     }
-    about = collect("outblas fit any-shape record", 0) | {"date": run.started}
+    about = collect_provenance("outblas fit any-shape record", 0) | {"date": run.started}
     table = pa.table(columns).replace_schema_metadata({"provenance": json.dumps(about)})
     out.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, out)
@@ -76,14 +76,14 @@ def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
     return found, json.loads(table.schema.metadata[b"provenance"])
 
 
-def fit_all(cells: Path, proved: Path, out: Path, tell: Callable[[str], None]) -> str:
+def fit_all(cells: Path, proved: Path, out: Path, report: Callable[[str], None]) -> str:
     """Fit the kernels on offer, the speed-up over torch.matmul and the margin, and write them.
 
     Args:
         cells: what :func:`export` wrote.
         proved: which kernels passed all gates; those that failed are left out. The file may be missing.
         out: the file to write.
-        tell: given a line for each part of the fit.
+        report: given a line for each part of the fit.
 
     Returns:
         What was fitted, in one line.
@@ -95,15 +95,15 @@ def fit_all(cells: Path, proved: Path, out: Path, tell: Callable[[str], None]) -
     if not cells.is_file():
         raise RecordError(f"no file {cells}", "recorded cells", "make them: outblas fit any-shape record")
     measured, provenance = read_cells(cells)
-    everything = [*recorded(Recording.load("h200")), *measured]
-    sure, margin, told = _most_for_few(kept_out(everything, tell))
+    everything = [*cells_of_recording(Recording.load("h200")), *measured]
+    sure, margin, told = _most_for_few(cross_validate(everything, report))
     failed = json.loads(proved.read_text())["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     passed = {config for c in measured for config in c.configs if config_name(config) not in left_out}
     where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
     about = f"{len(measured)} random problems and {len(everything) - len(measured)} recorded ones; {where}; {told}"
     kernels = tuple(c for c in general_kernels() if c in passed)
-    found = AnyShape(kernels, fit(everything), margin, sure, Policy.load("h200"), about)
+    found = AnyShapeModel(kernels, fit(everything), margin, sure, Policy.load("h200"), about)
     out.parent.mkdir(parents=True, exist_ok=True)
     found.save(out)
     return f"{len(kernels)} kernels, bound {sure:g} deviations below, margin {margin}; {told}"
@@ -114,7 +114,7 @@ def _most_for_few(outcomes: Sequence[tuple[float, list[KeptOutResult]]]) -> tupl
     best = (0.0, 0.0, 0.0, 0)
     for sure, each in outcomes:
         for margin in MARGINS:
-            mean, slower = result(each, sure, margin, SLOW)
+            mean, slower = score_choices(each, sure, margin, SLOW)
             if slower <= SLOWER * len(each) and mean > best[0]:
                 best = (mean, sure, margin, slower)
     mean, sure, margin, slower = best

@@ -35,16 +35,18 @@ class MeasuredRow:
     times: np.ndarray
 
 
-def row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> MeasuredRow:
+def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, float]) -> MeasuredRow:
     """The row of some times, without those that are none."""
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
     return MeasuredRow(source, problem, tuple(kept), np.array(list(kept.values()), dtype=float))
 
 
-def of_recording(recording: Recording, name: str, problems: Collection[Problem] | None = None) -> list[MeasuredRow]:
+def rows_of_recording(
+    recording: Recording, name: str, problems: Collection[Problem] | None = None
+) -> list[MeasuredRow]:
     """Rows of a recording's problems, or of some of them, without what was not measured."""
     return [
-        row(name, p, dict(zip(recording.catalogue, times, strict=True)))
+        measured_row(name, p, dict(zip(recording.catalogue, times, strict=True)))
         for p, times in zip(recording.problems, recording.median_us, strict=True)
         if problems is None or p in problems
     ]
@@ -62,16 +64,16 @@ FAR_WEIGHT = 0.05
 #: Log residual beyond which a cell pulls with constant force (Huber).
 HUBER = 0.06
 #: Share of the mean residual of a problem that is taken off its cells' before they count.
-CENTRED = 0.9
+CENTRED_SHARE = 0.9
 #: Pull of every coefficient, in log, towards its start: keeps what the data do not determine sane.
 #: (The cells of one problem weigh 1 together.)
-PRIOR = 3e-3
+PRIOR_WEIGHT = 3e-3
 
 Coefficients = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Columns:
+class FitColumns:
     """Cells of one family as columns for the formula.
 
     Attributes:
@@ -90,13 +92,13 @@ class FitCells:
     row: np.ndarray
     log_times: np.ndarray
     weights: np.ndarray
-    families: dict[str, Columns]
+    families: dict[str, FitColumns]
 
     def centred(self, values: np.ndarray) -> np.ndarray:
         """Less most of each row's weighted mean; ``values``: [cells] or [cells, any]."""
         weighted = values * (self.weights if values.ndim == 1 else self.weights[:, None])
         mean = np.add.reduceat(weighted, np.flatnonzero(np.diff(self.row, prepend=-1)), axis=0)
-        return np.asarray(values - CENTRED * mean[self.row])
+        return np.asarray(values - CENTRED_SHARE * mean[self.row])
 
 
 def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
@@ -105,8 +107,8 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
     A family without cells stays where the fit starts.
     """
     cells = _cells(rows, gpu)
-    names = [(family, name) for family, start in cost_model.START.items() for name in start]
-    start = np.log([cost_model.START[family][name] for family, name in names])
+    names = [(family, name) for family, start in cost_model.START_COEFFICIENTS.items() for name in start]
+    start = np.log([cost_model.START_COEFFICIENTS[family][name] for family, name in names])
 
     def predicted(x: np.ndarray, family: str) -> np.ndarray:
         own = {name: np.exp(v) for (f, name), v in zip(names, x, strict=True) if f == family}
@@ -131,7 +133,7 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
     def cost(r: np.ndarray, x: np.ndarray) -> float:
         size = np.abs(r)
         huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
-        return float(np.sum(cells.weights * huber) + PRIOR * np.sum((x - start) ** 2) / 2)
+        return float(np.sum(cells.weights * huber) + PRIOR_WEIGHT * np.sum((x - start) ** 2) / 2)
 
     x, damping = start.copy(), 1e-2
     r = cells.centred(residuals(x))
@@ -139,8 +141,8 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
     for _ in range(steps):
         slopes = jacobian(x)
         weighted = slopes * (cells.weights * np.minimum(1.0, HUBER / np.maximum(np.abs(r), 1e-12)))[:, None]
-        hessian = slopes.T @ weighted + PRIOR * np.eye(len(names))
-        gradient = weighted.T @ r + PRIOR * (x - start)
+        hessian = slopes.T @ weighted + PRIOR_WEIGHT * np.eye(len(names))
+        gradient = weighted.T @ r + PRIOR_WEIGHT * (x - start)
         before = best
         while damping < 1e6:
             step = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
@@ -152,7 +154,7 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
             damping *= 4
         if before - best < 1e-4 * before:
             break
-    found: Coefficients = {family: {} for family in cost_model.START}
+    found: Coefficients = {family: {} for family in cost_model.START_COEFFICIENTS}
     for (family, name), value in zip(names, np.exp(x), strict=True):
         found[family][name] = float(value)
     return found
@@ -172,7 +174,7 @@ def _cells(rows: Sequence[MeasuredRow], gpu: Gpu) -> FitCells:
         return {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
 
     families = {
-        family: Columns(np.concatenate([p[0] for p in some]), join([p[1] for p in some]), join([p[2] for p in some]))
+        family: FitColumns(np.concatenate([p[0] for p in some]), join([p[1] for p in some]), join([p[2] for p in some]))
         for family, some in parts.items()
     }
     number = np.repeat(np.arange(len(rows)), [len(r.times) for r in rows])
@@ -189,26 +191,26 @@ def _weights(row: MeasuredRow) -> np.ndarray:
 
 
 #: Pull of every coefficient to zero (the cells of one problem weigh 1 together, features are of order one).
-RIDGE = 0.03
+RIDGE_WEIGHT = 0.03
 #: Cells count by the fourth power of (best of their problem / their time), but no less than this.
 RESIDUAL_FAR_WEIGHT = 0.02
 #: Share of the mean of a problem that is taken off its cells' before they count: the model is to rank.
-RESIDUAL_CENTRED = 0.9
+RESIDUAL_CENTRED_SHARE = 0.9
 #: Logarithms beyond which a cell is another story than a factor.
 MAX_LOG_FACTOR = 0.25
 
 
 def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
     """Coefficients in the order of ``model_residual.NAMES``, of what the formula leaves within each problem."""
-    size = len(residual.NAMES)
-    hessian, gradient = RIDGE * np.eye(size), np.zeros(size)
+    size = len(residual.FEATURE_NAMES)
+    hessian, gradient = RIDGE_WEIGHT * np.eye(size), np.zeros(size)
     for row in rows:
         weights = np.maximum((row.times.min() / row.times) ** 4, RESIDUAL_FAR_WEIGHT)
         weights = weights / weights.sum()
-        left = np.log(row.times / cost_model.predict_by(coefficients, None, row.problem, row.configs, gpu))
-        left = np.clip(left - RESIDUAL_CENTRED * (weights @ left), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
+        left = np.log(row.times / cost_model.predict_with(coefficients, None, row.problem, row.configs, gpu))
+        left = np.clip(left - RESIDUAL_CENTRED_SHARE * (weights @ left), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
         found = _features(row.problem, row.configs, gpu)
-        found = found - RESIDUAL_CENTRED * (weights @ found)
+        found = found - RESIDUAL_CENTRED_SHARE * (weights @ found)
         hessian += (found * weights[:, None]).T @ found
         gradient += (found * weights[:, None]).T @ left
     return np.asarray(np.linalg.solve(hessian, gradient))
@@ -216,7 +218,7 @@ def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping
 
 def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
     shape = cost_model.problem_columns(problem, gpu)
-    out = np.zeros((len(configs), len(residual.NAMES)))
+    out = np.zeros((len(configs), len(residual.FEATURE_NAMES)))
     for family, mine, columns in columns_by_family(configs):
-        out[mine] = residual.features(family, shape, columns, gpu.sms)
+        out[mine] = residual.residual_features(family, shape, columns, gpu.sms)
     return out

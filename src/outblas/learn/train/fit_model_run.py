@@ -24,15 +24,15 @@ import numpy as np
 from outblas.core.roofline import H200, Gpu
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost import residual as model_residual
-from outblas.learn.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, of_recording
-from outblas.learn.train.measured_times import of_jsonl, of_store
-from outblas.records.provenance import commit, utc_now
+from outblas.learn.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, rows_of_recording
+from outblas.learn.train.measured_times import rows_of_jsonl, rows_of_store
+from outblas.records.provenance import source_commit, utc_now
 from outblas.records.recording import Recording
 
-TOPS = (4, 8, 16, 32)
-FACTORS = (1.5, 2.0, 2.5, 3.0, 4.0)
+TOP_COUNTS = (4, 8, 16, 32)
+PRUNING_FACTORS = (1.5, 2.0, 2.5, 3.0, 4.0)
 #: The error is reported over cells within NEAR x the best of their problem.
-NEAR = 3.0
+NEAR_BEST_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Measurements:
         if self.recording:
             recording = Recording.load(self.recording)
             gpu = recording.gpu
-            rows += of_recording(recording, Path(self.recording).name)
+            rows += rows_of_recording(recording, Path(self.recording).name)
             about["measured"] = recording.provenance
         for path in self.jsonl:
-            rows += of_jsonl(path)
+            rows += rows_of_jsonl(path)
         for path in self.stores:
-            rows += of_store(path)
+            rows += rows_of_store(path)
         files = [*self.jsonl, *self.stores]
         if files:
             about["source_sha256"] = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
@@ -63,7 +63,7 @@ class Measurements:
         source = ", ".join([*named, *(path.name for path in files)])
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
-    def shown(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """The arguments that name them, without the folders of one machine."""
         shown = [path.name for path in self.jsonl]
         shown += ["--recording", Path(self.recording).name] if self.recording else []
@@ -81,13 +81,13 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
         "format": cost_model.FORMAT,
         "gpu": gpu.name,
         "coefficients": {f: {n: float(f"{v:.6g}") for n, v in x.items()} for f, x in coefficients.items()},
-        "residual": dict(zip(model_residual.NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
+        "residual": dict(zip(model_residual.FEATURE_NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
         "checks": {"folds": folds, "problems": len(rows), **_checks(rows, held_out)},
         "provenance": {
             **source,
             "date": utc_now(),
-            "commit": commit(),
-            "command": " ".join(["outblas fit model", *measured.shown(), "--folds", str(folds)]),
+            "commit": source_commit(),
+            "command": " ".join(["outblas fit model", *measured.arguments(), "--folds", str(folds)]),
         },
     }
 
@@ -111,7 +111,7 @@ def _cross_validate(rows: Sequence[MeasuredRow], gpu: Gpu, folds: int) -> list[n
         coefficients = fit(seen, gpu)
         residual = fit_residual(seen, coefficients, gpu)
         for i in np.flatnonzero(fold == f).tolist():
-            out[i] = cost_model.predict_by(coefficients, residual, rows[i].problem, rows[i].configs, gpu)
+            out[i] = cost_model.predict_with(coefficients, residual, rows[i].problem, rows[i].configs, gpu)
         print(f"fold {f + 1} of {folds} done", flush=True)
     return out
 
@@ -119,7 +119,10 @@ def _cross_validate(rows: Sequence[MeasuredRow], gpu: Gpu, folds: int) -> list[n
 def _checks(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray]) -> dict[str, Any]:
     """Held-out figures: error, regret of the model's first n, and what pruning would have lost."""
     error = np.concatenate(
-        [np.log(p / r.times)[r.times <= NEAR * r.times.min()] for r, p in zip(rows, predictions, strict=True)]
+        [
+            np.log(p / r.times)[r.times <= NEAR_BEST_FACTOR * r.times.min()]
+            for r, p in zip(rows, predictions, strict=True)
+        ]
     )
     out: dict[str, Any] = {"log_rms_near": _round(np.sqrt(np.mean(error**2)))}
     out |= {"top": _tops(rows, predictions, False), "top_each_pdl": _tops(rows, predictions, True)}
@@ -138,7 +141,7 @@ def _checks(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray]) -> d
     out["left_out"] = {
         "n": len(needed),
         "smallest_safe_factor": _round(needed.max()),
-        "factors": {str(factor): _pruning(rows, predictions, needed, factor) for factor in FACTORS},
+        "factors": {str(factor): _pruning(rows, predictions, needed, factor) for factor in PRUNING_FACTORS},
     }
     return out
 
@@ -146,7 +149,7 @@ def _checks(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray]) -> d
 def _tops(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray], by_launch: bool) -> dict[str, Any]:
     """The best time among the first n of the predicted order over the best of all that was measured."""
     found: dict[str, Any] = {}
-    for n in TOPS:
+    for n in TOP_COUNTS:
         ratios = []
         for row, predicted in zip(rows, predictions, strict=True):
             for mask in launch_masks(row.configs) if by_launch else [np.ones(len(row.times), bool)]:
@@ -166,7 +169,7 @@ def _pruning(
     rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray], needed: np.ndarray, factor: float
 ) -> dict[str, Any]:
     pdl = [np.array([c.pdl for c in row.configs]) for row in rows]
-    masks = [cost_model.too_slow(p, d, factor) for p, d in zip(predictions, pdl, strict=True)]
+    masks = [cost_model.too_slow_mask(p, d, factor) for p, d in zip(predictions, pdl, strict=True)]
     spent = [row.times[mask].sum() / row.times.sum() for row, mask in zip(rows, masks, strict=True)]
     return {
         "bests_lost": int((needed > factor).sum()),
@@ -184,7 +187,7 @@ def print_report(report: dict[str, Any]) -> None:
     checks = report["checks"]
     for family, values in report["coefficients"].items():
         print(f"{family}: " + " ".join(f"{name}={value:.4g}" for name, value in values.items()))
-    print(f"held out, cells within {NEAR}x of the best: rms log error {checks['log_rms_near']}")
+    print(f"held out, cells within {NEAR_BEST_FACTOR}x of the best: rms log error {checks['log_rms_near']}")
     for source, figures in {"all": checks, **checks["sources"]}.items():
         for label in ("top", "top_each_pdl"):
             for n, f in figures[label].items():

@@ -17,7 +17,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas.learn.train.fit_cost_model import MeasuredRow, row
+from outblas.learn.train.fit_cost_model import MeasuredRow, measured_row
 from outblas.records.store import Store
 
 #: A sample of a JSONL is corrected by a difference below this median time, by a ratio above.
@@ -28,7 +28,7 @@ LAUNCH_MATTERS_US = 30.0
 DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
 
 
-def of_store(path: Path) -> list[MeasuredRow]:
+def rows_of_store(path: Path) -> list[MeasuredRow]:
     """Rows of the problems of a store, all runs brought to the clock of the oldest.
 
     Raises:
@@ -41,7 +41,7 @@ def of_store(path: Path) -> list[MeasuredRow]:
         for e in evaluations:
             if e.timing is not None:
                 found.setdefault(e.problem, {}).setdefault(run_id, []).append(e)
-    return [row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
+    return [measured_row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
 
 
 def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]:
@@ -49,20 +49,20 @@ def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]
     times: dict[KernelConfig, float] = {}
     rounds: dict[KernelConfig, int] = {}
     for run in runs:
-        slower = np.exp(DRIFT_SHARE * drift(runs[0][0].baselines_us, run[0].baselines_us))
+        slower = np.exp(DRIFT_SHARE * clock_drift(runs[0][0].baselines_us, run[0].baselines_us))
         for e in run:
             if e.timing is not None and len(e.timing.samples_us) > rounds.get(e.template, 0):
                 rounds[e.template], times[e.template] = len(e.timing.samples_us), e.timing.median_us / slower
     return times
 
 
-def drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+def clock_drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """Log of how much slower the baselines became (median of those in both), within the limit believed."""
     both = [np.log(after[name] / before[name]) for name in before if name in after]
     return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0
 
 
-def of_jsonl(path: Path) -> list[MeasuredRow]:
+def rows_of_jsonl(path: Path) -> list[MeasuredRow]:
     """Rows of the lines of a file."""
     return [_line(path.stem, json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -70,7 +70,7 @@ def of_jsonl(path: Path) -> list[MeasuredRow]:
 def _line(source: str, found: dict[str, Any]) -> MeasuredRow:
     times = {**_as_medians(found["first"], found["med"]), **found["med"]}
     named = {name: t for name, t in times.items() if ":" in name and t}  # baselines have no family
-    return row(source, Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})
+    return measured_row(source, Problem.from_key(found["p"]), {config_from_name(n): t for n, t in named.items()})
 
 
 def _as_medians(first: dict[str, Any], med: dict[str, float]) -> dict[str, float]:

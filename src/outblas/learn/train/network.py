@@ -15,7 +15,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from outblas.learn.features import CANDIDATE, PROBLEM, Features
+from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, Features
 from outblas.learn.policy import BEHIND_COLUMN, POSTERIOR_INPUTS, SEARCH_INPUTS
 
 #: Units of the scorer's two hidden layers, and of the value's.
@@ -23,9 +23,9 @@ WIDTH, VALUE_WIDTH = 64, 64
 #: Where greed begins: a candidate believed 5% slower (one unit) is e^-GREED as likely. Learned as its logarithm.
 INITIAL_GREED = 4.0
 #: Column that the environment adds: whether the row is offered.
-OFFERED_COLUMN = len(CANDIDATE) + len(POSTERIOR_INPUTS)
+OFFERED_COLUMN = len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS)
 #: Candidates that the value looks at: the best by belief.
-FRONT = 4
+VALUED_CANDIDATES = 4
 
 
 class Scorer(BaseFeaturesExtractor):
@@ -34,10 +34,10 @@ class Scorer(BaseFeaturesExtractor):
     def __init__(self, observation_space: Any, state: int) -> None:
         self.columns = observation_space["candidates"].shape[0]
         super().__init__(observation_space, self.columns + VALUE_WIDTH)
-        inputs = OFFERED_COLUMN + len(PROBLEM) + len(SEARCH_INPUTS)
+        inputs = OFFERED_COLUMN + len(PROBLEM_FEATURES) + len(SEARCH_INPUTS)
         self.layers = nn.ModuleList([nn.Linear(inputs, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)])
         self.greed = nn.Parameter(torch.tensor(math.log(INITIAL_GREED)))
-        seen = len(PROBLEM) + len(SEARCH_INPUTS) + state + FRONT * 3
+        seen = len(PROBLEM_FEATURES) + len(SEARCH_INPUTS) + state + VALUED_CANDIDATES * 3
         self.value = nn.Sequential(
             nn.Linear(seen, VALUE_WIDTH), nn.SiLU(), nn.Linear(VALUE_WIDTH, VALUE_WIDTH), nn.SiLU()
         )
@@ -54,7 +54,7 @@ class Scorer(BaseFeaturesExtractor):
         scores = torch.zeros(table.shape[:2]).index_put((batch, row), score)
         # The last three of a candidate's belief, of the few that are believed best.
         untried = torch.where(table[:, :, OFFERED_COLUMN] > 0.5, -table[:, :, BEHIND_COLUMN], torch.full((), -1e3))
-        front = untried.topk(FRONT, dim=1).indices
+        front = untried.topk(VALUED_CANDIDATES, dim=1).indices
         posterior = torch.gather(table[:, :, BEHIND_COLUMN:OFFERED_COLUMN], 1, front[:, :, None].expand(-1, -1, 4))[
             :, :, :3
         ]

@@ -10,23 +10,24 @@ from numpy.typing import NDArray
 
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.learn.policy import Policy, View
-from outblas.records.recording import CODE, Recording
+from outblas.learn.policy import CandidateView, Policy
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 
 
 @dataclass(frozen=True)
-class Search:
+class RecordedSearch:
     """The recorded candidates of one problem and launch option, as a policy sees them, with what they took.
 
     Attributes:
         us: float64[C], microseconds; inf where a candidate failed.
     """
 
-    view: View
+    view: CandidateView
     us: NDArray[np.float64]
 
 
-def searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) -> list[Search]:
+def recorded_searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) -> list[RecordedSearch]:
     """Every launch option of every problem, those without a proven cell left out.
 
     They depend on the policy's regressor only: of policies that share one, the same serve all.
@@ -35,15 +36,15 @@ def searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) 
     for problem in problems:
         row = recording.row(problem)
         for cells in recording.by_launch(problem).values():
-            passed = recording.status[row, cells] == CODE[Status.PASSED]
+            passed = recording.status[row, cells] == STATUS_CODES[Status.PASSED]
             if passed.any():
                 us = np.where(passed, recording.median_us[row, cells].astype(np.float64), np.inf)
                 view = policy.view(problem, [recording.catalogue[i] for i in cells], recording.gpu)
-                found.append(Search(view, us))
+                found.append(RecordedSearch(view, us))
     return found
 
 
-def qualities(policy: Policy, among: Sequence[Search], budget: int) -> NDArray[np.float64]:
+def search_qualities(policy: Policy, among: Sequence[RecordedSearch], budget: int) -> NDArray[np.float64]:
     """float64[searches, budget]: a search's best time over the best found by then.
 
     The policy measures its highest score every time; cells that failed count as measurements.
@@ -55,7 +56,7 @@ def qualities(policy: Policy, among: Sequence[Search], budget: int) -> NDArray[n
     return np.maximum(np.array(out), 1e-9)
 
 
-def _search(policy: Policy, view: View, us: NDArray[np.float64], budget: int) -> NDArray[np.float64]:
+def _search(policy: Policy, view: CandidateView, us: NDArray[np.float64], budget: int) -> NDArray[np.float64]:
     tried: list[int] = []
     for _ in range(budget):
         proven = [i for i in tried if np.isfinite(us[i])]

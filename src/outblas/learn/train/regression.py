@@ -15,8 +15,9 @@ from outblas.core.problem import Problem
 from outblas.learn.features import Features, candidate_features, problem_features
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
-from outblas.learn.train.training_cache import folder
-from outblas.records.recording import CODE, Recording
+from outblas.learn.train.training_cache import training_cache_folder
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 
 try:
     import torch
@@ -58,7 +59,7 @@ class RegressionTask:
     log_us: np.ndarray
 
 
-def set_apart(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
+def split_problems(problems: Sequence[Problem], seed: int) -> tuple[list[Problem], list[Problem]]:
     """(to learn from, to judge by), split by (N, K), so that whole families are new; both all of them where one is."""
     families = sorted({(p.n, p.k) for p in problems})
     count = max(1, round(HELD_BACK_SHARE * len(families)))
@@ -75,7 +76,7 @@ def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Regressi
         row = recording.row(problem)
         about = problem_features(problem, recording.gpu)
         for columns in recording.by_launch(problem).values():
-            cells = columns[recording.status[row, columns] == CODE[Status.PASSED]]
+            cells = columns[recording.status[row, columns] == STATUS_CODES[Status.PASSED]]
             if len(cells) > 1:
                 each = candidate_features(problem, [recording.catalogue[i] for i in cells], recording.gpu)
                 wide = np.broadcast_to(about, (len(each), len(about)))
@@ -84,16 +85,18 @@ def tasks_of(recording: Recording, problems: Sequence[Problem]) -> list[Regressi
     return found
 
 
-def regressor_file(recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int) -> Path:
+def regressor_cache_path(
+    recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int
+) -> Path:
     """Of the cache directory, where the regressor trained on these very problems is kept.
 
     Raises:
         UsageError: a problem was not recorded.
     """
-    return folder("regressors", recording, problems, asdict(settings), seed) / "regressor.npz"
+    return training_cache_folder("regressors", recording, problems, asdict(settings), seed) / "regressor.npz"
 
 
-def kept_regressor(
+def cached_regressor(
     file: Path | None, recording: Recording, problems: Sequence[Problem], settings: RegressSettings, seed: int,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Regressor:  # fmt: skip

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise ToolchainMissing("optuna is not installed", "optuna >= 4", "pip install 'outblas[rl]'") from error
 
-STUDY = "ppo"
+STUDY_NAME = "ppo"
 #: What is searched: log-uniform bounds, or choices.
 GAMMA, LR, ENTROPY, BATCH = (0.9, 0.999), (1e-5, 1e-3), (0.01, 0.1), (32, 64, 128, 256)
 
@@ -27,7 +27,7 @@ GAMMA, LR, ENTROPY, BATCH = (0.9, 0.999), (1e-5, 1e-3), (0.01, 0.1), (32, 64, 12
 Progress = Callable[[int, int, str], None]
 
 
-def suggested(trial: Any, base: PpoSettings) -> PpoSettings:
+def trial_settings(trial: Any, base: PpoSettings) -> PpoSettings:
     """The settings of a trial: discount, rate, entropy bonus and batch; the rest is the base's."""
     return replace(
         base,
@@ -57,7 +57,7 @@ def sweep(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # The file may be opened by several processes at once: trials are then shared out among them.
     study = optuna.create_study(
-        study_name=STUDY,
+        study_name=STUDY_NAME,
         storage=JournalStorage(JournalFileBackend(str(path / "study.journal"))),
         direction="maximize",
         load_if_exists=True,
@@ -67,7 +67,7 @@ def sweep(
     done = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
 
     def objective(trial: Any) -> float:
-        settings, last = suggested(trial, base), [float("-inf")]
+        settings, last = trial_settings(trial, base), [float("-inf")]
 
         def on_update(steps: int, score: float) -> bool:
             last[0] = max(last[0], score)

@@ -14,16 +14,16 @@ import numpy as np
 
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError
-from outblas.core.files import json_text, sole_driver, write_json
+from outblas.core.files import json_text, lock_folder, write_json
 from outblas.core.journal import check_same_settings
 from outblas.core.problem import Problem
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.learn.reward import PRESETS
 from outblas.learn.samplers import SAMPLERS, sampler
-from outblas.learn.train.policy_quality import qualities, searches
-from outblas.learn.train.regression import RegressSettings, kept_regressor, set_apart
-from outblas.records.provenance import commit
+from outblas.learn.train.policy_quality import recorded_searches, search_qualities
+from outblas.learn.train.regression import RegressSettings, cached_regressor, split_problems
+from outblas.records.provenance import source_commit
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 
@@ -122,8 +122,9 @@ def train(
 ) -> Policy:  # fmt: skip
     """A policy trained on the recorded cells of ``problems`` and on no other.
 
-    The checkpoint that is best on the problems that ``set_apart`` keeps back is returned; the first is the regressor's
-    greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of threads.
+    The checkpoint that is best on the problems that ``split_problems`` keeps back is returned; the first is the
+    regressor's greedy order, so a training that learns nothing returns that. Deterministic for a seed and a number of
+    threads.
 
     Args:
         run: a directory that holds a training of the same settings is gone on with.
@@ -136,7 +137,7 @@ def train(
     settings, run = settings or PpoSettings(), run or TrainingRun()
     if len(problems) < 10:
         raise UsageError(f"{len(problems)} problems to train on", "10 or more", "name more problems")
-    with contextlib.nullcontext() if run.path is None else sole_driver(run.path):
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path):
         return _train(recording, problems, settings, run, progress, on_update)
 
 
@@ -146,10 +147,10 @@ def _train(
     on_update: Callable[[int, float], bool] | None,
 ) -> Policy:  # fmt: skip
     _claim(run, settings, problems)
-    learn, check = set_apart(problems, settings.seed)
+    learn, check = split_problems(problems, settings.seed)
     file = run.regressor or run.file("regressor.npz")
     told = _first(progress, settings)
-    regressor = kept_regressor(file, recording, learn, settings.regress, settings.seed, told)
+    regressor = cached_regressor(file, recording, learn, settings.regress, settings.seed, told)
     begun = Policy(regressor, {})
     torch.manual_seed(settings.seed)
     model, done = _model(recording, learn, settings, begun, run)
@@ -213,7 +214,7 @@ class _EvaluateOnCheck(BaseCallback):
     ) -> None:  # fmt: skip
         super().__init__()
         self._recording, self._regressor = recording, regressor
-        self._searches = searches(Policy(regressor, {}), recording, problems)
+        self._searches = recorded_searches(Policy(regressor, {}), recording, problems)
         self._settings, self._run, self._progress, self._on_update = settings, run, progress, on_update
         kept = run.file("policy.npz")
         self._best = Policy.load(kept) if kept is not None and kept.exists() else None
@@ -252,7 +253,7 @@ class _EvaluateOnCheck(BaseCallback):
         arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
         policy = Policy(self._regressor, arrays)
         budgets = [b for b in JUDGED_MEASUREMENTS if b <= self._settings.budget]
-        quality = qualities(policy, self._searches, max(budgets))
+        quality = search_qualities(policy, self._searches, max(budgets))
         at = {b: float(np.exp(np.mean(np.log(quality[:, b - 1])))) for b in budgets}
         score = float(np.mean(np.log([at[b] for b in budgets])))
         figures = {f"quality/after_{b}": q for b, q in at.items()}
@@ -279,7 +280,7 @@ class _EvaluateOnCheck(BaseCallback):
             self._stopped = self._on_update(self.num_timesteps, score)
 
     def _about(self, score: float) -> str:
-        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": commit()}
+        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
         return json.dumps({**about, "score": score, "recording": self._recording.provenance}, sort_keys=True)
 
 

@@ -14,7 +14,7 @@ from outblas.records.recording import Recording
 from outblas.runtime.cubin import default_directory
 
 
-def folder(kind: str, recording: Recording, problems: Sequence[Problem], *about: Any) -> Path:
+def training_cache_folder(kind: str, recording: Recording, problems: Sequence[Problem], *about: Any) -> Path:
     """Of the cache directory, the folder of a training on these problems of a recording with these settings (JSON)."""
     names = [p.key for p in problems] + [config_name(c) for c in recording.catalogue]
     rows = [recording.row(p) for p in problems]

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Union, get_args
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
-from outblas.core.plausibility import below_floor
+from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.gates import ProofLevel
@@ -127,7 +127,7 @@ class AnswerJudge:
         if evaluation is None:
             return JudgedAnswer(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
         paid = reward_parts(evaluation, self._timed, gpu)
-        if below_floor(evaluation, gpu):
+        if is_below_floor(evaluation, gpu):
             return JudgedAnswer(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
         low = None if evaluation.speedup is None else evaluation.speedup.low
         return JudgedAnswer(key[1], evaluation.status.value, evaluation.detail, paid, low)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 from typing import Union
 
 from outblas.core.evaluation import FAILURES, Evaluation, Status
-from outblas.core.plausibility import below_floor
+from outblas.core.plausibility import is_below_floor
 from outblas.core.roofline import H200, Gpu
-from outblas.learn.reward import CLIP, gated
+from outblas.learn.reward import MAX_LOG_REWARD, gated_reward
 
 #: What a missed step before the proof costs, beside what the failure itself costs.
 MISSED_STEP_COST = 0.25
 #: What a kernel gets whose proof nobody ran (compiled only): above every failure, below every proven kernel.
-UNPROVEN_REWARD = -CLIP
+UNPROVEN_REWARD = -MAX_LOG_REWARD
 #: Least and largest logarithm of a speed-up that is told apart.
 LOG_CLIP = 3.0
 #: The last status that a candidate may have without having been compiled, and without having passed the static gate.
@@ -46,8 +46,8 @@ class RewardParts:
     Attributes:
         format: 0 if the answer is a candidate, else ``-STEP``. compiled, static: 0 if it compiled and passed the static
             gate, else ``-STEP``.
-        correct: 0 if proven; of a failure ``outblas.learn.reward.gated``, in [-2, -1); :data:`UNPROVEN_REWARD` if
-        nobody ran it. speed: :func:`speed_reward` of a proven kernel, else 0.
+        correct: 0 if proven; of a failure ``outblas.learn.reward.gated_reward``, in [-2, -1); :data:`UNPROVEN_REWARD`
+        if nobody ran it. speed: :func:`speed_reward` of a proven kernel, else 0.
     """
 
     format: float = 0.0
@@ -72,10 +72,10 @@ def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu
         gpu: whose floor a time is held against.
     """
     if isinstance(answer, RefusedAnswer):
-        return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * CLIP)
+        return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)
     if answer.status is Status.LEFT_OUT:
         return RewardParts(correct=UNPROVEN_REWARD)
-    if answer.status is not Status.PASSED or below_floor(answer, gpu):
+    if answer.status is not Status.PASSED or is_below_floor(answer, gpu):
         return _failed(answer)
     return RewardParts(speed=speed_reward(answer) if timed else 0.0)
 
@@ -89,7 +89,7 @@ def speed_reward(evaluation: Evaluation) -> float:
     if evaluation.speedup is None:
         return 0.0
     low = max(math.exp(-LOG_CLIP), evaluation.speedup.low)  # in this order: what is no number comes to the least
-    return CLIP * math.tanh(min(LOG_CLIP, math.log(low)) / CLIP)
+    return MAX_LOG_REWARD * math.tanh(min(LOG_CLIP, math.log(low)) / MAX_LOG_REWARD)
 
 
 def advantages(
@@ -124,7 +124,9 @@ def _failed(evaluation: Evaluation) -> RewardParts:
     """Of a failure; a proof that ended in an impossible time counts as a broken rule."""
     status = evaluation.status
     if status is Status.PASSED:
-        return RewardParts(correct=-2 * CLIP + CLIP * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES))
+        return RewardParts(
+            correct=-2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES)
+        )
     compiled = -MISSED_STEP_COST if status in _NOT_COMPILED else 0.0
     static = -MISSED_STEP_COST if status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
-    return RewardParts(0.0, compiled, static, gated(evaluation))
+    return RewardParts(0.0, compiled, static, gated_reward(evaluation))

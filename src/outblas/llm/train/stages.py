@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import ToolchainMissing, UsageError
-from outblas.core.files import sole_driver
+from outblas.core.files import lock_folder
 from outblas.llm.evaluators import parse_evaluator
 from outblas.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
 from outblas.llm.train.answer_language import Language
@@ -64,7 +64,7 @@ def train(
     from accelerate.state import PartialState
 
     state = PartialState(cpu=settings.cpu)
-    with sole_driver(run) if state.is_main_process else contextlib.nullcontext():
+    with lock_folder(run) if state.is_main_process else contextlib.nullcontext():
         return _train(run, settings, language, resume, say, state)
 
 

@@ -10,7 +10,7 @@ from outblas.core.roofline import GPUS
 from outblas.publish.html.shell import chart, date_text, how_to_read, html_page, provenance_section, table
 from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GRID, INK
 from outblas.publish.words import split_words
-from outblas.records.results import PROVENANCE
+from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.compare.compare_result import Comparison
 from outblas.search.compare.compare_stats import (
     Figure,
@@ -158,7 +158,7 @@ def _method(comparison: Comparison) -> str:
 def _provenance(comparison: Comparison) -> str:
     meta = comparison.meta
     facts: dict[str, Any] = {"suite": meta["suite"], "result file": comparison.path.name}
-    facts |= {field: comparison.provenance.get(field) for field in PROVENANCE}
+    facts |= {field: comparison.provenance.get(field) for field in PROVENANCE_FIELDS}
     facts |= {"recording": meta["recording"]["name"]}
     facts |= {f"recording: {f}": v for f, v in comparison.measured.items() if comparison.provenance.get(f) != v}
     facts |= {key: meta[key] for key in ("seeds", "held_out", "split_seed", "sample", "splits") if key in meta}

@@ -13,7 +13,7 @@ from outblas.llm.feedback import OUTCOME_KINDS
 from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, GroupTotals
 from outblas.publish.html.lineage import code_html, difference_html, lineage_figure, progress_figure
 from outblas.publish.html.shell import chart, date_text, fact_text, how_to_read, html_page, provenance_section, table
-from outblas.records.results import PROVENANCE
+from outblas.records.results import PROVENANCE_FIELDS
 
 
 def render_evolution(run: EvolveRun) -> str:
@@ -191,7 +191,7 @@ def _provenance(run: EvolveRun) -> str:
     about = run.about
     origin = about.get("provenance") or {}
     facts: dict[str, Any] = {"run": run.path.resolve().name, "device": about["device"]}
-    facts |= {f: origin.get(f) for f in PROVENANCE}
+    facts |= {f: origin.get(f) for f in PROVENANCE_FIELDS}
     facts |= {f"recording: {f}": v for f, v in (about.get("recording") or {}).items()}
     facts |= {f: about.get(f) for f in ("started", "finished", "models", "settings") if about.get(f)}
     return provenance_section(facts)

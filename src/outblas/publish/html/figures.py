@@ -13,7 +13,7 @@ from outblas.core.roofline import GPUS, Gpu
 from outblas.publish.html.run_data import Group, shape, tflops
 from outblas.publish.palette import GREY, GRID, INK, ratio_ticks
 from outblas.publish.words import PDL_NAMES
-from outblas.records.averages import Row, by, decade, decade_order, problem_of, published_us
+from outblas.records.averages import Row, decade_order, figures_by_key, flop_decade, problem_of, published_us
 
 Figure = dict[str, Any]
 
@@ -93,7 +93,7 @@ def decades(group: Group) -> Figure:
     """Bars of the geometric mean by decade of FLOP, drawn from the line at 1; one per PDL."""
     data = []
     for pdl in group.pdls:
-        means = by(group.of_pdl(pdl), decade, decade_order)
+        means = figures_by_key(group.of_pdl(pdl), flop_decade, decade_order)
         data.append(
             {
                 "type": "bar",

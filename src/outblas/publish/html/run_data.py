@@ -157,7 +157,7 @@ def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:
     if not RunFiles(path).store.exists():
         return {}
     with open_store(path) as (store, run_id):
-        return store.profiled(run_id)
+        return store.counters_by_pair(run_id)
 
 
 def _run_json(path: Path) -> dict[str, Any]:

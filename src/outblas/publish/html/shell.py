@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing
 from outblas.publish.html.assets import CSS, JS
-from outblas.runtime.counters import HEAD
+from outblas.runtime.counters import COUNTER_COLUMNS
 
 #: Only what is inline may load: the browser itself refuses every request.
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -32,7 +32,7 @@ _TEXT = frozenset(
         "Model",
         "Attempt",
         "Origin",
-        HEAD[-1],
+        COUNTER_COLUMNS[-1],
     }
 )
 #: Columns of words that may be long, and break.

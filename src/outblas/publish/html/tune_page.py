@@ -19,8 +19,8 @@ from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, load_run
 from outblas.publish.html.shell import chart, date_text, how_to_read, html_page, provenance_section, table
 from outblas.publish.words import PDL_NAMES, short_config
 from outblas.records.averages import Row, figures_of, published_us, torch_ratio
-from outblas.records.results import PROVENANCE, read_meta
-from outblas.runtime.counters import HEAD, cells
+from outblas.records.results import PROVENANCE_FIELDS, read_meta
+from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
 from outblas.search.compare.compare_result import KIND, read_comparison
 
 _SELECTION = (
@@ -211,11 +211,11 @@ def _counters(run: ReportedRun) -> str:
     if not run.counters:
         return ""
     lines = [
-        (problem, *cells(counters), short_config(config_from_name(name)))
+        (problem, *counter_cells(counters), short_config(config_from_name(name)))
         for (problem, name), counters in run.counters.items()
     ]
     caption = "By Nsight Compute, of one launch alone; a stall is the warps that wait per instruction issued"
-    found = table(caption, ("Problem", *HEAD, "Config"), lines, limited=True)
+    found = table(caption, ("Problem", *COUNTER_COLUMNS, "Config"), lines, limited=True)
     return f"<section aria-labelledby='counters'><h2 id='counters'>Hardware counters</h2>{found}</section>"
 
 
@@ -246,7 +246,7 @@ def _method(groups: Sequence[Group]) -> str:
 
 def _provenance(run: ReportedRun) -> str:
     facts: dict[str, Any] = {"suite": run.result.suite, "result file": run.result.path.name}
-    facts |= {f: run.result.provenance.get(f) for f in PROVENANCE}
+    facts |= {f: run.result.provenance.get(f) for f in PROVENANCE_FIELDS}
     facts |= _run_facts(run.run, facts)
     clock = [r["sm_clock_mhz"] for r in run.result.rows if r["sm_clock_mhz"] is not None]
     heat = [r["temperature_c"] for r in run.result.rows if r["temperature_c"] is not None]

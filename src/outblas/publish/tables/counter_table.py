@@ -12,7 +12,7 @@ from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.publish.words import short_config
-from outblas.runtime.ncu import FIGURES
+from outblas.runtime.ncu import FIGURE_METRICS
 
 FORMAT = 1
 _HEAD = (
@@ -65,7 +65,7 @@ def _check(data: Mapping[str, Any]) -> None:
         if missing or not row["kernels"]:
             raise ValueError(f"a row lacks {sorted(missing) or 'kernels'}")
         for kernel in row["kernels"]:
-            numbers = [kernel[name] for name in FIGURES] + [ratio for _, ratio in kernel["stalls"]]
+            numbers = [kernel[name] for name in FIGURE_METRICS] + [ratio for _, ratio in kernel["stalls"]]
             if not all(value is None or isinstance(value, (int, float)) for value in numbers):
                 raise TypeError(f"a counter of {kernel['kernel']} is no number")
 

@@ -11,7 +11,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
-from outblas.records.averages import launch_of_row, problem_of, table_words
+from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
 from outblas.records.results import Result, bench_files, read_result
 from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
@@ -42,7 +42,7 @@ def notes_of_replaced(directory: Path) -> list[str]:
         result = read_result(path)
         count = count_replaced_rows(result, library) if result.suite in SUITES else 0
         if count:
-            table = table_words(result.suite, result.rows[0])
+            table = table_label(result.suite, result.rows[0])
             notes.append(
                 f"- {table}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now"
             )

@@ -27,9 +27,9 @@ from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
 from outblas.publish.tables.notes import notes_of_cutlass, notes_of_replaced, notes_of_retune
 from outblas.publish.tables.speedup_picture import speedup_svg
-from outblas.records.averages import launch_of_row, launch_words, table_words
+from outblas.records.averages import launch_label, launch_of_row, table_label
 from outblas.records.results import MODES, bench_files, read_result
-from outblas.records.summary import stale, summary_text
+from outblas.records.summary import summary_text, why_stale
 from outblas.search.compare.compare_result import Comparison, read_comparison
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -68,7 +68,7 @@ def check_published(
     Raises:
         RecordError: as :func:`publish`.
     """
-    lines = (stale(path, text) for path, text in _wanted(directory, readme, picture, notes).items())
+    lines = (why_stale(path, text) for path, text in _wanted(directory, readme, picture, notes).items())
     return [line for line in lines if line]
 
 
@@ -78,7 +78,7 @@ def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = (
     head += ["losses", "fall-backs", "over torch"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
     for r in sorted(rows, key=_order):
-        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_words(r), r["n"]]
+        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_label(r), r["n"]]
         cells += [f"{r[f]:.3f}×" for f in ("geomean", "flop_weighted", "min")]
         torch = r.get("geomean_torch")
         cells += [r["losses"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
@@ -106,7 +106,7 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the table's lines cannot say by themselves: lines of Markdown."""
     notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
     for r in sorted(rows, key=_order):
-        name, flag = table_words(r["suite"], r), _FLAGS[launch_of_row(r)]
+        name, flag = table_label(r["suite"], r), _FLAGS[launch_of_row(r)]
         if r.get("by_m"):
             parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
             notes.append(f"- {name}, {flag}: {', '.join(parts)}")

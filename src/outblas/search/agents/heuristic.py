@@ -34,12 +34,12 @@ class Heuristic(Agent):
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Fit the model's coefficients on these problems, about a minute for 800 of them; kept in the cache."""
         from outblas.core.files import write_atomic
-        from outblas.learn.train.fit_cost_model import fit, fit_residual, of_recording
-        from outblas.learn.train.training_cache import folder
+        from outblas.learn.train.fit_cost_model import fit, fit_residual, rows_of_recording
+        from outblas.learn.train.training_cache import training_cache_folder
 
-        path = folder("models", recording, problems) / "model.json"
+        path = training_cache_folder("models", recording, problems) / "model.json"
         if not path.exists():
-            rows = [row for row in of_recording(recording, "", set(problems)) if len(row.times)]
+            rows = [row for row in rows_of_recording(recording, "", set(problems)) if len(row.times)]
             coefficients = fit(rows, self.gpu)
             residual = fit_residual(rows, coefficients, self.gpu)
             write_atomic(path, json.dumps([coefficients, residual.tolist()]).encode())
@@ -59,6 +59,6 @@ class Heuristic(Agent):
             from outblas.kernels.cost.cost_model import rank
 
             return rank(problem, candidates, self.gpu)
-        from outblas.kernels.cost.cost_model import predict_by
+        from outblas.kernels.cost.cost_model import predict_with
 
-        return np.argsort(predict_by(*self._fitted, problem, candidates, self.gpu), kind="stable")
+        return np.argsort(predict_with(*self._fitted, problem, candidates, self.gpu), kind="stable")

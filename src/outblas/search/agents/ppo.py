@@ -16,7 +16,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.policy import Policy, View
+from outblas.learn.policy import CandidateView, Policy
 from outblas.search.agents.base import Agent, each_launch, unexplored
 
 if TYPE_CHECKING:
@@ -42,20 +42,20 @@ class Ppo(Agent):
     def __init__(self, seed: int, gpu: Gpu, policy: Policy | None = None) -> None:
         super().__init__(seed, gpu)
         self._policy = policy
-        self._views: dict[tuple[Problem, int], View] = {}
+        self._views: dict[tuple[Problem, int], CandidateView] = {}
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Train a policy on these problems, with the packaged one's recipe and this agent's seed.
 
         A training is kept in the cache, and one that was interrupted goes on.
         """
-        from outblas.learn.train.regression import regressor_file, set_apart
+        from outblas.learn.train.regression import regressor_cache_path, split_problems
         from outblas.learn.train.train_ppo import TrainingRun, train
-        from outblas.learn.train.training_cache import folder
+        from outblas.learn.train.training_cache import training_cache_folder
 
         settings = self.recipe()
-        shared = regressor_file(recording, set_apart(problems, self.seed)[0], settings.regress, self.seed)
-        own = folder("policies", recording, problems, asdict(settings))
+        shared = regressor_cache_path(recording, split_problems(problems, self.seed)[0], settings.regress, self.seed)
+        own = training_cache_folder("policies", recording, problems, asdict(settings))
         self._policy = train(recording, problems, settings, TrainingRun(own, shared))
         self._views.clear()
 
@@ -84,7 +84,7 @@ class Ppo(Agent):
         )
         return unexplored([group[i] for i in np.argsort(-scores, kind="stable")], history)
 
-    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> View:
+    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> CandidateView:
         key = problem, hash(tuple(group))
         if key not in self._views:
             if len(self._views) > 256:

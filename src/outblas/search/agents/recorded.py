@@ -68,7 +68,7 @@ class RecordedAgent(Agent):
         unknown: list[KernelConfig] = []
         failed: list[KernelConfig] = []
         for config in candidates:
-            column = recording.column(config)
+            column = recording.catalogue_index(config)
             status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
             if status is Status.PASSED:
                 measured[config] = float(recording.median_us[row, column])

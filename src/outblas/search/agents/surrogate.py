@@ -11,9 +11,9 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.features import candidate_features, knobs_of, problem_features
-from outblas.learn.policy import Policy, View
-from outblas.learn.posterior import Regressor, improvement, posterior
+from outblas.learn.features import candidate_features, knob_columns, problem_features
+from outblas.learn.policy import CandidateView, Policy
+from outblas.learn.posterior import Regressor, expected_improvement, posterior
 from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent, each_launch, unexplored
 
@@ -46,11 +46,16 @@ class Surrogate(Agent):
             UsageError: a problem is not in the recording, or none has two proven cells.
             ToolchainMissing: torch is not installed; proposals do not need it.
         """
-        from outblas.learn.train.regression import RegressSettings, kept_regressor, regressor_file, set_apart
+        from outblas.learn.train.regression import (
+            RegressSettings,
+            cached_regressor,
+            regressor_cache_path,
+            split_problems,
+        )
 
-        settings, learn = RegressSettings(), set_apart(problems, self.seed)[0]
-        file = regressor_file(recording, learn, settings, self.seed)
-        self._regressor = kept_regressor(file, recording, learn, settings, self.seed)
+        settings, learn = RegressSettings(), split_problems(problems, self.seed)[0]
+        file = regressor_cache_path(recording, learn, settings, self.seed)
+        self._regressor = cached_regressor(file, recording, learn, settings, self.seed)
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -66,19 +71,19 @@ class Surrogate(Agent):
         search = _Search(self._view(problem, group), group, history)
         return [group[i] for i in search.choose(n)]
 
-    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> View:
+    def _view(self, problem: Problem, group: Sequence[KernelConfig]) -> CandidateView:
         if self._regressor is not None:
             return Policy(self._regressor, {}).view(problem, group, self.gpu)
         from outblas.kernels.cost.cost_model import predict_many
 
         each, guess = candidate_features(problem, group, self.gpu), np.log(predict_many(problem, group, self.gpu))
-        return View(problem_features(problem, self.gpu), each, guess, np.zeros(len(guess)), knobs_of(each))
+        return CandidateView(problem_features(problem, self.gpu), each, guess, np.zeros(len(guess)), knob_columns(each))
 
 
 class _Search:
     """What is believed of a launch option's candidates, as chosen ones are added to what was measured."""
 
-    def __init__(self, view: View, group: Sequence[KernelConfig], history: Sequence[Evaluation]) -> None:
+    def __init__(self, view: CandidateView, group: Sequence[KernelConfig], history: Sequence[Evaluation]) -> None:
         place = {config: i for i, config in enumerate(group)}
         seen = [e for e in history if e.config in place]
         passed = [e for e in seen if e.status is Status.PASSED]
@@ -97,7 +102,9 @@ class _Search:
         chosen: list[int] = []
         while len(chosen) < n and len(left):
             mean, deviation = (of[left] for of in posterior(self._guess, self._knobs, self._tried, self._times))
-            gain = improvement(mean, deviation, self._best) if math.isfinite(self._best) else np.zeros(len(left))
+            gain = (
+                expected_improvement(mean, deviation, self._best) if math.isfinite(self._best) else np.zeros(len(left))
+            )
             # By the expected time where nothing was proven yet, and where no gain can be told from none.
             i = int(gain.argmax() if gain.max() > 1e-12 else mean.argmin())
             chosen.append(int(left[i]))

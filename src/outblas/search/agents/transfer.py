@@ -12,7 +12,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 from outblas.search.agents.recorded import RECORDING_VARIABLE
 
@@ -133,7 +134,7 @@ def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]
         row = recording.row(problem)
     except UsageError:
         return []
-    passed = [i for i, code in enumerate(recording.status[row]) if code == CODE[Status.PASSED]]
+    passed = [i for i, code in enumerate(recording.status[row]) if code == STATUS_CODES[Status.PASSED]]
     return [recording.catalogue[i] for i in sorted(passed, key=lambda i: float(recording.median_us[row, i]))]
 
 

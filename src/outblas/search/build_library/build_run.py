@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from outblas.core.errors import OutblasError, UsageError
-from outblas.core.files import sole_driver, write_json
+from outblas.core.files import lock_folder, write_json
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
@@ -46,7 +46,7 @@ def build(
         RecordError: another process uses the directory.
         UsageError: the directory or a library does not fit.
     """
-    with sole_driver(work.path):
+    with lock_folder(work.path):
         copy_tables_from(work, libraries)
         fill_from(work, fillers, tables)
         run_jobs(work, listed)

@@ -14,11 +14,11 @@ from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.judge.bench_cell import Options
-from outblas.kernels.catalogue import worth_trying
+from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library, LibraryChoice
-from outblas.records.library_tables import better_of, of_table, with_rows
-from outblas.records.provenance import collect
+from outblas.records.library_tables import merge_rows, rows_of_table, with_table_rows
+from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import Agent
@@ -67,7 +67,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
     agent, budget = PreferredFirstAgent(known, agent), budget + max((len(known.get(p, ())) for p in todo), default=0)
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        return list(dict.fromkeys((*known.get(problem, ()), *worth_trying(problem, gpu))))
+        return list(dict.fromkeys((*known.get(problem, ()), *first_search_candidates(problem, gpu))))
 
     with (
         LiveEvaluator(work.gpu_index, options, offered=offered) as evaluator,
@@ -78,10 +78,10 @@ def tune_table(work: BuildFolder, table: Table) -> None:
             group, later = todo[start:][:PROBLEMS_AT_ONCE], todo[start:][PROBLEMS_AT_ONCE:]
             evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
             found = tune(group, agent, budget, evaluator, store, "tune", options=SearchOptions(per_round=budget))
-            measured = {**found.provenance, **collect(command_of("tune", table), work.gpu_index)}
-            library = with_rows(library, found.rows, table, measured)
+            measured = {**found.provenance, **collect_provenance(command_of("tune", table), work.gpu_index)}
+            library = with_table_rows(library, found.rows, table, measured)
             library.save(work.library)
-            progress(start + len(group), len(todo), f"geomean {library.of(problems).geomean('pdl'):.3f}x")
+            progress(start + len(group), len(todo), f"geomean {library.restricted_to(problems).geomean('pdl'):.3f}x")
         print(f"tune {table}: {failure_counts(store.evaluations('tune'))}; {seconds_spent(evaluator)}", flush=True)
 
 
@@ -126,16 +126,18 @@ def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu
 
 def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
     """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
-    weak = [row.problem for row in of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))]
+    weak = [
+        row.problem for row in rows_of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))
+    ]
     tried = {p: {e.template for e in known} for p, known in earlier_searches(work, table, "again").items()}
     gpu = gpu_of_device(work.gpu_index)
     agent = UntriedAgent(0, gpu, tried)
-    second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: worth_trying(p, gpu))
+    second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: first_search_candidates(p, gpu))
 
 
 def refine_table(work: BuildFolder, table: Table) -> None:
     """Neighbours of the best candidates of every row (hints, order of tiles, parts of K); the better kernel stays."""
-    if "refined" in of_table(work.load(), table).provenance:
+    if "refined" in rows_of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
         return
     gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, "refine")
@@ -153,7 +155,7 @@ def refine_table(work: BuildFolder, table: Table) -> None:
 
 def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
     """What won on shapes nearby; the better kernel stays."""
-    if "borrowed" in of_table(work.load(), table).provenance:
+    if "borrowed" in rows_of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return
     gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, "borrow")
@@ -193,14 +195,16 @@ def second_search(
             evaluator.list_ahead(later[:PROBLEMS_AT_ONCE])
             found = tune(group, agent, budget, evaluator, store, step, options=SearchOptions(per_round=budget))
             for row in found.rows:
-                old, rows[row.problem] = rows[row.problem], better_of(rows[row.problem], row)
+                old, rows[row.problem] = rows[row.problem], merge_rows(rows[row.problem], row)
                 better += rows[row.problem] != old
             progress(start + len(group), len(problems), f"{better} better")
         failed = f"{failure_counts(store.evaluations(step))}; {seconds_spent(evaluator)}"
     library = work.load()
-    about = {k: v for k, v in of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")}
+    about = {
+        k: v for k, v in rows_of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")
+    }
     about |= {PROVENANCE_KEYS[step]: len(problems)}
-    with_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
+    with_table_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
     print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
 
 

@@ -15,7 +15,14 @@ from outblas.core.rivals import RIVALS
 from outblas.core.suites import Table, sample
 from outblas.kernels.catalogue import catalogue
 from outblas.records.library import Library, LibraryChoice
-from outblas.records.library_tables import behind, fall_back, is_of, named_by, of_table, with_rows
+from outblas.records.library_tables import (
+    is_bench_of,
+    mark_fallbacks,
+    rows_of_table,
+    slower_kernels,
+    with_table_rows,
+    without_slow_algorithms,
+)
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_searches import (
     refine_table,
@@ -42,7 +49,7 @@ def record(work: BuildFolder, table: Table) -> None:
 def confirm(work: BuildFolder, table: Table) -> None:
     """Drop the choices that won by little in tuning and do not win in a run of their own."""
     library = work.load()
-    part = of_table(library, table)
+    part = rows_of_table(library, table)
     if "confirmed" in part.provenance:
         print(f"confirm {table}: done before", flush=True)
         return
@@ -53,17 +60,17 @@ def confirm(work: BuildFolder, table: Table) -> None:
         benched(
             f"confirm {table}", work, table, doubtful, part, path, "offline", seed=SEEDS["confirm"], baselines=RIVALS
         )
-        lost = behind(path)
+        lost = slower_kernels(path)
     about = {**part.provenance, "confirmed": len(doubtful), "not_confirmed": len(lost)}
-    with_rows(library.without(lost), (), table, about).save(work.library)
+    with_table_rows(library.without_kernels(lost), (), table, about).save(work.library)
     print(f"confirm {table}: {len(doubtful)} problems measured again, {len(lost)} kernels not kept", flush=True)
 
 
 def bench(work: BuildFolder, table: Table, mode: str) -> None:
-    out, part, problems = work.result(table, mode), of_table(work.load(), table), table.problems()
+    out, part, problems = work.result(table, mode), rows_of_table(work.load(), table), table.problems()
     if mode == "server":
         problems = sample(problems, min(SERVER_SAMPLE, len(problems)), gpu=gpu_of_device(work.gpu_index))
-    if out.exists() and is_of(out, part, problems):
+    if out.exists() and is_bench_of(out, part, problems):
         print(f"bench {table} {mode}: done before", flush=True)
         return
     rate = SERVER_QPS if mode == "server" else None
@@ -106,9 +113,9 @@ def demote(work: BuildFolder, table: Table) -> None:
     offline benches count: they are what the kernels are chosen by; in the other modes a loss is shown.
     """
     path = work.result(table, "offline")
-    lost = behind(path) if path.exists() else []
+    lost = slower_kernels(path) if path.exists() else []
     if lost:
-        work.load().without(lost).save(work.library)
+        work.load().without_kernels(lost).save(work.library)
         earlier = len(list(work.path.glob(f"{path.stem}_[0-9]*.parquet")))
         path.rename(path.with_name(f"{path.stem}_{earlier + 1}.parquet"))
     print(f"demote {table}: {len(lost)} kernels not kept", flush=True)
@@ -120,11 +127,11 @@ def settle_by_offline_bench(work: BuildFolder, table: Table) -> None:
     Such a row counts as 1, as a fall-back does, and still tells its kernel, times and speed-up (needs no GPU).
     """
     path = work.result(table, "offline")
-    lost = set(behind(path))
-    named_by(work.load().without(lost), path).save(work.library)
+    lost = set(slower_kernels(path))
+    without_slow_algorithms(work.load().without_kernels(lost), path).save(work.library)
     for other in TABLES:  # tables share problems, and the library has one row for each
         if work.result(other, "offline").exists():
-            fall_back(work.result(other, "offline"), lost)
+            mark_fallbacks(work.result(other, "offline"), lost)
     print(f"settle {table}: {len(lost)} kernels not kept", flush=True)
 
 

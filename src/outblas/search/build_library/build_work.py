@@ -17,9 +17,10 @@ from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library, LibraryRow
-from outblas.records.library_tables import filled, of_table
+from outblas.records.library_tables import fill_fallbacks, rows_of_table
 from outblas.records.provenance import toolchain
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 
@@ -135,7 +136,7 @@ def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table])
     """
     for file in files:
         library, other = work.load(), Library.load(file)
-        parts = {table: (of_table(library, table), of_table(other, table)) for table in tables}
+        parts = {table: (rows_of_table(library, table), rows_of_table(other, table)) for table in tables}
         _check_one_kind((library, other))
         source = {key: other.provenance[key] for key in ("date", "commit")}
         for table, (part, found) in parts.items():
@@ -158,7 +159,7 @@ def _check_one_kind(libraries: Sequence[Library]) -> None:
 
 
 def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], int]:
-    rows = tuple(filled(row, found) if (found := other.lookup(row.problem)) else row for row in library.rows)
+    rows = tuple(fill_fallbacks(row, found) if (found := other.lookup(row.problem)) else row for row in library.rows)
     return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))
 
 
@@ -176,7 +177,7 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
         names |= {config_name(c) for configs in installed for c in configs}
     for recording in work.recorded():
         same = [i for i, p in enumerate(recording.problems) if (p.layout, p.dtype, p.acc) == kind]
-        passed = (recording.status[same] == CODE[Status.PASSED]).any(axis=0)
+        passed = (recording.status[same] == STATUS_CODES[Status.PASSED]).any(axis=0)
         names |= {config_name(c) for c, ok in zip(recording.catalogue, passed, strict=True) if ok}
     for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
         with Store(path) as store:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
-from outblas.records.results import FORMAT, PROVENANCE, read_meta
+from outblas.records.results import FORMAT, PROVENANCE_FIELDS, read_meta
 
 KIND = "compare"
 #: Column -> Arrow type. ``quality``: best recorded time of the task / best time found after ``budget`` measurements
@@ -123,7 +123,7 @@ def read_comparison(path: str | os.PathLike[str]) -> Comparison:
 
 def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
     absent = [name for name in _META if name not in meta]
-    absent += [name for name in PROVENANCE if name not in meta.get("provenance", {})]
+    absent += [name for name in PROVENANCE_FIELDS if name not in meta.get("provenance", {})]
     if absent:
         raise RecordError(f"{path}: metadata lacks {', '.join(absent)}", "all of it", _AGAIN)
     if not table.num_rows or any(column.null_count for column in table.columns):

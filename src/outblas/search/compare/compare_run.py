@@ -10,9 +10,9 @@ from typing import Any
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.journal import Journal, check_same_settings
 from outblas.core.roofline import Gpu
-from outblas.records.provenance import collect, commit, joined
+from outblas.records.provenance import collect_provenance, provenance_field, source_commit
 from outblas.records.recording import Recording
-from outblas.records.results import PROVENANCE
+from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.compare.compare_pool import run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
@@ -90,7 +90,7 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> Pa
     try:
         for entry in journal.entries:
             answers.add(entry)
-        here = commit()
+        here = source_commit()
         for entry in run_units(answers.missing(), plan, request.jobs):
             journal.append({**entry, "commit": here})
             answers.add(entry)
@@ -190,12 +190,12 @@ def _check_replaced(request: CompareRequest, recording: Recording) -> None:
         wrong = f"--out {path} is there and no comparison can be read from it"
         raise UsageError(wrong, "a new file, or a result of these settings", do) from error
     options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": request.seeds}
-    measured = {f"recording.{field}": joined(recording.provenance, field) for field in PROVENANCE}
+    measured = {f"recording.{field}": provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
     check_same_settings(
         f"--out {path} is a comparison with other settings",
         {
             **{key: was.meta.get(key) for key in options},
-            **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE},
+            **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE_FIELDS},
             "agents": sorted(was.agents), "splits": sorted(was.splits), "budgets": list(was.budgets),
         },
         {
@@ -225,8 +225,8 @@ def _meta(
     sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
 ) -> dict[str, Any]:
     """Where the figures come from, what was compared on, and what the agents' thinking took."""
-    measured = {field: joined(recording.provenance, field) for field in PROVENANCE}
-    run = collect(command)
+    measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
+    run = collect_provenance(command)
     commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))
     return {
         "suite": recording.suite,

@@ -18,7 +18,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
-from outblas.records.recording import CODE, Recording
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
@@ -116,7 +117,7 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     for launch, columns in recording.by_launch(problem).items():
         if launch not in LAUNCHES:
             continue
-        times = recording.median_us[row, columns][recording.status[row, columns] == CODE[Status.PASSED]]
+        times = recording.median_us[row, columns][recording.status[row, columns] == STATUS_CODES[Status.PASSED]]
         if len(times):
             candidates = tuple(recording.catalogue[i] for i in columns)
             tasks.append(HeldOutTask(problem, launch, candidates, float(times.min()), float(times.max())))
@@ -172,7 +173,7 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
-    training = recording.only(split.training)  # what is held out is not even there to be looked at
+    training = recording.restricted_to(split.training)  # what is held out is not even there to be looked at
     start = time.process_time()
     agent.prepare(training, split.training)
     cpu = time.process_time()

@@ -127,7 +127,7 @@ def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
     """
     row = recording.row(problem)
     cells: dict[KernelConfig, T4Entry] = {}
-    for column in np.flatnonzero(recording.recorded(problem)):
+    for column in np.flatnonzero(recording.recorded_mask(problem)):
         config, status = recording.catalogue[column], STATUSES[recording.status[row, column]]
         if launch_of(config) != launch:
             continue

@@ -13,7 +13,7 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90
 
 #: Examples that are templates, filled.
-FILLED: dict[str, CuteSm80 | CutlassSm90] = {
+FILLED_TEMPLATES: dict[str, CuteSm80 | CutlassSm90] = {
     "cute_sm80": CuteSm80((128, 128, 32), 4, (2, 2)),
     "cutlass_pingpong": CutlassSm90((64, 128, 64), schedule="pingpong"),
     "cutlass_cooperative_2x1": CutlassSm90((128, 256, 64), (2, 1), "cooperative"),
@@ -22,10 +22,10 @@ FILLED: dict[str, CuteSm80 | CutlassSm90] = {
 
 
 @functools.cache
-def names() -> tuple[str, ...]:
+def example_names() -> tuple[str, ...]:
     """Of all examples, sorted."""
     files = (each.name for each in resources.files(__package__).iterdir())
-    return tuple(sorted([*(name[:-3] for name in files if name.endswith(".cu")), *FILLED]))
+    return tuple(sorted([*(name[:-3] for name in files if name.endswith(".cu")), *FILLED_TEMPLATES]))
 
 
 @functools.cache
@@ -35,13 +35,13 @@ def example(name: str) -> FreeKernel:
     Raises:
         UsageError: there is none of that name.
     """
-    if name not in names():
-        raise UsageError(f"no example {name!r}", "one of " + ", ".join(names()), "name one of them")
-    if name in FILLED:
-        return FILLED[name].kernel()
+    if name not in example_names():
+        raise UsageError(f"no example {name!r}", "one of " + ", ".join(example_names()), "name one of them")
+    if name in FILLED_TEMPLATES:
+        return FILLED_TEMPLATES[name].kernel()
     return FreeKernel.parse((resources.files(__package__) / f"{name}.cu").read_text(encoding="utf-8"))
 
 
 def all_examples() -> dict[str, FreeKernel]:
-    """Name -> kernel, in the order of :func:`names`."""
-    return {name: example(name) for name in names()}
+    """Name -> kernel, in the order of :func:`example_names`."""
+    return {name: example(name) for name in example_names()}
