@@ -55,7 +55,9 @@ class FakeBenchCell(plain.BenchCell):
 
     def __init__(self, problem, options, baselines, *more):
         self.problem, self.bench = problem, Bench()
-        self.prover = SimpleNamespace(call=lambda verdict: verdict, graph=lambda executable: PASSED, whole=lambda: True)
+        self.prover = SimpleNamespace(
+            call=lambda verdict: verdict, graph=lambda executable: PASSED, operands_intact=lambda: True
+        )
         self.graphs, self._entries, self._left_out = {}, baselines, {}
 
     def renew_prover(self):
