@@ -127,7 +127,7 @@ class Peer:
     def measure(self, problem: Problem) -> dict[str, Any]:
         """One row: the best instance, ours and the baselines in the same rounds."""
         from outblas.judge.gates import CellProver
-        from outblas.judge.gpu_clock import GpuClock, prepare
+        from outblas.judge.gpu_clock import GpuClock, choose_algorithm
 
         choice = self.ours[problem]
         with GpuClock(problem, 0, seed=SEED + 1, gpu=self.gpu) as bench:
@@ -149,9 +149,9 @@ class Peer:
                 reason = self._why_not(entries["ours"], problem, bench, prover)
                 if reason:
                     raise CompileError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
-            timings = self._rounds(bench, entries, prepare)
+            timings = self._rounds(bench, entries, choose_algorithm)
         for kernel in self.cutlass.values():
-            kernel.forget()  # the workspaces of this problem
+            kernel.release()  # the workspaces of this problem
         return self._row(problem, choice, timings, quick, refused)
 
     def _rounds(self, bench: Any, entries: Mapping[str, Any], prepare: Any) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--cutlass", help="CUTLASS' version, where it was compiled elsewhere")
     arguments = parser.parse_args()
     if arguments.patience:  # the package's own texts, whose compilation needs no short limit
-        free_build.WITH_CUTLASS = replace(free_build.WITH_CUTLASS, seconds=arguments.patience)
+        free_build.CUTLASS_LIMITS = replace(free_build.CUTLASS_LIMITS, seconds=arguments.patience)
     try:
         if arguments.step == "compile":
             sys.exit(1 if compile_all(CarriedBuilds(arguments.carried, H200)) else 0)

@@ -34,7 +34,7 @@ from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.core.roofline import H200
 from outblas.core.stats import bootstrap_median
 from outblas.jail import build as free_build
-from outblas.jail.carried_builds import CarriedBuilds, CarriedLive
+from outblas.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
 from outblas.jail.evaluation_file import Recorder, load
 from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.judge.baselines import make_baselines
@@ -80,8 +80,8 @@ def record(kernels: Mapping[str, FreeKernel], problems: Sequence[Problem], argum
     total, done, begun = sum(map(len, todo.values())), 0, time.perf_counter()
     with Recorder(arguments.out, gpu, collect_provenance("benchmarks/free_kernels.py")) as recorder:
         for problem, wanted in todo.items():
-            options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), hopeless=HOPELESS)
-            live = CarriedLive(options, STEP_S, FreeOptions(batch=BATCH))
+            options = Options(0, gpu, rounds=ROUNDS, baselines=RIVALS, proved=frozenset(proved), drop_beyond=HOPELESS)
+            live = CarriedLiveEvaluator(options, STEP_S, FreeOptions(batch=BATCH))
             live.carried = CarriedBuilds(arguments.carried, gpu)
             for evaluation, _ in live.evaluate(problem, wanted):
                 recorder.append(evaluation)
@@ -145,7 +145,7 @@ def contradictions(
 def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -> dict[str, Timing]:
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
     from outblas.jail.free_launch import load as load_kernel
-    from outblas.judge.gpu_clock import Effort, offline
+    from outblas.judge.gpu_clock import TimingEffort, time_offline
     from outblas.runtime.device import gpu_of_device
 
     gpu = gpu_of_device(0)
@@ -154,7 +154,7 @@ def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -
         entries: dict[str, Any] = {
             name: load_kernel(carried.build(kernel, problem), scratch, None, gpu) for name, kernel in kernels.items()
         }
-        return offline({**make_baselines(0, (LT_AUTO,)), **entries}, problem, effort=Effort(DIRECT_ROUNDS))
+        return time_offline({**make_baselines(0, (LT_AUTO,)), **entries}, problem, effort=TimingEffort(DIRECT_ROUNDS))
 
 
 def _row(problem: Problem, passed: Mapping[str, Evaluation], direct: Mapping[str, Timing]) -> dict[str, Any]:
@@ -217,8 +217,8 @@ def main() -> None:
     kernels = {name: kernels[name] for name in arguments.kernels or kernels}
     problems = [Problem(*map(int, mnk.split("_"))) for mnk in arguments.problems]
     if arguments.patience:  # the package's own texts, whose compilation needs no short limit
-        free_build.PLAIN = replace(free_build.PLAIN, seconds=arguments.patience)
-        free_build.WITH_CUTLASS = replace(free_build.WITH_CUTLASS, seconds=arguments.patience)
+        free_build.PLAIN_LIMITS = replace(free_build.PLAIN_LIMITS, seconds=arguments.patience)
+        free_build.CUTLASS_LIMITS = replace(free_build.CUTLASS_LIMITS, seconds=arguments.patience)
     try:
         if arguments.compile_only:
             sys.exit(1 if compile_all(kernels, CarriedBuilds(arguments.carried, H200), problems[0]) else 0)

@@ -37,7 +37,7 @@ from outblas.core.suites import suite
 from outblas.judge.baselines import TorchMm
 from outblas.judge.fused_gates import prove_fused
 from outblas.judge.gpu_clock import GpuClock
-from outblas.judge.reference import right
+from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.kernel_hash import kernels_sha
@@ -112,7 +112,7 @@ class Followed(TorchMm):
         return multiply, after
 
     def _addmm(self, problem: Problem, a: Any, b: Any, c: Any, bias: Any) -> Callable[[int], Any]:
-        y = right(problem, b)
+        y = b_as_k_by_n(problem, b)
 
         def multiply(stream: int) -> None:
             with torch.cuda.stream(self._stream(stream)):

@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.ncu_target import Algorithm, Profiler, Work, cache_of
+from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.files import write_atomic
@@ -92,12 +92,12 @@ def _prepare(problem: Problem, config: KernelConfig, gpu: Gpu) -> tuple[bytes, s
     return theirs.choice(problem)
 
 
-def works_of(items: list[dict[str, Any]]) -> list[Work]:
+def works_of(items: list[dict[str, Any]]) -> list[ProfileWork]:
     """Ours and theirs of every item, to be profiled."""
     return [
-        Work(
+        ProfileWork(
             Problem.from_key(item["problem"]),
-            (config_from_name(item["config"]), Algorithm(bytes.fromhex(item["algo"]), item["detail"])),
+            (config_from_name(item["config"]), ProfiledAlgorithm(bytes.fromhex(item["algo"]), item["detail"])),
             item["l2"],
         )
         for item in items

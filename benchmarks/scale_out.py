@@ -33,7 +33,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outblas.bench.pool.worker_plan import KINDS, make_plan, open_pool
+from outblas.bench.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.roofline import H200
@@ -79,19 +79,19 @@ def timed(arguments: argparse.Namespace, gpus: tuple[int, ...], command: str) ->
         }
 
 
-def part(arguments: argparse.Namespace, places: Sequence[str], command: str) -> subprocess.Popen[str]:
+def part(arguments: argparse.Namespace, visible_gpus: Sequence[str], command: str) -> subprocess.Popen[str]:
     """:func:`timed` in a process that sees these GPUs alone, under way; it prints what was measured."""
-    visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(places)}
+    visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus)}
     names = ("workers", "suite", "sample", "budget", "agent", "seed")
     settings = [f"--{name}={getattr(arguments, name)}" for name in names]
-    own = ["--gpus", ",".join(str(i) for i in range(len(places))), "--part", command]
+    own = ["--gpus", ",".join(str(i) for i in range(len(visible_gpus))), "--part", command]
     return subprocess.Popen([sys.executable, __file__, *settings, *own], env=visible, stdout=subprocess.PIPE, text=True)
 
 
 def together(arguments: argparse.Namespace, count: int, command: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The runs on one GPU and on ``count`` others, at the same time."""
     visible = _visible(count + 1)
-    running = [part(arguments, places, command) for places in (visible[:1], visible[1 : count + 1])]
+    running = [part(arguments, visible_gpus, command) for visible_gpus in (visible[:1], visible[1 : count + 1])]
     told = [each.communicate()[0] for each in running]
     if any(each.returncode for each in running):
         raise SystemExit(1)
@@ -120,7 +120,7 @@ def fill(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", choices=KINDS, default="local")
+    parser.add_argument("--workers", choices=WORKER_KINDS, default="local")
     parser.add_argument("--gpus", default="0,1", help="two or more, separated by commas; of ray: as many of any")
     parser.add_argument("--suite", default="grid1000")
     parser.add_argument("--sample", type=int, default=192, help="problems")

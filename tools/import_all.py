@@ -29,7 +29,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 #: Modules of Python itself that came after the oldest version; there they are missing, and not optional.
 LATER = frozenset({"tomllib", "compression", "annotationlib"})
 #: Longest wait for a command, seconds: a registry that does not answer must not hang the tests.
-PATIENCE_S = 300
+TIMEOUT_S = 300
 #: Prints what became of each module: [name, kind of error, missing module, words]; the kind of none is "".
 _IMPORT = """
 import importlib, json, sys, warnings
@@ -202,7 +202,7 @@ def try_version(version: str, folder: Path, names: Sequence[str], dependencies: 
     return Outcome(version, str(python), "", len(names) - len(failed), wrong, optional)
 
 
-def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = print) -> int:
+def main(arguments: Sequence[str] | None = None, report: Callable[[str], None] = print) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="where the virtual environments are kept")
     parser.add_argument("--versions", nargs="+", default=VERSIONS, metavar="X.Y")
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None, tell: Callable[[str], None] = p
     def one(version: str) -> None:
         outcome = try_version(version, options.folder.resolve(), names, dependencies, source)
         with lock:
-            tell("\n".join(outcome.lines()))
+            report("\n".join(outcome.lines()))
             wrong.extend(outcome.wrong)
 
     with ThreadPoolExecutor(max(len(versions), 1)) as pool:
@@ -245,7 +245,7 @@ def _run(
     """Return the output of a command. Raises NotTried: it fails, is not there or does not end."""
     try:
         done = subprocess.run(
-            command, input=text or "", capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=ROOT
+            command, input=text or "", capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, cwd=ROOT
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotTried(f"{trouble} ({error})") from error

@@ -110,7 +110,7 @@ class Compared:
     differences: tuple[str, ...]
 
 
-def shipped_pairs() -> list[tuple[str, str]]:
+def packaged_pairs() -> list[tuple[str, str]]:
     """(problem, config) by name, one of each distinct kernel that a packaged library installs or that is offered for
     any shape."""
     installed = (
@@ -311,7 +311,7 @@ def _build(sources: Sequence[Source], jobs: int | None, what: str) -> list[Any]:
     return found
 
 
-def _tell(written: Sequence[Path]) -> None:
+def _report(written: Sequence[Path]) -> None:
     for path in written:
         print(f"wrote {path.relative_to(ROOT)}")
 
@@ -326,9 +326,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.rehash:
-            _tell(rehash(kernel_headers(), DATA, RESULTS))
+            _report(rehash(kernel_headers(), DATA, RESULTS))
             return 0
-        pairs = shipped_pairs()
+        pairs = packaged_pairs()
         past = older(options.since, pairs)
         now = [make_source(Problem.from_key(key), config_from_name(name)) for key, name in pairs]
         sides = iter(("before", "now"))
@@ -349,8 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(record))
         if not options.check:
-            _tell(restamp(record, kernels_sha(), DATA, RESULTS))
-            _tell([write_table(DATA, KernelRelease(__version__, kernels_sha()), past.named, past.kernels)])
+            _report(restamp(record, kernels_sha(), DATA, RESULTS))
+            _report([write_table(DATA, KernelRelease(__version__, kernels_sha()), past.named, past.kernels)])
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -21,7 +21,7 @@ class Linear(NamedTuple):
     residual: Any = None
     gated: bool = False
 
-    def told(self) -> str:
+    def note(self) -> str:
         """Whether what follows is fused, or why not; empty where nothing follows."""
         if not self.gated and self.residual is None:
             return ""
@@ -72,6 +72,6 @@ def explained(model: Any, step: Step, variants: Sequence[str]) -> list[dict[str,
                 if variant.ours:
                     promise = True if variant.weights else None
                     row[name] = outblas.explain(linear.x, linear.w.t(), pdl=variant.pdl, weights=promise)
-                    row[name] += linear.told() if variant.fused else ""
+                    row[name] += linear.note() if variant.fused else ""
             rows.append(row)
     return rows

@@ -10,7 +10,7 @@ from llama_example import llama
 from model_rounding import first_differences, logit_errors
 from model_runs import VARIANTS, Variant, active, compile_fused
 
-from outblas.judge.reference import tf32
+from outblas.judge.reference import allow_tf32
 
 #: Sequences of a batch whose logits are compared with fp32.
 REFERENCE_ROWS = 8
@@ -104,6 +104,6 @@ def replayed(model: Any, ids: Any, cache: llama.Cache) -> Any:
 def reference_logits(model: Any, prompt: Any, tokens: Any) -> Any:
     """Logits (steps, vocabulary) of the places that one sequence's tokens were chosen at, in the model's own dtype, by
     one run of them all. prompt (length), tokens (steps)."""
-    with tf32(False):
+    with allow_tf32(False):
         ids = torch.cat([prompt, tokens[:-1]])[None]
         return model(ids, llama.Cache(model, *ids.shape), last=len(tokens))[0]

@@ -135,10 +135,10 @@ def first_differences(theirs: Any, ours: Any, logits: Any, gap_bound: float) -> 
         raise UsageError("tokens of different shapes", "(sequences, steps) of both runs", "run as many steps")
     found = []
     for row in range(len(theirs)):
-        places = (theirs[row] != ours[row]).nonzero()
-        if not len(places):
+        positions = (theirs[row] != ours[row]).nonzero()
+        if not len(positions):
             continue
-        step = int(places[0])
+        step = int(positions[0])
         z, mine, other = logits[row, step].double(), int(theirs[row, step]), int(ours[row, step])
         top = z.topk(2).values
         gaps = float(z[mine] - z[other]), float(top[0] - top[1])

@@ -109,14 +109,14 @@ def measure(
             for name, entry in entries.items():
                 found = row["variants"][name]
                 found["products"], found["tokens_per_s"] = entry.products, step.tokens / found["us"][0] * 1e6
-                print(f"{step.name:<14} {mode:<15} {name:<16} {told(found)}", flush=True)
+                print(f"{step.name:<14} {mode:<15} {name:<16} {figures_text(found)}", flush=True)
             rows.append(row)
             del entries, entry
         work.close()
     return rows
 
 
-def told(found: Mapping[str, Any]) -> str:
+def figures_text(found: Mapping[str, Any]) -> str:
     """A variant's figures in one line."""
     ratio = " {:.3f} ({:.3f} to {:.3f})".format(*found["speedup"]) if "speedup" in found else ""
     return f"{found['us'][0]:>10.1f} us{ratio} {found['products'] or ''}"

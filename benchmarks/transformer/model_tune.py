@@ -68,7 +68,7 @@ def tuned(
     return {
         "seconds": seconds,
         "captured": {problem.key: count for problem, count in CapturedProducts.load(captured).problems().items()},
-        "rows": [row_told(row) for row in library.rows],
+        "rows": [row_json(row) for row in library.rows],
         "provenance": provenance_of(files.path),
     }
 
@@ -100,7 +100,7 @@ def step_seconds(model: Any, step: Step, context: int) -> float:
     return seconds
 
 
-def row_told(row: LibraryRow) -> Mapping[str, Any]:
+def row_json(row: LibraryRow) -> Mapping[str, Any]:
     """A row of a library, without PDL, for JSON: the kernel with its speed-up over the baseline and the interval, or
     what the library falls back to."""
     found = {"problem": row.problem.key, "baseline": row.baseline}

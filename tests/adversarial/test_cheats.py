@@ -14,7 +14,7 @@ if str(TESTS) not in sys.path:
 
 from outblas.core.evaluation import Status, Verdict  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.workers.sandbox import Lost, Sandbox  # noqa: E402
+from outblas.workers.sandbox import Sandbox, WorkerLoss  # noqa: E402
 from support import cheat_tools  # noqa: E402
 
 PROBLEM = Problem(96, 80, 1000)
@@ -27,7 +27,7 @@ HANGS_S = 2.0
 
 def reject(name, box):
     ((_, value),) = list(box.run([(name, PROBLEM)]))
-    assert isinstance(value, (Verdict, Lost))
+    assert isinstance(value, (Verdict, WorkerLoss))
     assert value.status in cheat_tools.load(name).EXPECTED, value
     assert value.status is not Status.PASSED and value.detail
 

@@ -54,18 +54,18 @@ def fastest(configs: list[KernelConfig], pdl: bool) -> KernelConfig:
 
 
 def test_the_shortlist_is_the_models_first_choices_of_either_kind() -> None:
-    found = eval_problem.shortlist(PROBLEM, H200, 8)
+    found = eval_problem.shortlist_candidates(PROBLEM, H200, 8)
     ranked = [LEGAL[i] for i in rank(PROBLEM, LEGAL, H200)]
     assert found == [c for c in ranked if not c.pdl][:4] + [c for c in ranked if c.pdl][:4]
 
 
 def test_the_shortlist_starts_with_the_librarys_kernels_and_has_none_twice(library: list[LibraryRow]) -> None:
     last = LEGAL[int(rank(PROBLEM, LEGAL, H200)[-1])]
-    first = eval_problem.shortlist(PROBLEM, H200)[0]
+    first = eval_problem.shortlist_candidates(PROBLEM, H200)[0]
     library.append(
         LibraryRow(PROBLEM, "lt_auto", "", "", LibraryChoice(last, 1.2, 1.1, 1.3), LibraryChoice(first, 1.2, 1.1, 1.3))
     )
-    found = eval_problem.shortlist(PROBLEM, H200)
+    found = eval_problem.shortlist_candidates(PROBLEM, H200)
     assert found[:2] == [last, first] and len(found) == len(set(found)) == eval_problem.CANDIDATES_TRIED + 1
 
 
@@ -73,23 +73,23 @@ def test_a_library_kernel_that_is_not_legal_is_left_out(library: list[LibraryRow
     illegal = Sm80MmaConfig(16, 64, wm=2)
     assert why_illegal(PROBLEM, illegal, H200) is not None
     library.append(LibraryRow(PROBLEM, "lt_auto", "", "", LibraryChoice(illegal, 1.2, 1.1, 1.3)))
-    assert illegal not in eval_problem.shortlist(PROBLEM, H200)
+    assert illegal not in eval_problem.shortlist_candidates(PROBLEM, H200)
 
 
 def test_the_shortlist_of_an_unaligned_problem_is_legal() -> None:
-    found = eval_problem.shortlist(UNALIGNED, H200)
+    found = eval_problem.shortlist_candidates(UNALIGNED, H200)
     assert found and all(why_illegal(UNALIGNED, c, H200) is None for c in found)
 
 
 def test_a_problem_that_no_kernel_runs_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_problem, "candidates", lambda problem, gpu: [])
     with pytest.raises(DeviceError, match="no kernel of ours runs 64_128_256"):
-        eval_problem.shortlist(PROBLEM, H200)
+        eval_problem.shortlist_candidates(PROBLEM, H200)
 
 
 def test_the_search_is_short_and_only_its_winners_meet_the_baselines(gpu: FakeGpu, tmp_path: Path) -> None:
     run(tmp_path)
-    configs = eval_problem.shortlist(PROBLEM, H200)
+    configs = eval_problem.shortlist_candidates(PROBLEM, H200)
     search, final = gpu.options
     assert search.baselines == () and set(final.baselines) == set(BASELINE_NAMES) and search.level == "full"
     assert search.seed != final.seed  # other data than those the winners were chosen on
@@ -110,7 +110,7 @@ def test_the_result_is_written_and_returned(gpu: FakeGpu, tmp_path: Path) -> Non
 def test_rows_are_ours_then_every_baseline_with_their_figures(gpu: FakeGpu, tmp_path: Path) -> None:
     rows = named(run(tmp_path))
     assert list(rows) == ["ours", "ours_pdl", *BASELINE_NAMES]
-    configs = eval_problem.shortlist(PROBLEM, H200)
+    configs = eval_problem.shortlist_candidates(PROBLEM, H200)
     for name, pdl in (("ours", False), ("ours_pdl", True)):
         row, config = rows[name], fastest(configs, pdl)
         us = time_us(PROBLEM, config)
@@ -129,7 +129,7 @@ def test_a_baseline_that_is_missing_says_why(gpu: FakeGpu, tmp_path: Path) -> No
 
 
 def test_without_a_kernel_that_uses_pdl_there_is_one_row_of_ours(gpu: FakeGpu, tmp_path: Path) -> None:
-    for config in eval_problem.shortlist(PROBLEM, H200):
+    for config in eval_problem.shortlist_candidates(PROBLEM, H200):
         if config.pdl:
             gpu.statuses[PROBLEM, config] = Status.WRONG
     rows = named(run(tmp_path))
@@ -137,7 +137,7 @@ def test_without_a_kernel_that_uses_pdl_there_is_one_row_of_ours(gpu: FakeGpu, t
 
 
 def test_when_nothing_passes_it_says_so_and_writes_nothing(gpu: FakeGpu, tmp_path: Path) -> None:
-    for config in eval_problem.shortlist(PROBLEM, H200):
+    for config in eval_problem.shortlist_candidates(PROBLEM, H200):
         gpu.statuses[PROBLEM, config] = Status.WRONG
     with pytest.raises(DeviceError, match="no candidate for 64_128_256.*wrong as ordered"):
         run(tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outblas.bench import ncu_target
-from outblas.bench.ncu_target import Algorithm, Profiler, Work, cache_of
+from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
@@ -21,10 +21,12 @@ from outblas.runtime import ncu
 from support.helpers import ROOT
 
 LAUNCHES = ncu.parse((ROOT / "tests" / "support" / "golden" / "ncu_raw.csv").read_text())
-THEIRS = Algorithm(b"\x01" * 64, "index=3/8")
+THEIRS = ProfiledAlgorithm(b"\x01" * 64, "index=3/8")
 #: What the sample is a profile of; the second one's side is asked for warm.
-FLUSHED = Work(Problem(64, 4096, 4096), (Sm90WgmmaConfig(64, 64, 128, 6, split_k=2, store="direct"), THEIRS), "flushed")
-WARM = Work(Problem(64, 4096, 64), (Sm80DirectConfig(32, 64, 2, 2), THEIRS), "warm")
+FLUSHED = ProfileWork(
+    Problem(64, 4096, 4096), (Sm90WgmmaConfig(64, 64, 128, 6, split_k=2, store="direct"), THEIRS), "flushed"
+)
+WARM = ProfileWork(Problem(64, 4096, 64), (Sm80DirectConfig(32, 64, 2, 2), THEIRS), "warm")
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 def test_works_go_both_ways_as_json() -> None:
     for work in (FLUSHED, WARM):
-        assert Work.from_json(json.loads(json.dumps(work.to_json()))) == work
+        assert ProfileWork.from_json(json.loads(json.dumps(work.to_json()))) == work
 
 
 def test_each_state_of_l2_is_one_start_and_answers_come_in_the_works_order(asked: Any, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool.gpu_pool import MOST_LOSSES, PoolEvaluator
+from outblas.bench.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
-from outblas.bench.pool.transport import Spec, Task
+from outblas.bench.pool.transport import EvaluatorSpec, Task
 from outblas.core.config import LAUNCHES, config_name, launch_of
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -67,8 +67,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, list[Any]
     return library, stored(folder / "s.sqlite"), pool_workers.measured(folder)
 
 
-def specs(name: str, folder: Path, *more: Any, count: int = 2) -> list[Spec]:
-    return [Spec(f"support.pool_workers:{name}", (str(folder), *more))] * count
+def specs(name: str, folder: Path, *more: Any, count: int = 2) -> list[EvaluatorSpec]:
+    return [EvaluatorSpec(f"support.pool_workers:{name}", (str(folder), *more))] * count
 
 
 def pool(name: str, folder: Path, *more: Any, count: int = 2, **options: Any) -> PoolEvaluator:
@@ -79,7 +79,7 @@ def test_several_processes_make_what_one_makes(tmp_path: Path, single: Any) -> N
     library, store, measurements = single
     with pool("Logged", tmp_path) as evaluator:
         assert run(evaluator, tmp_path / "s.sqlite") == library
-        assert len(evaluator.places) == 2 and evaluator.lost == 0
+        assert len(evaluator.workers) == 2 and evaluator.lost == 0
     assert stored(tmp_path / "s.sqlite") == store
     assert pool_workers.measured(tmp_path) == measurements
 
@@ -135,7 +135,7 @@ def test_a_place_that_loses_its_workers_in_a_row_is_given_up(tmp_path: Path) -> 
         found: list[Evaluation] = []
         with pytest.raises(DeviceError, match="no worker is left"):
             found.extend(evaluator.evaluate(pairs))
-        assert evaluator.lost == MOST_LOSSES
+        assert evaluator.lost == MAX_LOSSES_IN_A_ROW
 
 
 def test_a_gpu_that_fails_leaves_its_work_to_the_others(tmp_path: Path, single: Any) -> None:
@@ -257,7 +257,7 @@ def test_a_bug_of_the_evaluator_is_an_error_not_a_verdict(tmp_path: Path) -> Non
 def test_the_live_evaluator_keeps_its_sandbox_in_a_worker() -> None:
     problem, other = Problem(64, 64, 64), Problem(128, 64, 64)
     good, exits = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, stages=6)
-    with PoolEvaluator(LocalTransport([Spec("support.pool_workers:live_without_gpu")] * 2)) as evaluator:
+    with PoolEvaluator(LocalTransport([EvaluatorSpec("support.pool_workers:live_without_gpu")] * 2)) as evaluator:
         assert len(_children(evaluator)) == 2, "each GPU's process is there before it is asked for anything"
         pairs = [(problem, good), (problem, exits), (other, good)]
         found = {(e.problem, e.config): e.status for e in evaluator.evaluate(pairs)}
@@ -269,7 +269,7 @@ def test_the_live_evaluator_keeps_its_sandbox_in_a_worker() -> None:
 
 def _children(evaluator: PoolEvaluator) -> list[str]:
     """Child processes of the workers."""
-    workers = {place.split("process ")[1].split(",")[0] for place in evaluator.places}
+    workers = {place.split("process ")[1].split(",")[0] for place in evaluator.workers}
     parents = [path.read_text().rsplit(")", 1)[1].split()[1] for path in Path("/proc").glob("[0-9]*/stat")]
     return [parent for parent in parents if parent in workers]
 
@@ -281,7 +281,7 @@ import sys
 from pathlib import Path
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
-from outblas.bench.pool.transport import Spec
+from outblas.bench.pool.transport import EvaluatorSpec
 from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
@@ -291,7 +291,7 @@ if __name__ == "__main__":
     folder = sys.argv[1]
     problems = synthetic_recording().problems
     try:
-        with PoolEvaluator(LocalTransport([Spec("support.pool_workers:Slow", (folder,))] * 2)) as pool:
+        with PoolEvaluator(LocalTransport([EvaluatorSpec("support.pool_workers:Slow", (folder,))] * 2)) as pool:
             with Store(folder + "/s.sqlite") as store:
                 tune(problems, make_agent("random", 1), 6, pool, store, "r", lambda *_: print("one", flush=True))
     except KeyboardInterrupt as stop:

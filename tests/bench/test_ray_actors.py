@@ -12,7 +12,7 @@ import pytest
 
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.ray_actors import RayTransport
-from outblas.bench.pool.transport import Spec
+from outblas.bench.pool.transport import EvaluatorSpec
 from outblas.bench.pool.worker_plan import make_plan, open_pool
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
@@ -55,7 +55,7 @@ def stored(path: Path) -> list[str]:
 
 
 def pool(name: str, *arguments: Any) -> PoolEvaluator:
-    return PoolEvaluator(RayTransport(Spec(f"support.pool_workers:{name}", arguments), 2, 0))
+    return PoolEvaluator(RayTransport(EvaluatorSpec(f"support.pool_workers:{name}", arguments), 2, 0))
 
 
 @pytest.mark.timeout(180)
@@ -81,7 +81,7 @@ def test_the_live_evaluator_keeps_its_sandbox_in_an_actor(cluster: Any) -> None:
     from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 
     problem, good, exits = Problem(64, 64, 64), Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, stages=6)
-    with PoolEvaluator(RayTransport(Spec("support.pool_workers:live_without_gpu"), 1, 0)) as evaluator:
+    with PoolEvaluator(RayTransport(EvaluatorSpec("support.pool_workers:live_without_gpu"), 1, 0)) as evaluator:
         found = {e.config: e.status for e in evaluator.evaluate([(problem, good), (problem, exits)])}
         assert found == {good: Status.PASSED, exits: Status.EXITED}
         assert evaluator.baselines(problem) == {"cublas": 2.0} and evaluator.lost == 0

@@ -49,7 +49,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         assert current_stream  # torch is called as ours is
         return {name: Entry(name) for name in names}
 
-    monkeypatch.setattr(serving, "server", server)
+    monkeypatch.setattr(serving, "time_server", server)
     monkeypatch.setattr(serving, "make_baselines", made)
     return asked
 
@@ -94,7 +94,7 @@ def test_ours_is_the_library_that_is_benched_and_the_packaged_one_comes_back(
         entries["ours"].bind(TUNED, a, b, c)
         return {name: timing(US[name], 40, "server") for name in entries}
 
-    monkeypatch.setattr(serving, "server", server)
+    monkeypatch.setattr(serving, "time_server", server)
     serving.server_rows(TUNED, LIBRARY, 1, H200, 100.0)
     assert used == [(LIBRARY, 1), (None, 1)]
     used.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.transport import Evaluate, Task
+from outblas.bench.pool.transport import EvaluateTask, Task
 from outblas.bench.pool.units import WorkUnits
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
@@ -45,7 +45,7 @@ def test_workers_are_busy_until_the_end_of_a_batch(monkeypatch: pytest.MonkeyPat
     most = max(work_us(p) for p in synthetic_problems(100))
 
     def seconds(task: Task) -> float:
-        if not isinstance(task, Evaluate):
+        if not isinstance(task, EvaluateTask):
             return 0.0
         return len(task.pairs) * (0.1 + work_us(task.pairs[0][0]) / most)
 
@@ -66,7 +66,7 @@ def test_a_problem_stays_with_the_worker_that_has_prepared_it(monkeypatch: pytes
     prepared: set[tuple[Problem, int]] = set()
 
     def seconds(task: Task, worker: int) -> float:
-        if not isinstance(task, Evaluate):
+        if not isinstance(task, EvaluateTask):
             return 0.0
         at = task.pairs[0][0], worker
         new = at not in prepared
@@ -117,7 +117,7 @@ def test_a_unit_is_handed_out_once_its_kernels_are_compiled(monkeypatch: pytest.
 
     class Checking(VirtualTransport):
         def send(self, worker: int, task: Task) -> None:
-            early.extend(set(task.pairs) - set(compiled) if isinstance(task, Evaluate) else ())
+            early.extend(set(task.pairs) - set(compiled) if isinstance(task, EvaluateTask) else ())
             super().send(worker, task)
 
     def compile_them(pairs: Sequence[Any]) -> Iterator[object]:
@@ -138,7 +138,7 @@ def test_what_one_worker_proved_the_others_are_told(monkeypatch: pytest.MonkeyPa
 
     class Noting(VirtualTransport):
         def send(self, worker: int, task: Task) -> None:
-            assert isinstance(task, Evaluate)
+            assert isinstance(task, EvaluateTask)
             late.extend(kind for kind in task.proved if kind in told[worker])
             told[worker] += task.proved
             super().send(worker, task)
@@ -190,9 +190,9 @@ def test_the_pool_knows_which_kernels_its_workers_have(monkeypatch: pytest.Monke
         assert len(list(evaluator.evaluate(pairs))) == 4
         assert asked[:2] == [(0, set()), (1, {kernel_kind(problem, one)})], "the other was given it"
         assert (0, {kernel_kind(problem, other)}) in asked and asked[-1][1] <= {kernel_kind(problem, one)}
-        evaluator._places[0].kernels.add(())
+        evaluator._slots[0].kernels.add(())
         evaluator._start(0)
-        assert not evaluator._places[0].kernels, "a new worker has none"
+        assert not evaluator._slots[0].kernels, "a new worker has none"
 
 
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def pretended(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def direct(problem: Problem, kernels: dict[str, FreeKernel], folder: Path) -> dict[str, Timing]:
         return {"lt_auto": timing(8.0), **{name: timing(TIMES[name]) for name in kernels}}
 
-    monkeypatch.setattr(script, "CarriedLive", Live)
+    monkeypatch.setattr(script, "CarriedLiveEvaluator", Live)
     monkeypatch.setattr(script, "_direct", direct)
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H200)
     script.asked = asked

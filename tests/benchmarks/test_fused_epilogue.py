@@ -16,7 +16,7 @@ import torch
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.judge.fused_gates import expected
+from outblas.judge.fused_gates import fused_reference
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.runtime.fused_launch import Extra
 from support.helpers import ROOT
@@ -60,7 +60,7 @@ def test_every_side_computes_the_same(epilogue: Epilogue, script: Any) -> None:
         torch.randn(s, generator=generator).half() for s in ((16, 32), (24, 32), (16, 24), (16, 24), (24,))
     )
     extra = Extra(bias if epilogue.bias else None, residual if epilogue.residual else None)
-    z, y = expected(problem, a, b, extra, epilogue)
+    z, y = fused_reference(problem, a, b, extra, epilogue)
     largest = (a.double() @ b.double().t()).abs() + z.abs() + y.abs() + residual.double().abs()
     for product in (Product(), None):
         script.Followed("side", product, extra, epilogue).bind(problem, a, b, c.fill_(torch.nan))(0)

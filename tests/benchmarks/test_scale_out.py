@@ -54,7 +54,7 @@ def test_together_gives_each_run_gpus_of_its_own(script: Any, monkeypatch: pytes
             return "words\n{}\n", None
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
-    monkeypatch.setattr(script, "part", lambda arguments, places, command: given.append(places) or Done())
+    monkeypatch.setattr(script, "part", lambda arguments, visible_gpus, command: given.append(visible_gpus) or Done())
     assert script.together(None, 2, "command") == ({}, {}) and given == [["7"], ["5", "3"]]
 
 
@@ -62,9 +62,9 @@ def test_both_runs_account_for_their_seconds(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     def timed(arguments: Any, gpus: tuple[int, ...], command: str) -> dict[str, Any]:
-        ledger = {"driver": PhaseTotals({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
+        phase_totals = {"driver": PhaseTotals({"agent": 2.0, "other": 0.01}, {"units": 7}).to_json()}
         figures = {"start_seconds": 1.0, "tune_seconds": 8.0 / len(gpus), "passed": 4, "measurements": 4}
-        return {"gpus": list(gpus), **figures, "ledger": ledger}
+        return {"gpus": list(gpus), **figures, "ledger": phase_totals}
 
     monkeypatch.setattr(script, "timed", timed)
     monkeypatch.setattr(sys, "argv", ["scale_out.py", "--filled", "--out", str(tmp_path / "out.json")])

@@ -203,22 +203,22 @@ def _is_built(name: str) -> bool:
 
 def repeated_files(files: list[str]) -> dict[str, list[str]]:
     """Return base names that stand twice. A file of `cli/` is named for its command and is left out."""
-    places = defaultdict(list)
+    files_of = defaultdict(list)
     for file in files:
         name = file.split("/")[-1]
         if name != "__init__.py" and not file.startswith("cli/"):
-            places[name].append(file)
-    return {name: where for name, where in places.items() if len(where) > 1}
+            files_of[name].append(file)
+    return {name: where for name, where in files_of.items() if len(where) > 1}
 
 
 def repeated_classes(package: Path) -> dict[str, list[str]]:
     """Return public class names that stand in two modules."""
-    places = defaultdict(list)
+    files_of = defaultdict(list)
     for file in python_files(package):
         for node in ast.parse((package / file).read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(file)
-    return {name: where for name, where in places.items() if len(where) > 1}
+                files_of[node.name].append(file)
+    return {name: where for name, where in files_of.items() if len(where) > 1}
 
 
 def _checked_files(root: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ import pytest
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
-from outblas.bench.pool.transport import Evaluate, Spec, Task
+from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Task
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
@@ -24,7 +24,7 @@ from outblas.records.store import Store
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import tune
 from outblas.workers.compile_ahead import BackgroundCompiler
-from outblas.workers.sandbox import Lost, Sandbox
+from outblas.workers.sandbox import Sandbox, WorkerLoss
 from support import pool_workers
 from support.helpers import ROOT, synthetic_recording
 from support.pool_workers import VirtualTransport
@@ -39,17 +39,19 @@ class Clock:
 
 def test_every_second_is_in_the_innermost_phase() -> None:
     clock = Clock()
-    ledger = PhaseTimer("idle", clock)
+    phase_timer = PhaseTimer("idle", clock)
     clock.now = 1.0
-    with ledger.phase("outer"):
+    with phase_timer.phase("outer"):
         clock.now = 3.0
-        with pytest.raises(ValueError, match="odd"), ledger.phase("inner"):
+        with pytest.raises(ValueError, match="odd"), phase_timer.phase("inner"):
             clock.now = 7.0
             raise ValueError("odd")
         clock.now = 15.0
-        assert ledger.totals().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
+        assert phase_timer.totals().seconds == {"idle": 1.0, "outer": 10.0, "inner": 4.0}
     clock.now = 31.0
-    assert ledger.totals().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, "what was read is not read twice"
+    assert phase_timer.totals().seconds == {"idle": 17.0, "outer": 10.0, "inner": 4.0}, (
+        "what was read is not read twice"
+    )
 
 
 def test_accounts_add_up_and_are_json() -> None:
@@ -68,7 +70,7 @@ def test_a_sandbox_remembers_what_its_lost_workers_did(monkeypatch: pytest.Monke
         assert [value for _, value in box.run([1, 2])] == [1, 2] and [v for _, v in box.run([3])] == [3]
         assert box.account.counts == {"started": 1, "items": 3} and box.account.seconds["batch"] >= 0
         (_, lost), *_ = box.run(["exit"])
-        assert isinstance(lost, Lost) and lost.status is Status.EXITED
+        assert isinstance(lost, WorkerLoss) and lost.status is Status.EXITED
         assert [v for _, v in box.run([4])] == [4]
         assert box.account.counts == {"started": 2, "items": 4}, "the lost one's last batch is not known"
     assert box.account.counts == {"started": 2, "items": 4}
@@ -92,7 +94,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Phas
 
 
 def seconds(task: Task) -> float:
-    return 0.05 * len(task.pairs) if isinstance(task, Evaluate) else 0.0
+    return 0.05 * len(task.pairs) if isinstance(task, EvaluateTask) else 0.0
 
 
 def test_several_workers_do_hardly_more_than_one(counted: dict[int, PhaseTotals]) -> None:
@@ -127,7 +129,7 @@ def test_accounts_of_workers_come_with_their_tasks(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(str(ROOT / "tests"))
     recording = synthetic_recording()
     pairs = [(p, c) for p in recording.problems[:6] for c in recording.catalogue[:2]]
-    spec = Spec("support.pool_workers:KilledOnce", (str(tmp_path), 5))
+    spec = EvaluatorSpec("support.pool_workers:KilledOnce", (str(tmp_path), 5))
     with PoolEvaluator(LocalTransport([spec] * 2)) as pool:
         assert pool.accounts().keys() == {"driver"}
         assert len(list(pool.evaluate(pairs))) == len(pairs) and pool.lost == 1

@@ -18,7 +18,7 @@ import torch
 
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.judge.fused_gates import activated, prove_fused
+from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, NO_EPILOGUE, Activation, Epilogue, alignment, why_not_fused
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import CubinCache
@@ -187,17 +187,19 @@ def test_the_proof_passes_what_is_right(bias: bool, residual: bool, activation: 
 
 
 WRONG: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "no bias": lambda s, b, r: activated(s, ALL) + r.float(),
-    "bias behind the activation": lambda s, b, r: activated(s, ALL) + b.float() + r.float(),
-    "residual inside": lambda s, b, r: activated(s + b.float() + r.float(), ALL),
-    "residual twice": lambda s, b, r: activated(s + b.float(), ALL) + 2 * r.float(),
-    "gelu by tanh": lambda s, b, r: activated(s + b.float(), replace(ALL, activation="gelu_tanh")) + r.float(),
-    "rounded before": lambda s, b, r: activated((s + b.float()).half().float(), ALL) + r.float(),
-    "a neighbour's bias": lambda s, b, r: activated(s + b.float().roll(1), ALL) + r.float(),
-    "a neighbour's residual": lambda s, b, r: activated(s + b.float(), ALL) + r.float().roll(1, 0),
-    "last row left out": lambda s, b, r: torch.cat([(activated(s + b.float(), ALL) + r.float())[:-1], s[-1:] * 0]),
-    "no NaN": lambda s, b, r: (activated(s + b.float(), ALL) + r.float()).nan_to_num(0.0, 1e4, -1e4),
-    "a residual that it changes": lambda s, b, r: activated(s + b.float(), ALL) + r.copy_(r * 0.5).float() * 2,
+    "no bias": lambda s, b, r: apply_activation(s, ALL) + r.float(),
+    "bias behind the activation": lambda s, b, r: apply_activation(s, ALL) + b.float() + r.float(),
+    "residual inside": lambda s, b, r: apply_activation(s + b.float() + r.float(), ALL),
+    "residual twice": lambda s, b, r: apply_activation(s + b.float(), ALL) + 2 * r.float(),
+    "gelu by tanh": lambda s, b, r: apply_activation(s + b.float(), replace(ALL, activation="gelu_tanh")) + r.float(),
+    "rounded before": lambda s, b, r: apply_activation((s + b.float()).half().float(), ALL) + r.float(),
+    "a neighbour's bias": lambda s, b, r: apply_activation(s + b.float().roll(1), ALL) + r.float(),
+    "a neighbour's residual": lambda s, b, r: apply_activation(s + b.float(), ALL) + r.float().roll(1, 0),
+    "last row left out": lambda s, b, r: torch.cat(
+        [(apply_activation(s + b.float(), ALL) + r.float())[:-1], s[-1:] * 0]
+    ),
+    "no NaN": lambda s, b, r: (apply_activation(s + b.float(), ALL) + r.float()).nan_to_num(0.0, 1e4, -1e4),
+    "a residual that it changes": lambda s, b, r: apply_activation(s + b.float(), ALL) + r.copy_(r * 0.5).float() * 2,
 }
 
 

@@ -20,7 +20,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.dispatch import device_registry, fused, linear
 from outblas.dispatch.decide import Decision, kernel_despite_fallback
-from outblas.judge.fused_gates import activated, prove_fused
+from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -155,7 +155,7 @@ def halves(z: Any) -> tuple[Any, Any]:
 
 
 def glu(gate: Any, up: Any) -> Any:
-    return activated(gate, BIASED) * up
+    return apply_activation(gate, BIASED) * up
 
 
 WRONG: dict[str, Callable[[Any, Any], Any]] = {
@@ -166,7 +166,7 @@ WRONG: dict[str, Callable[[Any, Any], Any]] = {
     "bias behind": lambda s, b: glu(*halves(s)) + b[0::2],
     "the up of a neighbour": lambda s, b: glu(halves(s + b)[0], halves(s + b)[1].roll(1, 1)),
     "no activation": lambda s, b: halves(s + b)[0] * halves(s + b)[1],
-    "another activation": lambda s, b: activated(halves(s + b)[0], SWIGLU) * halves(s + b)[1],
+    "another activation": lambda s, b: apply_activation(halves(s + b)[0], SWIGLU) * halves(s + b)[1],
     "gate rounded before": lambda s, b: glu(halves(s + b)[0].half().float(), halves(s + b)[1]),
     "up rounded before": lambda s, b: glu(halves(s + b)[0], halves(s + b)[1].half().float()),
     "last row left out": lambda s, b: torch.cat([glu(*halves(s + b))[:-1], halves(s)[0][-1:] * 0]),

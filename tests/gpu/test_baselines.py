@@ -12,7 +12,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import baselines  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock  # noqa: E402
 from outblas.judge.operands import torch_dtype  # noqa: E402
-from outblas.judge.reference import product  # noqa: E402
+from outblas.judge.reference import fp64_product  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 KINDS = [("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")]
@@ -25,7 +25,7 @@ def made():
 
 
 def close(problem, a, b, c):
-    exact = product(problem, a, b)
+    exact = fp64_product(problem, a, b)
     step = {"fp16": 2.0**-8, "bf16": 2.0**-6}[problem.dtype] if problem.acc == "fp32" else 2.0**-5
     return bool(((c.double() - exact).abs() <= step * (exact.abs() + problem.k**0.5)).all())
 

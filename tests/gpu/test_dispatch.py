@@ -73,7 +73,7 @@ def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
 
 def assert_right(problem: Problem, a: Any, stored: Any, c: Any) -> None:
     assert c.shape == (problem.m, problem.n) and c.dtype == a.dtype
-    assert float(Reference(problem, a, stored).worst(c)) <= 1.0
+    assert float(Reference(problem, a, stored).worst_error_ratio(c)) <= 1.0
 
 
 def assert_torchs(a: Any, b: Any, c: Any) -> None:

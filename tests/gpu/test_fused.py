@@ -16,7 +16,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import TensorError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.judge.fused_gates import prove_fused, worst
+from outblas.judge.fused_gates import prove_fused, worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.legality import why_illegal
@@ -109,7 +109,7 @@ def test_nothing_outside_of_a_gated_bias_is_read() -> None:
         c = torch.empty(problem.m, problem.n // 2, device="cuda", dtype=torch.float16)
         kernel(problem, config, GEGLU).bind(problem, (a, b, c), Extra(bias))(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
-        assert worst(problem, a, b, Extra(bias), GEGLU, c) <= 1.0, name
+        assert worst_fused_error(problem, a, b, Extra(bias), GEGLU, c) <= 1.0, name
 
 
 def test_a_gated_kernel_takes_no_output_as_wide_as_the_product() -> None:
@@ -178,7 +178,7 @@ def test_a_chain_under_pdl_reads_what_its_predecessor_wrote(name: str) -> None:
     assert torch.equal(found, x[0]), "with a wait behind every call nothing changes"
     assert (
         found.isfinite().all()
-        and worst(problem, begin, w, Extra(begin[1], begin), epilogue, one(loaded, problem, begin, w)) <= 1
+        and worst_fused_error(problem, begin, w, Extra(begin[1], begin), epilogue, one(loaded, problem, begin, w)) <= 1
     )
 
 
@@ -204,7 +204,7 @@ def test_nothing_outside_of_bias_and_residual_is_read() -> None:
         loaded = kernel(problem, config, epilogue)
         loaded.bind(problem, (a, b, c), Extra(bias, inner))(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
-        assert worst(problem, a, b, Extra(bias, inner), epilogue, c) <= 1.0, name
+        assert worst_fused_error(problem, a, b, Extra(bias, inner), epilogue, c) <= 1.0, name
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:

@@ -18,7 +18,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, fused, linear, native_table
 from outblas.dispatch.device_state import DeviceState, load_kernel
-from outblas.judge.fused_gates import worst
+from outblas.judge.fused_gates import worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.records.library import Library, LibraryChoice, LibraryRow
@@ -73,7 +73,7 @@ def test_linear_is_one_kernel_once_it_is_warm(activation: Any, dtype: Any, serve
         outblas.linear(x, w, bias, **options, out=out),
         batch.view(256, 512),
     ):
-        assert worst(problem, x, w, Extra(bias, residual), epilogue, c) <= 1.0
+        assert worst_fused_error(problem, x, w, Extra(bias, residual), epilogue, c) <= 1.0
     assert fused.status()["cuda:0"]["kernels_loaded"] == 1
 
 
@@ -133,7 +133,7 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     assert torch.equal(outblas.linear(x, w, bias), torchs)
     monkeypatch.setenv(linear.FUSED_VARIABLE, "1")
     c = outblas.linear(x, w, bias)
-    assert worst(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
+    assert worst_fused_error(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
 
 
 # -- outblas.gated_linear --------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_gated_linear_is_one_kernel_once_it_is_warm(dtype: Any, served: KernelCo
         outblas.gated_linear(x, w, bias, out=out),
         outblas.gated_linear(x.view(4, 64, 1024), w, bias).view(256, 256),
     ):
-        assert worst(problem, x, w, Extra(bias), replace(GEGLU, activation="silu"), c) <= 1.0
+        assert worst_fused_error(problem, x, w, Extra(bias), replace(GEGLU, activation="silu"), c) <= 1.0
     assert fused.status()["cuda:0"]["launched"] == launched + 3
 
 
@@ -201,6 +201,6 @@ def test_the_packaged_library_gates_llama_in_one_kernel(m: int) -> None:
     w = outblas.interleave_gate_up(gate, up)
     assert outblas.warm(x, w, gated=True), linear.why_not(x, w, gated=True)
     found, problem = outblas.gated_linear(x, w), Problem(m, 28672, 4096)
-    assert worst(problem, x, w, Extra(), SWIGLU, found) <= 1.0
+    assert worst_fused_error(problem, x, w, Extra(), SWIGLU, found) <= 1.0
     theirs = torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
     assert torch.allclose(found.float(), theirs.float(), rtol=1e-2, atol=1e-2)

@@ -19,7 +19,7 @@ from outblas.llm.budget import Budget  # noqa: E402
 from outblas.llm.evaluators import parse_evaluator  # noqa: E402
 from outblas.llm.evolve import EvolveSettings  # noqa: E402
 from outblas.llm.evolve_journal import EvolveJournal  # noqa: E402
-from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve  # noqa: E402
+from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve  # noqa: E402
 from outblas.llm.models import Model  # noqa: E402
 from outblas.publish.html.tune_page import write_report  # noqa: E402
 from outblas.records.store import Store  # noqa: E402
@@ -37,8 +37,8 @@ def text(name: str) -> str:
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
-    with EvolveJournal(folder / "store.sqlite") as ledger:
-        return [(o.kind, o.answer) for o in ledger.outcomes().values()]
+    with EvolveJournal(folder / "store.sqlite") as journal:
+        return [(o.kind, o.answer) for o in journal.outcomes().values()]
 
 
 def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_an_evolution_on_a_gpu_and_again_from_what_it_recorded(tmp_path: Path, m
             )
             unwatched = lambda *watched: lambda outcome: None  # noqa: E731
             request = EvolveRequest(
-                [PROBLEM], [Model("m")], Server(server.url), place, budget, settings, folder, "test"
+                [PROBLEM], [Model("m")], ServerSettings(server.url), place, budget, settings, folder, "test"
             )
             run_evolve(request, unwatched)
 

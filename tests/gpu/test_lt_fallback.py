@@ -114,7 +114,7 @@ def operands(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def error(problem: Problem, a: Any, stored: Any, c: Any) -> float:
-    return float(Reference(problem, a, stored).worst(c))
+    return float(Reference(problem, a, stored).worst_error_ratio(c))
 
 
 def needs_workspaces(rows: dict[Problem, LibraryRow]) -> None:

@@ -31,7 +31,7 @@ def test_two_gpus_tune_together(tmp_path: Path, kind: str) -> None:
         plan = make_plan("local", gpus=(0, 1))
     problems = [Problem(64 * m, 512, 1024) for m in range(1, 7)]
     with open_pool(plan) as pool, Store(tmp_path / "s.sqlite") as store:
-        assert len(pool.places) == 2 and pool.source == "cuda"
+        assert len(pool.workers) == 2 and pool.source == "cuda"
         library = tune(problems, make_agent("heuristic", 0, pool.gpu), 4, pool, store, "r")
         tried = list(store.evaluations("r"))
         assert pool.lost == 0 and len(pool.provenance("test")["workers"]) == 2

@@ -37,8 +37,8 @@ def test_the_best_of_a_run_have_counters_that_a_kernel_can_have(tmp_path: Path) 
         raise
     assert {problem for problem, _ in found.counters} == set(PROBLEMS)
     for counters in found.counters.values():
-        shares = [counters[name] for name in ("tensor_pipe", "dram", "l2_hit_rate", "occupancy") if name in counters]
-        assert shares and all(0 <= share <= 1.01 for share in shares)
+        fractions = [counters[name] for name in ("tensor_pipe", "dram", "l2_hit_rate", "occupancy") if name in counters]
+        assert fractions and all(0 <= share <= 1.01 for share in fractions)
         assert counters["instructions"] > 0 and counters["cycles"] > 0
         assert any(name.startswith("stall_") and value > 0 for name, value in counters.items())
     with Store(run / "store.sqlite") as store:

@@ -48,10 +48,10 @@ TUNED: list[tuple[Problem, KernelConfig]] = [
 #: A first product of a process that has no NVRTC. Arguments: the pack, the library.
 FIRST_CALL = """
 import sys, warnings
+from pathlib import Path
 warnings.simplefilter("error", RuntimeWarning)
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch, outblas
-from pathlib import Path
 from outblas.runtime import packaged_cubins
 packaged_cubins.PACKAGED = packaged_cubins.PackagedCubins(Path(sys.argv[1]))
 torch.zeros(1, device="cuda")
@@ -115,7 +115,7 @@ def test_a_shipped_kernel_and_a_compiled_one_give_the_same_bits(
     for (problem, _), c in zip(TUNED, ours, strict=True):
         a, b, stored = operands(problem)
         assert torch.equal(outblas.matmul(a, b), c), problem.key
-        assert float(Reference(problem, a, stored).worst(c)) <= 1.0
+        assert float(Reference(problem, a, stored).worst_error_ratio(c)) <= 1.0
     assert without.status()["kernels_shipped"] == 0 and without.status()["kernels_loaded"] == len(TUNED)
 
 
@@ -141,7 +141,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
     a, b, stored = operands(problem)
     with pytest.warns(RuntimeWarning, match="the driver refuses a shipped cubin .*cuModuleLoadData") as told:
         c = outblas.matmul(a, b)
-    assert len(told) == 1 and float(Reference(problem, a, stored).worst(c)) <= 1.0
+    assert len(told) == 1 and float(Reference(problem, a, stored).worst_error_ratio(c)) <= 1.0
     assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"]) == (1, 0)
 
 

@@ -25,7 +25,7 @@ def rivals():
 @pytest.mark.parametrize("mnk", [(64, 64, 64), (4096, 4096, 4096), (127, 1001, 333)])
 def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
     problem = Problem(*mnk)
-    found = gpu_clock.offline(rivals, problem, effort=gpu_clock.Effort(7), cold=cold)
+    found = gpu_clock.time_offline(rivals, problem, effort=gpu_clock.TimingEffort(7), cold=cold)
     assert list(found) == list(rivals)
     for t in found.values():
         assert len(t.samples_us) == 7 and t.median_us > 0 and t.mode == ("offline_cold" if cold else "offline")
@@ -36,13 +36,13 @@ def test_offline_times_all_entries_in_the_same_rounds(rivals, mnk, cold):
 def test_twice_the_work_takes_longer(rivals):
     """A clock that measures only its own overhead would not see a factor of 64."""
     one = {"cublas": rivals["cublas"]}
-    small = gpu_clock.offline(one, Problem(1024, 1024, 1024))["cublas"].median_us
-    large = gpu_clock.offline(one, Problem(4096, 4096, 4096))["cublas"].median_us
+    small = gpu_clock.time_offline(one, Problem(1024, 1024, 1024))["cublas"].median_us
+    large = gpu_clock.time_offline(one, Problem(4096, 4096, 4096))["cublas"].median_us
     assert large > 8 * small
 
 
 def test_server_serves_every_entry(rivals):
-    found = latency.server(rivals, Problem(64, 64, 64), 2000.0, 0.05, 0.3)
+    found = latency.time_server(rivals, Problem(64, 64, 64), 2000.0, 0.05, 0.3)
     assert all(t.mode == "server" and t.samples_us for t in found.values())
     assert all(latency.percentile(t, 99) >= latency.percentile(t, 50) > 0 for t in found.values())
 
@@ -55,10 +55,10 @@ def test_an_entry_that_cannot_do_it_is_left_out_with_its_reason(rivals):
             raise DeviceError("it cannot", "another", "leave it out")
 
     reasons = {}
-    found = gpu_clock.offline({**rivals, "unable": Unable()}, Problem(64, 64, 64), left_out=reasons)
+    found = gpu_clock.time_offline({**rivals, "unable": Unable()}, Problem(64, 64, 64), left_out=reasons)
     assert set(found) == set(rivals) and "it cannot" in reasons["unable"]
     with pytest.raises(DeviceError, match="it cannot"):
-        gpu_clock.offline({"unable": Unable()}, Problem(64, 64, 64))
+        gpu_clock.time_offline({"unable": Unable()}, Problem(64, 64, 64))
 
 
 def test_a_failed_capture_leaves_the_bench_usable(rivals):

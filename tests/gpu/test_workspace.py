@@ -60,7 +60,7 @@ def test_fifty_runs_are_right_bitwise_equal_and_leave_the_counters_at_zero(name:
     a, b, c = data[0]
     workspace = allocate(workspace_bytes(problem, config), "cuda:0")
     call = kernel(problem, config).bind(problem, a, b, c, workspace=workspace)
-    oracle, stream, first = Reference(problem, a, b), torch.cuda.Stream(), None
+    reference, stream, first = Reference(problem, a, b), torch.cuda.Stream(), None
     for _ in range(50):
         data.poison(0)
         torch.cuda.synchronize()
@@ -69,7 +69,7 @@ def test_fifty_runs_are_right_bitwise_equal_and_leave_the_counters_at_zero(name:
         first = bits(c) if first is None else first
         assert torch.equal(first, bits(c))
         assert not workspace[:COUNTERS_BYTES].any()
-    assert float(oracle.worst(c)) <= 1.0
+    assert float(reference.worst_error_ratio(c)) <= 1.0
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -174,7 +174,7 @@ def test_a_workspace_of_another_kernel_and_problem_may_follow_on_the_stream() ->
             call(stream)
     torch.cuda.synchronize()
     for problem, a, b, c, _ in made:
-        assert float(Reference(problem, a, b).worst(c)) <= 1.0
+        assert float(Reference(problem, a, b).worst_error_ratio(c)) <= 1.0
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from outblas.core.evaluation import Status
 from outblas.jail import landlock, seccomp
 from outblas.jail.confinement import Jail, lines, readable_roots, report
-from outblas.workers.sandbox import Lost, Sandbox
+from outblas.workers.sandbox import Sandbox, WorkerLoss
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 HERE = Path(__file__).resolve().parents[1]
@@ -199,7 +199,7 @@ def test_faults_of_a_jailed_worker_cost_one_item_each(importable, tmp_path):
 
 def test_a_worker_that_fills_the_hosts_memory_is_ended(importable, tmp_path):
     found = answers(jailed(tmp_path, memory_bytes=300 << 20), ["fill", 2])
-    assert isinstance(found[0], Lost) and found[0].status.value == "fault" and "MiB" in found[0].detail
+    assert isinstance(found[0], WorkerLoss) and found[0].status.value == "fault" and "MiB" in found[0].detail
     assert found[1] == 4
 
 
@@ -211,19 +211,19 @@ def test_a_worker_that_talks_for_ever_is_ended(importable, tmp_path):
 @pytest.mark.parametrize("word", ["pickle", "no json", "other index", "not asked", "long"])
 def test_messages_that_are_none_cost_the_worker_and_run_nothing_here(importable, tmp_path, word):
     found = answers(jailed(tmp_path), [word, 3])
-    assert isinstance(found[0], Lost) and found[0].status.value == "exited"
+    assert isinstance(found[0], WorkerLoss) and found[0].status.value == "exited"
     assert found[1] == 6 and not (tmp_path / "unpickled").exists()
 
 
 def test_a_message_that_does_not_end_is_no_wait_for_ever(importable, tmp_path):
     found = answers(jailed(tmp_path, step=2.0), ["half a message", 3])
-    assert isinstance(found[0], Lost) and found[1] == 6
+    assert isinstance(found[0], WorkerLoss) and found[1] == 6
 
 
 def test_an_error_of_a_worker_that_is_not_trusted_costs_one_item_and_not_the_run(importable, tmp_path):
     found = answers(jailed(tmp_path), [1, "raises", 3])
     assert found[0] == 2 and found[2] == 6
-    assert found[1] == Lost(Status.EXITED, "the worker failed: RuntimeError: as the judge would")
+    assert found[1] == WorkerLoss(Status.EXITED, "the worker failed: RuntimeError: as the judge would")
 
 
 def test_a_worker_that_is_not_trusted_gets_no_time_to_say_goodbye(importable, tmp_path, monkeypatch):

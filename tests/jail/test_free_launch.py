@@ -137,7 +137,7 @@ def test_calls_of_one_stream_share_a_workspace_and_others_do_not(recorder):
     assert not kernel.broken_workspace()
     ctypes.memset(third + 64, 0, 1)
     assert kernel.broken_workspace()
-    kernel.forget()
+    kernel.release()
     assert not kernel.broken_workspace()
 
 
@@ -229,20 +229,20 @@ def test_operands_are_checked_as_everywhere(recorder, monkeypatch):
 
 def test_conduct_notices_timers_handlers_and_files(tmp_path):
     before = conduct.snapshot()
-    assert conduct.offence(before) == ""
+    assert conduct.what_changed(before) == ""
     with (tmp_path / "secret").open("w"):
-        assert "secret" in conduct.offence(before)
+        assert "secret" in conduct.what_changed(before)
     signal.setitimer(signal.ITIMER_VIRTUAL, 1000)
     try:
-        assert "timer" in conduct.offence(before)
+        assert "timer" in conduct.what_changed(before)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     was = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
-        assert "signals" in conduct.offence(before)
+        assert "signals" in conduct.what_changed(before)
     finally:
         signal.signal(signal.SIGUSR2, was)
-    assert conduct.offence(before) == ""
+    assert conduct.what_changed(before) == ""
 
 
 def test_conduct_notices_changed_machine_code():
@@ -251,7 +251,7 @@ def test_conduct_notices_changed_machine_code():
     assert code, "at least the C library or Python"
     name, (rights, crc) = next(iter(code.items()))
     other = {**before, "changed the code that measures it": {**code, name: (rights, crc ^ 1)}}
-    assert "changed the code" in conduct.offence(other)
+    assert "changed the code" in conduct.what_changed(other)
 
 
 def timing(us):

@@ -55,7 +55,7 @@ def test_device_code_beside_that_of_the_compiler_is_seen_in_its_section_too():
 
 @pytest.mark.parametrize("text", [device_text(), host_text("")])
 def test_what_compiles_to_too_much_is_not_kept(monkeypatch, text):
-    monkeypatch.setattr(building, "MAX_IMAGE", 100)
+    monkeypatch.setattr(building, "MAX_IMAGE_BYTES", 100)
     found = examined(text)
     assert isinstance(found, Evaluation) and found.status is Status.COMPILE_ERROR and "MiB" in found.detail
 
@@ -144,12 +144,12 @@ def test_who_leaves_in_the_middle_leaves_no_worker_and_no_folder(monkeypatch, tm
 
 def test_a_compilers_children_end_with_it(tmp_path):
     """The whole group is killed, not the program alone."""
-    from outblas.jail.confined_compiler import Limits, run
+    from outblas.jail.confined_compiler import CompileLimits, run_confined
 
     script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
     script += " cwd='.'); open('started', 'w').close(); time.sleep(60)"
     with pytest.raises(CompileError, match="takes over"):
-        run({"program": [sys.executable, "-c", script]}, tmp_path, [], Limits(4.0, 16 << 30))
+        run_confined({"program": [sys.executable, "-c", script]}, tmp_path, [], CompileLimits(4.0, 16 << 30))
     assert (tmp_path / "started").exists()
     assert not [pid for pid in _processes() if _cwd(pid) == str(tmp_path)]
 

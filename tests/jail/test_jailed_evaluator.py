@@ -76,7 +76,7 @@ def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
 
 @compiles
 def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
-    monkeypatch.setattr("outblas.jail.jailed_evaluator.FACTORY", "support.free_workers:make_handler")
+    monkeypatch.setattr("outblas.jail.jailed_evaluator.HANDLER_FACTORY", "support.free_workers:make_handler")
     monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, "support.free_workers:make_handler"))
     monkeypatch.syspath_prepend(HERE)
     options = Options(baselines=("cublas",))

@@ -14,7 +14,7 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as plain
-from outblas.workers.handler import Item
+from outblas.workers.handler import WorkItem
 from support.free_fixture import BODY, device_text, host_text
 
 P = Problem(64, 64, 64)
@@ -32,7 +32,7 @@ class Kernel:
     def broken_workspace(self):
         return self.broken
 
-    def forget(self):
+    def release(self):
         self.forgotten += 1
 
 
@@ -50,16 +50,18 @@ class Bench:
         return {n: Timing("offline", (self.us if n != "cublas" else 8.0,) * rounds, self.us, 0.0) for n in graphs}
 
 
-class Desk(plain.BenchCell):
+class FakeBenchCell(plain.BenchCell):
     renewed = 0
 
     def __init__(self, problem, options, baselines, *more):
         self.problem, self.bench = problem, Bench()
-        self.prover = SimpleNamespace(call=lambda verdict: verdict, graph=lambda executable: PASSED, whole=lambda: True)
+        self.prover = SimpleNamespace(
+            call=lambda verdict: verdict, graph=lambda executable: PASSED, operands_intact=lambda: True
+        )
         self.graphs, self._entries, self._left_out = {}, baselines, {}
 
     def renew_prover(self):
-        Desk.renewed += 1
+        FakeBenchCell.renewed += 1
 
     def close(self):
         pass
@@ -80,8 +82,8 @@ class Voice:
 def world(monkeypatch, tmp_path):
     """A handler whose proofs and checks say what ``world`` says."""
     made = SimpleNamespace(proved=[], verdicts={}, fresh=PASSED, offence="", kernels={})
-    monkeypatch.setattr(plain, "BenchCell", Desk)
-    monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
+    monkeypatch.setattr(plain, "BenchCell", FakeBenchCell)
+    monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lambda error: error)
 
     def load(built, folder, cudart, gpu):
         made.kernels[built.kernel.name] = Kernel(built.kernel)
@@ -97,13 +99,13 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr("outblas.judge.gates.prove", prove)
     monkeypatch.setattr(free.timing_checks, "check_fresh", lambda *a: made.fresh)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
-    monkeypatch.setattr(free.conduct, "offence", lambda before: made.offence)
+    monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
     handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
 
     def ask(kernel, problem=P):
         voice = Voice()
         built = SimpleNamespace(kernel=kernel, counters=lambda: {"registers": 32.0})
-        handler([(0, Item(problem, kernel, None, False, built))], voice)
+        handler([(0, WorkItem(problem, kernel, None, False, built))], voice)
         made.voice = voice
         return voice.answers[0][0]
 
@@ -150,10 +152,10 @@ def test_only_host_code_can_offend_its_process(world, kernel, status):
 
 def test_what_fails_on_fresh_operands_gets_no_figure(world):
     world.fresh = Verdict(Status.RULE_BROKEN, (), "on fresh operands: it keeps answers")
-    before = Desk.renewed
+    before = FakeBenchCell.renewed
     found = world.ask(GOOD)
     assert found.status is Status.RULE_BROKEN and found.timing is None and "keeps answers" in found.detail
-    assert Desk.renewed == before + 1, "the operands are others now"
+    assert FakeBenchCell.renewed == before + 1, "the operands are others now"
 
 
 def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
@@ -168,7 +170,7 @@ def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
 def test_template_candidates_are_not_run_there(world):
     voice = Voice()
     handler = free.FreeHandler(Options(baselines=(), rounds=3), free.JailedCell(".", None, False))
-    handler([(0, Item(P, Sm90WgmmaConfig(64, 64)))], voice)
+    handler([(0, WorkItem(P, Sm90WgmmaConfig(64, 64)))], voice)
     assert voice.answers[0][0].status is Status.ILLEGAL
 
 

@@ -16,10 +16,10 @@ from outblas.core.roofline import H200
 from outblas.jail import build as building
 from outblas.jail import landlock, toolchain
 from outblas.jail.build import build
-from outblas.jail.confined_compiler import Limits, run
+from outblas.jail.confined_compiler import CompileLimits, run_confined
 from outblas.jail.evaluation_file import FORMAT, Recorder, load
 from outblas.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
-from outblas.jail.offline_evaluators import NOT_RUN, CompileOnly, RecordedFree, recorder
+from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, RecordedFreeEvaluator, recording_evaluator
 from outblas.jail.static_gate import examine
 from outblas.jail.symbols import allowed, why_refused
 from outblas.jail.text_rules import refusal
@@ -42,7 +42,7 @@ def one(evaluator, kernel, problem=P):
 
 @compiles
 def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
-    found = one(CompileOnly(), GOOD)
+    found = one(CompileOnlyEvaluator(), GOOD)
     assert (found.status, found.detail, found.timing) == (Status.LEFT_OUT, NOT_RUN, None)
     assert list(found.counters) == [
         "registers", "spill_bytes", "stack_bytes", "static_shared", "hgmma", "hmma", "ldl", "stl", "utmaldg",
@@ -56,14 +56,14 @@ def test_a_kernel_that_compiles_is_left_out_with_what_the_compiler_saw():
 @compiles
 def test_layout_and_dtype_reach_the_text_as_macros():
     text = device_text("#if OUTBLAS_NN != 1 || OUTBLAS_BF16 != 1\n#error wrong\n#endif\n" + BODY)
-    assert one(CompileOnly(), FreeKernel.parse(text), Problem(8, 8, 8, "NN", "bf16")).status is Status.LEFT_OUT
-    assert one(CompileOnly(), FreeKernel.parse(text)).status is Status.COMPILE_ERROR
+    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text), Problem(8, 8, 8, "NN", "bf16")).status is Status.LEFT_OUT
+    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text)).status is Status.COMPILE_ERROR
 
 
 @compiles
 def test_the_packages_own_parts_can_be_included():
     text = device_text('#include "ptx/mbarrier.cuh"\n#include "ptx/wgmma.cuh"\n' + BODY)
-    assert one(CompileOnly(), FreeKernel.parse(text)).status is Status.LEFT_OUT
+    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text)).status is Status.LEFT_OUT
 
 
 @compiles
@@ -73,7 +73,7 @@ def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
         "int k, void*)", "int k, void*, const __grid_constant__ CUtensorMap map)"
     ).replace("float sum = 0.0f;", "float sum = sizeof(map) == 128 && alignof(CUtensorMap) == 64 ? (uint32_t)0 : 1;")
     text = device_text(body, tensor_maps=[{"operand": "A", "box": [8, 8]}])
-    assert one(CompileOnly(), FreeKernel.parse(text)).detail == NOT_RUN
+    assert one(CompileOnlyEvaluator(), FreeKernel.parse(text)).detail == NOT_RUN
 
 
 @compiles
@@ -90,14 +90,14 @@ def test_headers_that_are_included_by_habit_are_there_and_so_is_a_tensor_map():
     ],
 )  # fmt: skip
 def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
-    found = one(CompileOnly(), FreeKernel.parse(kernel), problem)
+    found = one(CompileOnlyEvaluator(), FreeKernel.parse(kernel), problem)
     assert found.status is status and words in found.detail + found.log
     assert HERE not in found.log and "site-packages" not in found.log
 
 
 @compiles
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
-    monkeypatch.setattr(building, "PLAIN", Limits(0.05, 1 << 34))
+    monkeypatch.setattr(building, "PLAIN_LIMITS", CompileLimits(0.05, 1 << 34))
     with pytest.raises(CompileError, match="takes over 0.05 s"):
         build(GOOD, P, cache=None)
 
@@ -109,7 +109,7 @@ def test_a_compilers_process_is_shut_in(tmp_path):
     tries += [f"open({str(tmp_path / 'secret')!r})"] if landlock.abi() else []
     for line, good in zip(tries, (False, True, False), strict=False):
         program = {"program": [sys.executable, "-S", "-c", line]}
-        code, said = run(program, tmp_path / "own", [], Limits(20.0, 1 << 29))
+        code, said = run_confined(program, tmp_path / "own", [], CompileLimits(20.0, 1 << 29))
         assert (code == 0) is good, said
 
 
@@ -129,13 +129,13 @@ def test_a_compiled_kernel_is_kept_and_known_by_all_that_it_depends_on(tmp_path,
 def test_a_compilers_child_gets_no_secret(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "topsecret")
     seen = {}
-    real = building.run.__globals__["subprocess"].Popen
+    real = building.run_confined.__globals__["subprocess"].Popen
 
     def spy(*args, **keys):
         seen.update(keys["env"])
         return real(*args, **keys)
 
-    monkeypatch.setattr(building.run.__globals__["subprocess"], "Popen", spy)
+    monkeypatch.setattr(building.run_confined.__globals__["subprocess"], "Popen", spy)
     build(GOOD, P, cache=None)
     assert seen and "OPENAI_API_KEY" not in seen and seen["HOME"] == seen["TMPDIR"]
 
@@ -221,7 +221,7 @@ def test_a_recording_answers_what_it_knows_and_compiles_the_rest(tmp_path):
     first = Evaluation(P, GOOD, Status.WRONG, "error 3")
     passed = replace(passed_evaluation(P, Sm90WgmmaConfig(64, 64)), config=GOOD, log="words")
     path = recorded(tmp_path, first, passed)
-    replay = RecordedFree(path)
+    replay = RecordedFreeEvaluator(path)
     respelt = FreeKernel.parse(device_text(BODY.replace("  ", " ")))
     other = FreeKernel.parse(device_text(BODY + "int x;"))
     assert one(replay, respelt) == passed, "the last of a pair, however its text is spelt"
@@ -245,14 +245,14 @@ def test_what_a_live_evaluator_answers_is_written_before_it_is_handed_on(tmp_pat
         def baselines(self, problem):
             return {"cublas": 4.0}
 
-    with recorder(Live(), path, {"gpu": "NVIDIA H200"}) as written:
+    with recording_evaluator(Live(), path, {"gpu": "NVIDIA H200"}) as written:
         found = []
         for evaluation in written.evaluate([]):
             found.append(evaluation)
             assert load(path).evaluations == ((wrong,) if evaluation is wrong else ())
         assert found == [left_out, template, wrong] and written.source == "cuda:0"
         assert written.baselines(P) == {"cublas": 4.0} and written.gpu == H200
-    assert one(RecordedFree(path), GOOD) == wrong
+    assert one(RecordedFreeEvaluator(path), GOOD) == wrong
 
 
 def test_a_recording_is_continued_past_a_line_that_was_cut_off(tmp_path):
@@ -298,7 +298,7 @@ def test_foreign_and_damaged_recordings_are_refused_and_left_alone(tmp_path, dat
 
 def test_only_free_kernels_are_taken():
     with pytest.raises(UsageError):
-        one(CompileOnly(), Sm90WgmmaConfig(64, 64))
+        one(CompileOnlyEvaluator(), Sm90WgmmaConfig(64, 64))
 
 
 def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
@@ -320,7 +320,7 @@ def test_cutlass_is_of_a_known_version_or_refused_aloud(tmp_path, monkeypatch):
         toolchain.locate_cutlass()
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "none"))
     with pytest.raises(ToolchainMissing, match="not found"):
-        one(CompileOnly(), FreeKernel.parse(device_text(uses=["cutlass"])))
+        one(CompileOnlyEvaluator(), FreeKernel.parse(device_text(uses=["cutlass"])))
     toolchain._located_cutlass.cache_clear()
 
 

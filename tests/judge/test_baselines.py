@@ -89,13 +89,13 @@ for m, n, k, layout, precision in problems:
 
 
 def test_a_problem_that_kills_the_package_costs_only_itself():
-    found = matmul_heuristics.choices([Problem(m, 8, 8) for m in (1, 13, 2, 14, 13, 3)], script=FAKE)
+    found = matmul_heuristics.heuristic_choices([Problem(m, 8, 8) for m in (1, 13, 2, 14, 13, 3)], script=FAKE)
     assert [c is not None for c in found] == [True, False, True, False, False, True]
     assert found[0] == TileChoice(64, 64, 64, 8, 1, 1, 2, 0)
 
 
 def test_no_problem_no_process():
-    assert matmul_heuristics.choices([], script=FAKE) == []
+    assert matmul_heuristics.heuristic_choices([], script=FAKE) == []
 
 
 def test_the_mapping_is_legal_and_near():
@@ -104,12 +104,12 @@ def test_the_mapping_is_legal_and_near():
     from outblas.kernels.legality import why_illegal
 
     problem = Problem(4096, 4096, 4096)
-    config = matmul_heuristics.nearest(problem, TileChoice(128, 256, 64, 4, 1, 2, 1, 1))
+    config = matmul_heuristics.nearest_config(problem, TileChoice(128, 256, 64, 4, 1, 2, 1, 1))
     assert why_illegal(problem, config, H200) is None
     assert (config.bm, config.bn, config.bk) == (128, 256, 64)
-    odd = matmul_heuristics.nearest(problem, TileChoice(64, 60, 100, 99, 12, 1, 1, 0))
+    odd = matmul_heuristics.nearest_config(problem, TileChoice(64, 60, 100, 99, 12, 1, 1, 0))
     assert odd is not None and why_illegal(problem, odd, H200) is None
-    assert matmul_heuristics.nearest(Problem(127, 1001, 333), TileChoice(64, 64, 64, 4, 1, 1, 1, 0)) is None
+    assert matmul_heuristics.nearest_config(Problem(127, 1001, 333), TileChoice(64, 64, 64, 4, 1, 1, 1, 0)) is None
 
 
 @pytest.mark.skipif(
@@ -121,7 +121,7 @@ def test_the_real_package_answers_every_kind():
         for layout in ("TN", "NN")
         for dtype, acc in (("fp16", "fp32"), ("bf16", "fp32"), ("fp16", "fp16"))
     ]
-    assert all(c is not None for c in matmul_heuristics.choices(problems))
+    assert all(c is not None for c in matmul_heuristics.heuristic_choices(problems))
 
 
 def test_an_algorithm_is_handed_from_process_to_process_as_bytes():
@@ -130,7 +130,7 @@ def test_an_algorithm_is_handed_from_process_to_process_as_bytes():
     first._chosen[problem] = (cublas.Algo(words), "index=1/2 id=66")
     algo, detail = first.choice(problem)
     assert len(algo) == 64
-    second.offer(problem, algo, detail)
+    second.set_algorithm(problem, algo, detail)
     assert tuple(second._chosen[problem][0].data) == words
     assert second.detail(problem) == "index=1/2 id=66" and second.choice(problem) == (algo, detail)
 
@@ -144,7 +144,7 @@ def test_choices_are_kept_for_the_processes_after(tmp_path):
     kept = AlgorithmCache(path, ABOUT)
     kept.add(problem, bytes(cublas.Algo(words)), "index=1/2 id=66")
     later = baselines.LtAuto()
-    later.keep(AlgorithmCache(path, ABOUT))
+    later.use_cache(AlgorithmCache(path, ABOUT))
     assert tuple(later._chosen[problem][0].data) == words and later.detail(problem) == "index=1/2 id=66"
 
 
@@ -212,7 +212,7 @@ def one_algorithm(monkeypatch):
 def test_what_is_chosen_is_chosen_once_for_all_processes(tmp_path, one_algorithm):
     for _ in range(2):
         auto = one_algorithm.make()
-        auto.keep(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
+        auto.use_cache(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
         auto.prepare(one_algorithm.bench)
         assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"
     assert len(one_algorithm.asked) == 1
@@ -223,7 +223,7 @@ def test_a_choice_stands_where_the_disk_does_not_keep_it(tmp_path, monkeypatch, 
         raise OSError(28, "No space left on device")
 
     auto = one_algorithm.make()
-    auto.keep(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
+    auto.use_cache(AlgorithmCache(tmp_path / "a.jsonl", ABOUT))
     monkeypatch.setattr(Journal, "_write", full)
     auto.prepare(one_algorithm.bench)
     assert auto.detail(one_algorithm.bench.problem) == "index=0/1 id=66"

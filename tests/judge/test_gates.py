@@ -14,8 +14,8 @@ from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.gates import CellProver, check_cell, prove  # noqa: E402
 from outblas.judge.operands import CANARY, Operands  # noqa: E402
-from outblas.judge.proof_inputs import integer_inputs, normal, special_inputs  # noqa: E402
-from outblas.judge.reference import ERROR_C, Reference, error_bound, magnitudes, needed_c, product, right  # noqa: E402
+from outblas.judge.proof_inputs import integer_inputs, normal_inputs, special_inputs  # noqa: E402
+from outblas.judge.reference import ERROR_C, Reference, b_as_k_by_n, error_bound, fp64_product, magnitudes, needed_c  # noqa: E402
 
 
 class Honest:
@@ -24,12 +24,12 @@ class Honest:
     name = "honest"
 
     def bind(self, problem, a, b, c):
-        return lambda stream: c.copy_(a.float() @ right(problem, b).float())
+        return lambda stream: c.copy_(a.float() @ b_as_k_by_n(problem, b).float())
 
 
 def half_accumulated(problem, a, b):
     """fp16 running sums, 16 terms a step as a tensor core adds them."""
-    x, y = a.float(), right(problem, b).float()
+    x, y = a.float(), b_as_k_by_n(problem, b).float()
     total = torch.zeros((problem.m, problem.n), dtype=torch.float16)
     for k in range(0, problem.k, 16):
         total = (total.float() + x[:, k : k + 16] @ y[k : k + 16]).half()
@@ -37,7 +37,7 @@ def half_accumulated(problem, a, b):
 
 
 def ratio_of(problem, a, b, c):
-    return float(Reference(problem, a, b).worst(c))
+    return float(Reference(problem, a, b).worst_error_ratio(c))
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -45,8 +45,8 @@ def ratio_of(problem, a, b, c):
 @pytest.mark.parametrize("k", [1, 64, 4096])
 def test_a_correct_fp32_result_is_within_the_bound(dtype, layout, k):
     problem = Problem(40, 24, k, layout, dtype)
-    a, b = normal(problem, 1)
-    c = (a.float() @ right(problem, b).float()).to(a.dtype)
+    a, b = normal_inputs(problem, 1)
+    c = (a.float() @ b_as_k_by_n(problem, b).float()).to(a.dtype)
     assert 0 < ratio_of(problem, a, b, c) <= 1
     assert needed_c(problem, a, b, c) <= ERROR_C
 
@@ -54,7 +54,7 @@ def test_a_correct_fp32_result_is_within_the_bound(dtype, layout, k):
 @pytest.mark.parametrize("k", [64, 1024, 16384])
 def test_half_accumulation_behind_an_fp32_claim_is_outside(k):
     problem = Problem(32, 64, k)
-    a, b = normal(problem, 2)
+    a, b = normal_inputs(problem, 2)
     c = half_accumulated(problem, a, b)
     assert ratio_of(problem, a, b, c) > 1
     assert needed_c(problem, a, b, c) > ERROR_C
@@ -63,7 +63,7 @@ def test_half_accumulation_behind_an_fp32_claim_is_outside(k):
 @pytest.mark.parametrize("k", [16, 1024, 16384])
 def test_half_accumulation_fits_its_own_bound_and_a_wrong_result_does_not(k):
     problem = Problem(32, 64, k, acc="fp16")
-    a, b = normal(problem, 3)
+    a, b = normal_inputs(problem, 3)
     c = half_accumulated(problem, a, b)
     assert ratio_of(problem, a, b, c) <= 1
     c[3, 5] += 4 * math.sqrt(k)
@@ -93,10 +93,10 @@ def test_truncated_accumulation_of_positive_terms_fits():
 
 def test_reference_in_blocks_agrees_with_fp64(monkeypatch):
     problem = Problem(70, 33, 1500)
-    a, b = normal(problem, 4)
+    a, b = normal_inputs(problem, 4)
     monkeypatch.setattr("outblas.judge.reference.FP64_FLOPS", 1)
     blocks = Reference(problem, a, b).reference
-    exact = product(problem, a, b)
+    exact = fp64_product(problem, a, b)
     magnitude, _ = magnitudes(problem, a, b)
     assert ((blocks - exact).abs() <= 0.1 * error_bound(problem, exact, magnitude)).all()
     assert torch.equal(blocks[::2], exact[::2].float())
@@ -105,12 +105,12 @@ def test_reference_in_blocks_agrees_with_fp64(monkeypatch):
 def test_oracle_works_in_chunks_and_sees_a_nan_in_the_last(monkeypatch):
     monkeypatch.setattr("outblas.judge.reference._CHUNK", 64)
     problem = Problem(37, 16, 32)
-    a, b = normal(problem, 5)
-    c = product(problem, a, b).half()
-    oracle = Reference(problem, a, b)
-    assert float(oracle.worst(c)) <= 1
+    a, b = normal_inputs(problem, 5)
+    c = fp64_product(problem, a, b).half()
+    reference = Reference(problem, a, b)
+    assert float(reference.worst_error_ratio(c)) <= 1
     c[36, 15] = math.nan
-    assert math.isnan(float(oracle.worst(c)))
+    assert math.isnan(float(reference.worst_error_ratio(c)))
 
 
 @pytest.mark.parametrize("acc", ["fp32", "fp16"])
@@ -119,7 +119,7 @@ def test_integer_inputs_are_exact_in_their_accumulator(acc, k):
     problem = Problem(5, 16, k, acc=acc)
     largest = 0.0
     for what, a, b in integer_inputs(problem):
-        sums = (a.double().abs() @ right(problem, b).double().abs()).max().item()
+        sums = (a.double().abs() @ b_as_k_by_n(problem, b).double().abs()).max().item()
         largest = max(largest, sums)
         assert sums <= (2048 if acc == "fp16" else 65504), what
         assert torch.equal(a, a.round()) and torch.equal(b, b.round())
@@ -131,7 +131,7 @@ def test_half_accumulation_is_not_exact_on_the_integers():
     problem = Problem(8, 16, 1024)
     wrong = 0
     for _, a, b in integer_inputs(problem):
-        exact = product(problem, a, b).float().half()
+        exact = fp64_product(problem, a, b).float().half()
         wrong += int((half_accumulated(problem, a, b) != exact).sum())
     assert wrong > 0
 
@@ -156,7 +156,7 @@ def test_gate_one_comes_first():
 def test_special_inputs_reach_every_special_value():
     problem = Problem(16, 16, 64)
     a, b = special_inputs(problem)
-    c = (a.float() @ right(problem, b).float()).half()
+    c = (a.float() @ b_as_k_by_n(problem, b).float()).half()
     assert c.isnan().any() and (c == math.inf).any() and (c == -math.inf).any()
     finite = a.float()[a.isfinite()]
     assert ((finite != 0) & (finite.abs() < 2.0**-14)).any()  # subnormal
@@ -168,7 +168,7 @@ def test_flushing_subnormals_is_wrong():
             def flushed(t):
                 return torch.where(t.float().abs() < 2.0**-14, torch.zeros_like(t), t).float()
 
-            return lambda stream: c.copy_(flushed(a) @ flushed(right(problem, b)))
+            return lambda stream: c.copy_(flushed(a) @ flushed(b_as_k_by_n(problem, b)))
 
     assert prove(Flush(), Problem(16, 16, 64), device="cpu").status is Status.WRONG
 
@@ -176,7 +176,7 @@ def test_flushing_subnormals_is_wrong():
 def test_saturating_an_overflow_is_wrong():
     class Saturate(Honest):
         def bind(self, problem, a, b, c):
-            return lambda stream: c.copy_((a.float() @ right(problem, b).float()).clamp(-65504, 65504))
+            return lambda stream: c.copy_((a.float() @ b_as_k_by_n(problem, b).float()).clamp(-65504, 65504))
 
     verdict = prove(Saturate(), Problem(16, 16, 64), device="cpu")
     assert verdict.status is Status.WRONG and "Inf" in verdict.detail
@@ -189,7 +189,7 @@ def test_two_runs_that_differ_in_a_bit_are_not_repeatable():
 
             def call(stream):
                 turn[0] += 1
-                c.copy_(a.float() @ right(problem, b).float() * (1 + (turn[0] % 2) * 2.0**-12))
+                c.copy_(a.float() @ b_as_k_by_n(problem, b).float() * (1 + (turn[0] % 2) * 2.0**-12))
 
             return call
 
@@ -236,19 +236,19 @@ def cell(run):
     data = Operands(problem, 1)
     data.fill_normal()
     a, b, c = data[0]
-    oracle, before = Reference(problem, a, b), data.input_sum(0).clone()
-    return check_cell(data, oracle, before, lambda: run(problem, a, b, c, data))
+    reference, before = Reference(problem, a, b), data.input_sum(0).clone()
+    return check_cell(data, reference, before, lambda: run(problem, a, b, c, data))
 
 
 def test_cell_passes_an_honest_product():
-    verdict = cell(lambda p, a, b, c, data: c.copy_(product(p, a, b)))
+    verdict = cell(lambda p, a, b, c, data: c.copy_(fp64_product(p, a, b)))
     assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
 
 
 def test_cell_rejects_one_unwritten_element():
     def run(p, a, b, c, data):
         kept = c[15, 23].clone()
-        c.copy_(product(p, a, b))
+        c.copy_(fp64_product(p, a, b))
         c[15, 23] = kept
 
     verdict = cell(run)
@@ -258,7 +258,7 @@ def test_cell_rejects_one_unwritten_element():
 @pytest.mark.parametrize("what", ["input", "tail"])
 def test_cell_rejects_a_write_outside_c(what):
     def run(p, a, b, c, data):
-        c.copy_(product(p, a, b))
+        c.copy_(fp64_product(p, a, b))
         if what == "input":
             b[0, 0] += 1
         else:
@@ -278,7 +278,7 @@ def test_what_one_candidate_overwrote_is_not_held_against_the_next(monkeypatch, 
     before, prover = data._flat.clone(), CellProver(data, stream)
 
     def spoils(stream):
-        c.copy_(product(problem, a, b))
+        c.copy_(fp64_product(problem, a, b))
         if what == "input":
             b[0, 0] += 1
         else:
@@ -286,7 +286,7 @@ def test_what_one_candidate_overwrote_is_not_held_against_the_next(monkeypatch, 
 
     assert prover.call(spoils).status is Status.MEMORY_VIOLATION
     assert torch.equal(data._flat, before)
-    verdict = prover.call(lambda stream: c.copy_(product(problem, a, b)))
+    verdict = prover.call(lambda stream: c.copy_(fp64_product(problem, a, b)))
     assert verdict.status is Status.PASSED and verdict.max_err_ratio <= 1
 
 
@@ -298,11 +298,11 @@ def test_what_was_overwritten_in_any_set_is_seen_after_timing(monkeypatch, where
     data.fill_normal(3)
     before, prover = data._flat.clone(), CellProver(data, SimpleNamespace(cuda_stream=0))
     data[1][2].zero_()
-    assert prover.whole(), "C may be written"
+    assert prover.operands_intact(), "C may be written"
     a, b, c = data[1]
     if where in ("A", "B"):
         (a if where == "A" else b)[0, 0] += 1
     else:
         data._flat[-1 if where == "end" else data._starts[1][2] + c.numel()] = 0
-    assert not prover.whole() and prover.whole()
+    assert not prover.operands_intact() and prover.operands_intact()
     assert torch.equal(data._flat, before)

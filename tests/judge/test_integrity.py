@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.judge import integrity  # noqa: E402
+from outblas.judge import integrity, reference  # noqa: E402
 from outblas.judge.gates import prove  # noqa: E402
-from outblas.judge.reference import right  # noqa: E402
+from outblas.judge.reference import b_as_k_by_n  # noqa: E402
 
 
 class Honest:
@@ -19,7 +19,7 @@ class Honest:
     name = "honest"
 
     def bind(self, problem, a, b, c):
-        return lambda stream: c.copy_(a.float() @ right(problem, b).float())
+        return lambda stream: c.copy_(a.float() @ b_as_k_by_n(problem, b).float())
 
 
 def test_integrity_names_what_was_replaced(monkeypatch):
@@ -34,12 +34,15 @@ def test_integrity_names_what_was_replaced(monkeypatch):
 def test_all_that_judges_is_watched():
     from outblas.core import stats
     from outblas.judge import gates, gpu_clock, latency, operands, proof_context, proof_inputs, rules, trials
-    from outblas.judge import reference as oracle
     from outblas.runtime import driver
 
-    judges = (driver, latency, operands, oracle, proof_context, proof_inputs, rules, stats, gpu_clock, trials, gates)
-    assert {module.__name__ for module in judges} <= set(integrity.WATCHED)
-    assert {module.__name__ for module in judges} <= integrity.snapshot().keys()
+    watched = {m.__name__ for m in (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats)}
+    watched |= {m.__name__ for m in (gpu_clock, trials, gates)}
+    assert watched <= set(integrity.WATCHED_MODULES)
+    assert watched <= integrity.snapshot().keys()
+
+
+REFERENCE = "outblas.judge.reference"
 
 
 @pytest.mark.parametrize(
@@ -48,20 +51,10 @@ def test_all_that_judges_is_watched():
         ("time", "perf_counter", lambda: 0.0, "time.perf_counter"),
         ("torch.cuda", "synchronize", lambda *a: None, "torch.cuda.synchronize"),
         ("cuda.bindings.driver", "cuLaunchKernelEx", lambda *a: (0,), "cuda.bindings.driver.cuLaunchKernelEx"),
-        ("outblas.judge.reference", "ERROR_C", 1e9, "outblas.judge.reference.ERROR_C"),
-        ("outblas.judge.reference", "Reference.worst", lambda *a: 0.0, "outblas.judge.reference.Reference.worst"),
-        (
-            "outblas.judge.reference",
-            "Reference.nbytes",
-            property(lambda self: 0),
-            "outblas.judge.reference.Reference.nbytes",
-        ),
-        (
-            "outblas.judge.reference",
-            "Reference.reference",
-            property(lambda self: 0),
-            "outblas.judge.reference.Reference.reference",
-        ),
+        (REFERENCE, "ERROR_C", 1e9, f"{REFERENCE}.ERROR_C"),
+        (REFERENCE, "Reference.worst_error_ratio", lambda *a: 0.0, f"{REFERENCE}.Reference.worst_error_ratio"),
+        (REFERENCE, "Reference.nbytes", property(lambda self: 0), f"{REFERENCE}.Reference.nbytes"),
+        (REFERENCE, "Reference.reference", property(lambda self: 0), f"{REFERENCE}.Reference.reference"),
         ("outblas.judge.gates", "float", lambda ratio: 0.0, "outblas.judge.gates.float"),
         ("builtins", "float", type("float", (float,), {}), "builtins.float"),
         ("torch", "equal", lambda *a: True, "torch.equal"),
@@ -91,8 +84,6 @@ def test_a_wrong_kernel_does_not_pass_by_names_that_hide_others(monkeypatch):
 
 
 def test_integrity_compares_by_identity(monkeypatch):
-    import outblas.judge.reference as oracle
-
     class Alike:
         """Equal to everything."""
 
@@ -105,18 +96,16 @@ def test_integrity_compares_by_identity(monkeypatch):
         __hash__ = None
 
     before = integrity.snapshot()
-    monkeypatch.setattr(oracle, "product", Alike())
-    assert integrity.tampered(before) == "outblas.judge.reference.product"
+    monkeypatch.setattr(reference, "fp64_product", Alike())
+    assert integrity.tampered(before) == "outblas.judge.reference.fp64_product"
 
 
 def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itself(monkeypatch):
-    import outblas.judge.reference as oracle
-
-    monkeypatch.setattr(oracle, "_remembered", None, raising=False)
+    monkeypatch.setattr(reference, "_remembered", None, raising=False)
     before = integrity.snapshot()
-    monkeypatch.setattr(oracle, "_remembered", [1])
-    monkeypatch.setattr(oracle, "__warningregistry__", {}, raising=False)
+    monkeypatch.setattr(reference, "_remembered", [1])
+    monkeypatch.setattr(reference, "__warningregistry__", {}, raising=False)
     monkeypatch.setattr("builtins._new", print, raising=False)
     assert integrity.tampered(before) == ""
-    monkeypatch.delattr(oracle, "right")
-    assert integrity.tampered(before) == "outblas.judge.reference.right"
+    monkeypatch.delattr(reference, "b_as_k_by_n")
+    assert integrity.tampered(before) == "outblas.judge.reference.b_as_k_by_n"

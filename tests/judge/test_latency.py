@@ -10,13 +10,13 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.judge import latency
-from outblas.judge.rounds import summary
+from outblas.judge.rounds import timing_of_samples
 
 
 @pytest.mark.parametrize("qps", [None, 0, -1.0, float("nan"), float("inf")])
 def test_server_wants_a_rate(qps):
     with pytest.raises(UsageError, match="target-qps"):
-        latency.server({}, None, qps)
+        latency.time_server({}, None, qps)
 
 
 class Clock:
@@ -41,7 +41,7 @@ def serve_with(duration_ns, qps, seconds, names=("ours", "theirs"), warmup=0.0):
 
         return serve
 
-    samples = latency.server_blocks({n: request(n) for n in names}, qps, warmup, seconds, random.Random(1), clock)
+    samples = latency.time_server_blocks({n: request(n) for n in names}, qps, warmup, seconds, random.Random(1), clock)
     return samples, calls, clock
 
 
@@ -79,5 +79,5 @@ def test_requests_rotate_over_the_operand_sets(monkeypatch):
 
 
 def test_percentiles_come_from_the_samples():
-    t = summary("server", [float(i) for i in range(1, 102)])
+    t = timing_of_samples("server", [float(i) for i in range(1, 102)])
     assert latency.percentile(t, 50) == 51.0 and latency.percentile(t, 99) == 100.0

@@ -22,11 +22,11 @@ class Clock:
 
 
 def offline(samples, mode="offline"):
-    return rounds.summary(mode, samples)
+    return rounds.timing_of_samples(mode, samples)
 
 
 def test_summary_keeps_samples_median_and_spread():
-    t = rounds.summary("offline", [4.0, 1.0, 2.0, 3.0, 5.0], 32, 7)
+    t = rounds.timing_of_samples("offline", [4.0, 1.0, 2.0, 3.0, 5.0], 32, 7)
     assert (t.samples_us, t.median_us, t.repeats, t.operand_sets) == ((4.0, 1.0, 2.0, 3.0, 5.0), 3.0, 32, 7)
     assert t.spread == pytest.approx((4.0 - 2.0) / 3.0)
 
@@ -34,7 +34,7 @@ def test_summary_keeps_samples_median_and_spread():
 @pytest.mark.parametrize("bad", [[], [1.0, float("nan")], [1.0, 0.0], [-1.0], [float("inf")]])
 def test_a_sample_that_is_no_time_is_an_error(bad):
     with pytest.raises(DeviceError):
-        rounds.summary("offline", bad)
+        rounds.timing_of_samples("offline", bad)
 
 
 def counting(runs):
@@ -46,46 +46,46 @@ def counting(runs):
 
 
 def test_at_least_the_rounds_asked_for_and_one_untimed():
-    samples = rounds.take_rounds(counting([]), ["a", "b"], 7, clock=Clock(1.0))
+    samples = rounds.time_in_rounds(counting([]), ["a", "b"], 7, clock=Clock(1.0))
     assert samples == {name: [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] for name in "ab"}
 
 
 def test_rounds_go_on_until_their_seconds_are_spent_but_not_for_ever():
-    samples = rounds.take_rounds(counting([]), ["a"], 7, benchmark_seconds=50.0, clock=Clock(1.0))
+    samples = rounds.time_in_rounds(counting([]), ["a"], 7, benchmark_seconds=50.0, clock=Clock(1.0))
     assert 40 < len(samples["a"]) < 60
-    samples = rounds.take_rounds(counting([]), ["a"], 7, benchmark_seconds=1e9, clock=Clock(1.0))
+    samples = rounds.time_in_rounds(counting([]), ["a"], 7, benchmark_seconds=1e9, clock=Clock(1.0))
     assert len(samples["a"]) == rounds.MAX_ROUNDS
 
 
 def test_warm_up_rounds_are_not_kept():
     runs = []
-    samples = rounds.take_rounds(counting(runs), ["a"], 7, warmup_seconds=20.0, clock=Clock(1.0))
+    samples = rounds.time_in_rounds(counting(runs), ["a"], 7, warmup_seconds=20.0, clock=Clock(1.0))
     assert len(runs) > 7 + 15 and len(samples["a"]) == 7
 
 
 def test_the_hopeless_leave_after_the_look_and_keep_what_they_had():
     seen = []
 
-    def hopeless(medians):
+    def to_drop(medians):
         seen.append(dict(medians))
         return {"b"}
 
     runs = []
-    samples = rounds.take_rounds(counting(runs), ["a", "b"], 5, prune=rounds.Prune(3, hopeless), clock=Clock(1.0))
+    samples = rounds.time_in_rounds(counting(runs), ["a", "b"], 5, prune=rounds.Prune(3, to_drop), clock=Clock(1.0))
     assert seen == [{"a": 3.0, "b": 3.0}]
     assert samples == {"a": [2.0, 3.0, 4.0, 5.0, 6.0], "b": [2.0, 3.0, 4.0]}
     assert runs == [["a", "b"]] * 4 + [["a"]] * 2
 
 
 def test_behind_their_kind():
-    rule = rounds.behind_their_kind(1.1, {"p1": "plain", "p2": "plain", "x1": "pdl", "x2": "pdl"})
+    rule = rounds.slower_than_their_kind(1.1, {"p1": "plain", "p2": "plain", "x1": "pdl", "x2": "pdl"})
     assert rule({"p1": 10.0, "p2": 11.1, "x1": 5.0, "x2": 5.4, "torch": 30.0}) == {"p2"}
     assert rule({"p1": 10.0, "p2": 11.1, "x1": 5.0, "x2": 5.4, "torch": 9.0}) == {"p1", "p2"}
     assert rule({"p1": 10.0, "torch": 3.0, "slow_rival": 90.0}) == {"p1"}
 
 
 def test_behind_the_fastest():
-    assert rounds.behind_the_fastest(1.5)({"a": 10.0, "b": 15.0, "c": 15.1}) == {"c"}
+    assert rounds.slower_than_the_fastest(1.5)({"a": 10.0, "b": 15.0, "c": 15.1}) == {"c"}
 
 
 def test_speedup_of_one_that_left_early_is_of_the_rounds_it_ran():

@@ -10,9 +10,9 @@ from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import gates, proof_inputs  # noqa: E402
-from outblas.judge.gates import prove, prove_each  # noqa: E402
-from outblas.judge.proof_inputs import normal  # noqa: E402
-from outblas.judge.reference import Reference, right  # noqa: E402
+from outblas.judge.gates import prove, prove_on_all  # noqa: E402
+from outblas.judge.proof_inputs import normal_inputs  # noqa: E402
+from outblas.judge.reference import Reference, b_as_k_by_n  # noqa: E402
 from outblas.judge.trials import CachedTrials, ProofTrials, TrialCache  # noqa: E402
 
 PROBLEM = Problem(24, 40, 96)
@@ -35,7 +35,7 @@ class Kernel:
 
     def bind(self, problem, a, b, c):
         def call(stream):
-            c.copy_(a.float() @ right(problem, b).float())
+            c.copy_(a.float() @ b_as_k_by_n(problem, b).float())
             self.calls += 1
             if self._spoil:
                 self._spoil(a, b, c, self.calls)
@@ -52,23 +52,23 @@ def test_kept_trials_are_made_once_and_counted():
 
     assert trials.get("x", make) is trials.get("x", make) and made == [1]
     assert trials.bytes == 40 + 10 + 4
-    a, b = normal(PROBLEM, 1)
-    oracle = trials.get("oracle", lambda: Reference(PROBLEM, a, b))
-    assert trials.bytes == 54 + oracle.nbytes == 54 + 2 * 4 * 24 * 40
+    a, b = normal_inputs(PROBLEM, 1)
+    reference = trials.get("reference", lambda: Reference(PROBLEM, a, b))
+    assert trials.bytes == 54 + reference.nbytes == 54 + 2 * 4 * 24 * 40
 
 
 def test_memory_under_two_names_counts_once():
     trials = CachedTrials()
-    a, b = trials.get("normal", lambda: normal(PROBLEM, 1))
+    a, b = trials.get("normal", lambda: normal_inputs(PROBLEM, 1))
     held = a.nbytes + b.nbytes
     trials.get("the same", lambda: (a, b))
     trials.get("a view", lambda: b.t()[:1])
     assert trials.bytes == held
-    scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled(PROBLEM, a, b))
+    scaled, _ = trials.get("scaled", lambda: proof_inputs.scaled_inputs(PROBLEM, a, b))
     assert trials.bytes == held + scaled.nbytes
-    oracle = trials.get("oracle", lambda: Reference(PROBLEM, a, b))
-    trials.get("the same oracle", lambda: (oracle, b))
-    assert trials.bytes == held + scaled.nbytes + oracle.nbytes
+    reference = trials.get("reference", lambda: Reference(PROBLEM, a, b))
+    trials.get("the same reference", lambda: (reference, b))
+    assert trials.bytes == held + scaled.nbytes + reference.nbytes
 
 
 def test_without_keeping_everything_is_made_anew():
@@ -79,36 +79,36 @@ def test_without_keeping_everything_is_made_anew():
 
 
 def test_a_shelf_forgets_what_was_not_asked_for_longest():
-    shelf, problems = TrialCache(limit_bytes=100), [Problem(8, 8, k) for k in (8, 16, 24)]
+    trial_cache, problems = TrialCache(limit_bytes=100), [Problem(8, 8, k) for k in (8, 16, 24)]
     for p in problems[:2]:
-        shelf.at(p).get("x", lambda: torch.zeros(12))
-    first = shelf.at(problems[0])
-    assert shelf.bytes == 96
-    shelf.at(problems[2]).get("x", lambda: torch.zeros(12))
-    assert shelf.at(problems[2]).bytes == 48 and shelf.bytes == 96
-    assert shelf.at(problems[0]) is first, "the second made room"
-    assert shelf.at(problems[1]).bytes == 0
+        trial_cache.at(p).get("x", lambda: torch.zeros(12))
+    first = trial_cache.at(problems[0])
+    assert trial_cache.bytes == 96
+    trial_cache.at(problems[2]).get("x", lambda: torch.zeros(12))
+    assert trial_cache.at(problems[2]).bytes == 48 and trial_cache.bytes == 96
+    assert trial_cache.at(problems[0]) is first, "the second made room"
+    assert trial_cache.at(problems[1]).bytes == 0
 
 
 def test_a_problem_that_is_larger_than_the_shelf_is_kept_while_it_is_in_hand():
-    shelf = TrialCache(limit_bytes=10)
-    large = shelf.at(PROBLEM)
+    trial_cache = TrialCache(limit_bytes=10)
+    large = trial_cache.at(PROBLEM)
     large.get("x", lambda: torch.zeros(1000))
-    assert shelf.at(PROBLEM) is large
-    shelf.at(Problem(8, 8, 8))
-    assert shelf.bytes == 0
+    assert trial_cache.at(PROBLEM) is large
+    trial_cache.at(Problem(8, 8, 8))
+    assert trial_cache.bytes == 0
 
 
 @pytest.mark.parametrize(("free", "limit"), [(140 * 2**30, 4 * 2**30), (2**30, 2**27)])
 def test_a_shelf_takes_a_part_of_what_is_free(monkeypatch, free, limit):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free, 144 * 2**30))
-    shelf, share = TrialCache.of_gpu(0), 3 * limit // 4
-    shelf.at(Problem(8, 8, 8)).get("x", lambda: Held(share))
-    shelf.at(Problem(8, 8, 16)).get("x", lambda: Held(limit // 4))
-    assert shelf.at(Problem(8, 8, 8)).bytes == share and shelf.bytes == limit
-    shelf.at(Problem(8, 8, 24)).get("x", lambda: Held(1))
-    shelf.at(Problem(8, 8, 24))
-    assert shelf.bytes == share + 1, "one byte too many: the one not asked for longest made room"
+    trial_cache, share = TrialCache.of_gpu(0), 3 * limit // 4
+    trial_cache.at(Problem(8, 8, 8)).get("x", lambda: Held(share))
+    trial_cache.at(Problem(8, 8, 16)).get("x", lambda: Held(limit // 4))
+    assert trial_cache.at(Problem(8, 8, 8)).bytes == share and trial_cache.bytes == limit
+    trial_cache.at(Problem(8, 8, 24)).get("x", lambda: Held(1))
+    trial_cache.at(Problem(8, 8, 24))
+    assert trial_cache.bytes == share + 1, "one byte too many: the one not asked for longest made room"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_nothing_is_drawn_again_for_the_next_kernel(monkeypatch):
     prove(Kernel(), PROBLEM, device="cpu", trials=kept)
     held = kept.bytes
     monkeypatch.setattr(proof_inputs, "_draw", None)
-    for name in ("Reference", "product", "_their_product"):
+    for name in ("Reference", "fp64_product", "_their_product"):
         monkeypatch.setattr(gates, name, None)
     kernel = Kernel()
     assert prove(kernel, PROBLEM, device="cpu", trials=kept).status is Status.PASSED
@@ -166,7 +166,7 @@ def test_a_reference_is_made_when_the_kernel_has_run(monkeypatch):
 
     monkeypatch.setattr(gates, "Reference", Told)
     monkeypatch.setattr(
-        gates, "product", lambda *a: said.append("reference") or right(a[0], a[2]).double().new_zeros(1)
+        gates, "fp64_product", lambda *a: said.append("reference") or b_as_k_by_n(a[0], a[2]).double().new_zeros(1)
     )
     prove(Kernel(lambda *_: said.append("run")), PROBLEM, device="cpu")
     assert said[:4] == ["run", "reference", "run", "reference"]
@@ -176,10 +176,10 @@ PROBLEMS = [PROBLEM, Problem(8, 16, 32), Problem(24, 40, 96, "NN")]
 
 
 def test_a_kernel_is_proved_on_each_problem_with_the_largest_error_of_all():
-    shelf = TrialCache()
+    trial_cache = TrialCache()
     alone = [prove(Kernel(), p, device="cpu") for p in PROBLEMS]
     for _ in range(2):
-        found = prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu")
+        found = prove_on_all(Kernel(), PROBLEMS, 0, trial_cache, "cpu")
         assert found.gates == alone[-1].gates and found.max_err_ratio == max(v.max_err_ratio for v in alone)
 
 
@@ -189,34 +189,34 @@ def test_the_first_failure_ends_it_and_names_its_problem():
             c[0, 0].add_(1)
 
     asked = []
-    failed = prove_each(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, TrialCache(), "cpu")
+    failed = prove_on_all(Kernel(only_small_is_wrong), (asked.append(p) or p for p in PROBLEMS), 0, TrialCache(), "cpu")
     assert failed.status is Status.WRONG and failed.detail.startswith("on 8_16_32: ") and asked == PROBLEMS[:2]
 
 
 def test_a_judge_that_was_replaced_on_any_of_the_problems_is_seen(monkeypatch):
     def replaces(a, b, c, n):
         if c.shape == (8, 16):
-            monkeypatch.setattr("outblas.judge.rules.check_rules", lambda lab: None)
+            monkeypatch.setattr("outblas.judge.rules.check_rules", lambda proof_context: None)
 
-    failed = prove_each(Kernel(replaces), PROBLEMS, 0, TrialCache(), "cpu")
+    failed = prove_on_all(Kernel(replaces), PROBLEMS, 0, TrialCache(), "cpu")
     assert failed.status is Status.RULE_BROKEN and "outblas.judge.rules.check_rules" in failed.detail
     assert "rules" not in failed.gates
 
 
 def test_what_a_wrong_kernel_may_have_overwritten_is_made_anew():
-    shelf = TrialCache()
-    assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
+    trial_cache = TrialCache()
+    assert prove_on_all(Kernel(), PROBLEMS, 0, trial_cache, "cpu").status is Status.PASSED
 
     def writes_far_away(a, b, c, n):
         c.as_strided((1,), (1,), c.storage_offset() + c.numel()).zero_()
         for p in PROBLEMS:
-            shelf.at(p).get(("oracle", "signed"), lambda: None).reference.zero_()
+            trial_cache.at(p).get(("reference", "signed"), lambda: None).reference.zero_()
 
-    assert prove_each(Kernel(writes_far_away), PROBLEMS, 0, shelf, "cpu").status is Status.MEMORY_VIOLATION
-    assert shelf.bytes == 0
-    assert prove_each(Kernel(), PROBLEMS, 0, shelf, "cpu").status is Status.PASSED
+    assert prove_on_all(Kernel(writes_far_away), PROBLEMS, 0, trial_cache, "cpu").status is Status.MEMORY_VIOLATION
+    assert trial_cache.bytes == 0
+    assert prove_on_all(Kernel(), PROBLEMS, 0, trial_cache, "cpu").status is Status.PASSED
 
 
 def test_no_problem_is_no_proof():
     with pytest.raises(UsageError, match="no problem"):
-        prove_each(Kernel(), [], 0, TrialCache(), "cpu")
+        prove_on_all(Kernel(), [], 0, TrialCache(), "cpu")

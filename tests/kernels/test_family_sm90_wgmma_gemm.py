@@ -22,7 +22,7 @@ from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
-from outblas.search.refine import near_the_best
+from outblas.search.refine import neighbours_of_winners
 from support.family_tools import device_constants
 
 P = Problem(4096, 4096, 4096)
@@ -216,11 +216,11 @@ def test_near_the_best_takes_the_options_in_turns_and_nothing_twice() -> None:
         Evaluation(problem, wrong, Status.WRONG),
     ]
     tried += [evaluation(problem, replace(slow, pdl=True), 1.3)]
-    found = near_the_best(problem, tried, H200)
+    found = neighbours_of_winners(problem, tried, H200)
     assert [c.pdl for c in found[:4]] == [False, True, False, True]
     assert not {e.config for e in tried} & set(found)
     assert set(found) <= {*neighbours(problem, best), *neighbours(problem, replace(slow, pdl=True))}
-    assert near_the_best(problem, [], H200) == []
+    assert neighbours_of_winners(problem, [], H200) == []
 
 
 def test_more_work_takes_longer() -> None:

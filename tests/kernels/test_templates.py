@@ -13,7 +13,7 @@ from outblas.core.errors import ConfigError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.jail import build
 from outblas.jail.carried_builds import CarriedBuilds
-from outblas.jail.confined_compiler import Limits
+from outblas.jail.confined_compiler import CompileLimits
 from outblas.jail.static_gate import check_built
 from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm90, template_text
 
@@ -115,7 +115,7 @@ def test_an_unknown_template_or_place_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_cutlass_compiles_to_wgmma_in_fp32_and_travels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "WITH_CUTLASS", Limits(280.0, 48 << 30))  # a busy machine takes minutes
+    monkeypatch.setattr(build, "CUTLASS_LIMITS", CompileLimits(280.0, 48 << 30))  # a busy machine takes minutes
     kernel = CutlassSm90((64, 64, 64), schedule="warp_specialized").kernel()
     try:
         built = build.build(kernel, SMALL)

@@ -272,10 +272,10 @@ def test_every_kernel_on_offer_ships_wherever_it_is_legal() -> None:
     from outblas.dispatch.cubin_build import any_shape_files, sources_for_any_shape
     from outblas.kernels.source import make_source
 
-    shipped = set(sources_for_any_shape(any_shape_files()))
+    packaged = set(sources_for_any_shape(any_shape_files()))
     extents = [(m, n, k) for m in (2, 8, 16, 64, 333) for n in (8, 1001, 4096) for k in (8, 521, 2048, 8192, 16384)]
     for config in AnyShapeModel.load("h200").kernels:
         for layout in ("TN", "NN"):
             problems = (Problem(*mnk, layout, "bf16") for mnk in extents)  # type: ignore[arg-type]
             legal = next((p for p in problems if not why_illegal(p, config, H200)), None)
-            assert legal is None or make_source(legal, config) in shipped, (config, legal)
+            assert legal is None or make_source(legal, config) in packaged, (config, legal)

@@ -163,8 +163,8 @@ def test_observations_say_what_was_found() -> None:
     for name, config in (("best", fast), ("last", slow)):
         has = env.knobs.applies(config)
         assert (observation[name][~has] == -1).all()
-        places = env.encode(config)[has] / np.maximum(1, env.knobs.nvec[has] - 1)
-        assert observation[name][has] == pytest.approx(places)
+        positions = env.encode(config)[has] / np.maximum(1, env.knobs.nvec[has] - 1)
+        assert observation[name][has] == pytest.approx(positions)
     values, known = np.split(observation["counters"], 2)
     told = {name: value for name, value, has in zip(COUNTER_NAMES, values, known, strict=True) if has}
     assert told == pytest.approx({"registers": 0.2, "l2_hit_rate": 0.25, "stall_wait": 0.75})

@@ -12,7 +12,14 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.learn.policy import Policy
-from outblas.learn.posterior import NOISE_DEVIATION, SHARED_DEVIATION, expected_improvement, posterior
+from outblas.learn.posterior import (
+    CONSTANT_DEVIATION,
+    CORRELATION_LENGTH,
+    NOISE_DEVIATION,
+    SHARED_DEVIATION,
+    expected_improvement,
+    posterior,
+)
 from support.helpers import random_policy, synthetic_catalogue
 
 PROBLEM_ = Problem(512, 512, 512)
@@ -34,10 +41,8 @@ def test_posterior_is_that_of_the_joint_normal() -> None:
     """Against the conditional of a multivariate normal, computed in full."""
     rng = np.random.default_rng(3)
     knobs, guess = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=6)
-    from outblas.learn import posterior as belief
-
     square = np.square(knobs[:, None] - knobs[None]).sum(axis=2, dtype=np.float64)
-    prior = belief.CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 * np.exp(-square / (2 * belief.CORRELATION_LENGTH**2))
+    prior = CONSTANT_DEVIATION**2 + SHARED_DEVIATION**2 * np.exp(-square / (2 * CORRELATION_LENGTH**2))
     at, other, y = [1, 4], [0, 2, 3, 5], np.array([0.3, -0.2])
     gain = prior[np.ix_(other, at)] @ np.linalg.inv(prior[np.ix_(at, at)] + NOISE_DEVIATION**2 * np.eye(2))
     mean, deviation = posterior(guess, knobs, at, y)

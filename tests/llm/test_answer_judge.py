@@ -17,13 +17,13 @@ from outblas.core.roofline import H200, floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train.answer_judge import AnswerJudge, evaluator_of
 from outblas.llm.train.cuda_answers import CudaAnswers
-from outblas.llm.train.dataset import asked, prompt_rows, said, taught_rows
+from outblas.llm.train.dataset import completion_text, prompt_messages, prompt_rows, supervised_rows
 from outblas.llm.train.knob_words import KnobWords
 from outblas.llm.train.languages import language_of
 from outblas.llm.train.reward_functions import RewardFunctions
-from outblas.llm.train.rewards import Refused
-from outblas.llm.train.settings import TrainSettings, claim
-from outblas.llm.train.training_folder import keep_lines, last_checkpoint, publish_folder
+from outblas.llm.train.rewards import RefusedAnswer
+from outblas.llm.train.settings import TrainSettings, claim_folder
+from outblas.llm.train.training_folder import drop_later_lines, last_checkpoint, publish_folder
 from outblas.records.store import Store
 
 PROBLEM = Problem(512, 512, 512)
@@ -179,16 +179,19 @@ def test_answers_with_a_block_are_read_as_they_are_written() -> None:
     config = KnobWords().read(PROBLEM, FAST)
     written = language.write(PROBLEM, config)
     assert written is not None and language.read(PROBLEM, f"Here it is.\n{written}\nDone.") == config
-    assert isinstance(language.read(PROBLEM, "I can't help with that."), Refused)
-    assert isinstance(language.read(PROBLEM, ""), Refused)
+    assert isinstance(language.read(PROBLEM, "I can't help with that."), RefusedAnswer)
+    assert isinstance(language.read(PROBLEM, ""), RefusedAnswer)
     messages = language.prompt(PROBLEM)
     assert [m["role"] for m in messages] == ["system", "user"] and "512" in messages[1]["content"]
 
 
 def test_prompts_are_messages_where_the_model_takes_them() -> None:
-    assert asked("hello", chat=True) == [{"role": "user", "content": "hello"}]
-    assert asked([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], chat=False) == "a\n\nb\n"
-    assert said([{"role": "assistant", "content": "x"}]) == "x" and said("y") == "y"
+    assert prompt_messages("hello", chat=True) == [{"role": "user", "content": "hello"}]
+    assert (
+        prompt_messages([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], chat=False)
+        == "a\n\nb\n"
+    )
+    assert completion_text([{"role": "assistant", "content": "x"}]) == "x" and completion_text("y") == "y"
     rows = prompt_rows((PROBLEM, Problem(64, 64, 64)), KnobWords(), chat=False, least=3)
     assert [row["problem"] for row in rows] == [0, 1, 0, 1]
 
@@ -203,11 +206,11 @@ def test_an_archive_gives_the_fastest_that_passed(tmp_path: Path) -> None:
         ):
             timing = Timing("offline", (us,), us, 0.0) if status is Status.PASSED else None
             store.append("r", Evaluation(PROBLEM, language.read(PROBLEM, sentence), status, timing=timing))
-    rows = taught_rows(tmp_path / "s.sqlite", language, chat=False)
+    rows = supervised_rows(tmp_path / "s.sqlite", language, chat=False)
     assert [row["completion"] for row in rows] == [FAST, SLOW]
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"problem": "512_512_512", "answer": "' + FAST + '"}\n')
-    assert taught_rows(lines, language, chat=False) == rows[:1]
+    assert supervised_rows(lines, language, chat=False) == rows[:1]
 
 
 @pytest.mark.parametrize(
@@ -217,15 +220,15 @@ def test_a_damaged_archive_is_refused_with_its_line(tmp_path: Path, line: str) -
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"problem": "512_512_512", "answer": "{FAST}"}}\n{line}\n')
     with pytest.raises(RecordError, match="line 2"):
-        taught_rows(path, KnobWords(), chat=False)
+        supervised_rows(path, KnobWords(), chat=False)
 
 
 def test_an_archive_without_anything_to_learn(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="nothing to learn"):
-        taught_rows(tmp_path / "a.jsonl", KnobWords(), chat=False)
+        supervised_rows(tmp_path / "a.jsonl", KnobWords(), chat=False)
     with pytest.raises(RecordError, match="missing"):
-        taught_rows(tmp_path / "b.jsonl", KnobWords(), chat=False)
+        supervised_rows(tmp_path / "b.jsonl", KnobWords(), chat=False)
 
 
 def test_a_checkpoint_that_was_cut_off_is_not_resumed_from(tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ def test_a_checkpoint_that_was_cut_off_is_not_resumed_from(tmp_path: Path) -> No
 def test_logs_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    keep_lines(path, 2)
+    drop_later_lines(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
@@ -260,12 +263,14 @@ def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_stage_is_gone_on_with_only_if_asked_and_only_with_its_settings(tmp_path: Path) -> None:
     begun = TrainSettings("random:tiny", (PROBLEM,), steps=4)
-    claim(tmp_path, begun, resume=False, begun=False)
+    claim_folder(tmp_path, begun, resume=False, begun=False)
     with pytest.raises(UsageError, match="--resume"):
-        claim(tmp_path, begun, resume=False, begun=True)
-    claim(tmp_path, TrainSettings("random:tiny", (PROBLEM,), steps=8, batch_seconds=5.0), resume=True, begun=True)
+        claim_folder(tmp_path, begun, resume=False, begun=True)
+    claim_folder(
+        tmp_path, TrainSettings("random:tiny", (PROBLEM,), steps=8, batch_seconds=5.0), resume=True, begun=True
+    )
     with pytest.raises(UsageError, match="group"):
-        claim(tmp_path, TrainSettings("random:tiny", (PROBLEM,), group=4), resume=True, begun=True)
+        claim_folder(tmp_path, TrainSettings("random:tiny", (PROBLEM,), group=4), resume=True, begun=True)
 
 
 def test_settings_that_cannot_be_read_are_one_error(tmp_path: Path) -> None:
@@ -273,7 +278,7 @@ def test_settings_that_cannot_be_read_are_one_error(tmp_path: Path) -> None:
     for damaged in ("{", "7"):
         (tmp_path / "settings.json").write_text(damaged)
         with pytest.raises(RecordError, match="settings.json cannot be read"):
-            claim(tmp_path, begun, resume=True, begun=True)
+            claim_folder(tmp_path, begun, resume=True, begun=True)
 
 
 @pytest.mark.parametrize(

@@ -69,53 +69,53 @@ def test_a_restored_archive_draws_and_migrates_the_same(tmp_path: Path) -> None:
     Store(path).close()
     first = Archive(ArchiveShape(), 5)
     for n in range(20):
-        with EvolveJournal(path) as ledger:  # a new process every time, for all that it knows
-            again = Archive(ArchiveShape(), 5, ledger.entries())
+        with EvolveJournal(path) as journal:  # a new process every time, for all that it knows
+            again = Archive(ArchiveShape(), 5, journal.entries())
             new = entry(n, math.sin(n), island=n % 3)
             assert again.draw("p", n % 3, n) == first.draw("p", n % 3, n)
-            ledger.settle(AnswerOutcome(n, "proven"), again.insert(new))
+            journal.settle(AnswerOutcome(n, "proven"), again.insert(new))
             first.insert(new)
-    with EvolveJournal(path) as ledger:
-        assert ledger.entries() == first.entries and len(first.entries) > 20
+    with EvolveJournal(path) as journal:
+        assert journal.entries() == first.entries and len(first.entries) > 20
 
 
 def test_what_was_sent_and_never_heard_is_counted_at_its_most(tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
-        question = ledger.ask(1, 0, "p", 0, "m", "new", [], [{"role": "user", "content": "?"}])
-        ledger.sent(question.id, Cost(1, 100, 200, 0.5))
-        send = ledger.sent(question.id, Cost(1, 100, 200, 0.5))
-        ledger.replied(send, Reply("answered", "yes", "stop", Cost(1, 10, 20, 0.05), 1.0, "Hm."))
-    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
-        assert ledger.spent() == Cost(2, 110, 220, 0.55)
-        assert [r.outcome for _, r in ledger.replies()] == ["lost", "answered"]
-        (only,) = ledger.transcript()
+    with EvolveJournal(tmp_path / "s.sqlite") as journal:
+        question = journal.ask(1, 0, "p", 0, "m", "new", [], [{"role": "user", "content": "?"}])
+        journal.sent(question.id, Cost(1, 100, 200, 0.5))
+        send = journal.sent(question.id, Cost(1, 100, 200, 0.5))
+        journal.replied(send, Reply("answered", "yes", "stop", Cost(1, 10, 20, 0.05), 1.0, "Hm."))
+    with EvolveJournal(tmp_path / "s.sqlite") as journal:
+        assert journal.spent() == Cost(2, 110, 220, 0.55)
+        assert [r.outcome for _, r in journal.replies()] == ["lost", "answered"]
+        (only,) = journal.transcript()
         assert only["attempts"][1]["reasoning"] == "Hm."
         assert only["messages"] == ({"role": "user", "content": "?"},) and only["outcome"] is None
-        assert list(ledger.questions()) == [question]
+        assert list(journal.questions()) == [question]
 
 
 def test_an_outcome_and_its_entries_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
+    with EvolveJournal(tmp_path / "s.sqlite") as journal:
         bad = Entry("p", 0, "k", {}, 0.1, 1.0, None)  # type: ignore[arg-type]
         with pytest.raises(RecordError):
-            ledger.settle(AnswerOutcome(1, "proven"), [entry(1, 0.1), bad])
-        assert ledger.outcomes() == {} and ledger.entries() == []
-        ledger.settle(AnswerOutcome(1, "proven"), [entry(1, 0.1)])
-        assert list(ledger.outcomes()) == [1] and ledger.entries() == [entry(1, 0.1)]
+            journal.settle(AnswerOutcome(1, "proven"), [entry(1, 0.1), bad])
+        assert journal.outcomes() == {} and journal.entries() == []
+        journal.settle(AnswerOutcome(1, "proven"), [entry(1, 0.1)])
+        assert list(journal.outcomes()) == [1] and journal.entries() == [entry(1, 0.1)]
 
 
 def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
-        ledger.settle(AnswerOutcome(1, "empty"))
-        (pages,) = ledger._db.execute("PRAGMA page_count").fetchone()
-        ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+    with EvolveJournal(tmp_path / "s.sqlite") as journal:
+        journal.settle(AnswerOutcome(1, "empty"))
+        (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+        journal._db.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(RecordError, match="full"):
-            ledger.settle(AnswerOutcome(2, "wrong", words="x" * 100_000))
-    with EvolveJournal(tmp_path / "s.sqlite") as ledger:
-        assert list(ledger.outcomes()) == [1]
+            journal.settle(AnswerOutcome(2, "wrong", words="x" * 100_000))
+    with EvolveJournal(tmp_path / "s.sqlite") as journal:
+        assert list(journal.outcomes()) == [1]
 
 
 def test_a_store_with_these_tables_is_still_a_store(tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ def test_a_store_with_these_tables_is_still_a_store(tmp_path: Path) -> None:
         assert store.runs() == []
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE sends")
-    with EvolveJournal(path) as ledger:
-        assert ledger.spent() == Cost()
+    with EvolveJournal(path) as journal:
+        assert journal.spent() == Cost()

@@ -37,20 +37,20 @@ def test_what_waits_meanwhile_is_one_batch_ordered_by_problem() -> None:
     other = Problem(64, 64, 64)
 
     async def run() -> None:
-        judge = AsyncEvaluator(evaluator, recorded.append)
+        evaluator_queue = AsyncEvaluator(evaluator, recorded.append)
         evaluator.let.clear()
-        first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
+        first = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(0)))
         while not evaluator.batches:
             await asyncio.sleep(0.01)
         rest = [(PROBLEM, kernel(1)), (other, kernel(2)), (PROBLEM, kernel(3)), (PROBLEM, kernel(1))]
-        waiting = [asyncio.ensure_future(judge.evaluate(*pair)) for pair in rest]
+        waiting = [asyncio.ensure_future(evaluator_queue.evaluate(*pair)) for pair in rest]
         await asyncio.sleep(0.05)
-        assert judge.under_way == 4  # the same pair once
+        assert evaluator_queue.under_way == 4  # the same pair once
         evaluator.let.set()
         answers = await asyncio.gather(first, *waiting)
         assert [(e.problem, e.config) for e in answers] == [(PROBLEM, kernel(0)), *rest]
-        assert (await judge.evaluate(PROBLEM, kernel(0))) is answers[0]
-        judge.close()
+        assert (await evaluator_queue.evaluate(PROBLEM, kernel(0))) is answers[0]
+        evaluator_queue.close()
 
     asyncio.run(run())
     assert [len(batch) for batch in evaluator.batches] == [1, 3]
@@ -62,9 +62,9 @@ def test_what_is_known_is_not_asked_for() -> None:
     known = failed(kernel(1), Status.WRONG, "why")
 
     async def run() -> None:
-        judge = AsyncEvaluator(Scripted(), lambda evaluation: pytest.fail("recorded again"), [known])
-        assert await judge.evaluate(PROBLEM, kernel(1)) is known
-        judge.close()
+        evaluator_queue = AsyncEvaluator(Scripted(), lambda evaluation: pytest.fail("recorded again"), [known])
+        assert await evaluator_queue.evaluate(PROBLEM, kernel(1)) is known
+        evaluator_queue.close()
 
     asyncio.run(run())
 
@@ -79,17 +79,17 @@ def test_a_missing_tool_fails_those_who_need_it_only() -> None:
 
     async def run() -> None:
         evaluator = Without()
-        judge = AsyncEvaluator(evaluator, lambda evaluation: None)
+        evaluator_queue = AsyncEvaluator(evaluator, lambda evaluation: None)
         evaluator.let.clear()
-        first = asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(0)))
+        first = asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(0)))
         while not evaluator.batches:
             await asyncio.sleep(0.01)
-        rest = [asyncio.ensure_future(judge.evaluate(PROBLEM, kernel(i))) for i in (1, 2, 3)]
+        rest = [asyncio.ensure_future(evaluator_queue.evaluate(PROBLEM, kernel(i))) for i in (1, 2, 3)]
         await asyncio.sleep(0.05)
         evaluator.let.set()
         answers = await asyncio.gather(first, *rest, return_exceptions=True)
         assert [isinstance(a, ToolchainMissing) for a in answers] == [False, False, True, False]
-        judge.close()
+        evaluator_queue.close()
 
     asyncio.run(run())
 
@@ -108,16 +108,16 @@ def test_errors_reach_those_who_wait_and_only_them() -> None:
         raise RecordError("the disk is full", "space", "free some")
 
     async def run() -> None:
-        judge = AsyncEvaluator(Half(), lambda evaluation: None)
-        assert (await judge.evaluate(PROBLEM, kernel(0))).status is Status.PASSED
+        evaluator_queue = AsyncEvaluator(Half(), lambda evaluation: None)
+        assert (await evaluator_queue.evaluate(PROBLEM, kernel(0))).status is Status.PASSED
         with pytest.raises(DeviceError, match="gone"):
-            await judge.evaluate(PROBLEM, kernel(1))
+            await evaluator_queue.evaluate(PROBLEM, kernel(1))
         with pytest.raises(DeviceError, match="left a candidate out"):
-            await judge.evaluate(PROBLEM, kernel(2))
-        assert (await judge.call(lambda: 7)) == 7
+            await evaluator_queue.evaluate(PROBLEM, kernel(2))
+        assert (await evaluator_queue.call(lambda: 7)) == 7
         with pytest.raises(ZeroDivisionError):
-            await judge.call(lambda: 1 // 0)
-        judge.close()
+            await evaluator_queue.call(lambda: 1 // 0)
+        evaluator_queue.close()
         unwritten = AsyncEvaluator(Half(), full)
         with pytest.raises(RecordError):  # nobody acts on what is not on record
             await unwritten.evaluate(PROBLEM, kernel(0))

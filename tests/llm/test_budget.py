@@ -6,7 +6,7 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_most, parse_budget
-from outblas.llm.evolve import gap, next_problem
+from outblas.llm.evolve import log_gap, next_problem
 from outblas.llm.models import Model, parse_models
 from outblas.llm.rate_limits import RateLimiter
 
@@ -123,7 +123,7 @@ def test_an_estimate_is_corrected_by_what_was_taken() -> None:
 
 
 def test_tries_are_dealt_out_by_the_gap_to_the_floor() -> None:
-    gaps = {"far": gap(8.0, 2.0), "near": gap(2.2, 2.0), "done": gap(2.01, 2.0)}
+    gaps = {"far": log_gap(8.0, 2.0), "near": log_gap(2.2, 2.0), "done": log_gap(2.01, 2.0)}
     tries = dict.fromkeys(gaps, 0)
     for _ in range(100):
         tries[next_problem(gaps, tries) or ""] += 1
@@ -132,5 +132,5 @@ def test_tries_are_dealt_out_by_the_gap_to_the_floor() -> None:
 
 
 def test_nothing_is_asked_where_every_gap_is_closed() -> None:
-    assert next_problem({"a": gap(1.0, 1.0)}, {}) is None
-    assert next_problem({"a": gap(None, 1.0)}, {"a": 7}) == "a"
+    assert next_problem({"a": log_gap(1.0, 1.0)}, {}) is None
+    assert next_problem({"a": log_gap(None, 1.0)}, {"a": 7}) == "a"

@@ -15,8 +15,8 @@ from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount
 from outblas.llm.client import (
     AnswerOptions,
     Client,
-    Patience,
     RequestRejected,
+    RetryPolicy,
     ServerError,
     Timers,
     Unanswered,
@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "a kernel, please"}]
 MODEL = Model("scripted", price=Price(1.0, 2.0))
 
 
-class Book:
+class ListedRequests:
     """Attempts in memory: what was sent, and what came of it."""
 
     def __init__(self) -> None:
@@ -58,22 +58,22 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
 
-Asked = tuple[Reply | Exception, Book, list[float], SpendingAccount]
+Asked = tuple[Reply | Exception, ListedRequests, list[float], SpendingAccount]
 
 
 def ask(
-    server: ScriptedServer, budget: Budget | None = None, patience: Patience | None = None, **options: Any
+    server: ScriptedServer, budget: Budget | None = None, retry_policy: RetryPolicy | None = None, **options: Any
 ) -> Asked:
     """One question; its reply or error, the book, the waits between attempts, the account."""
-    book, waits, account = Book(), list[float](), SpendingAccount(budget or Budget())
+    request_log, waits, account = ListedRequests(), list[float](), SpendingAccount(budget or Budget())
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
     async def run() -> Reply:
         client = Client(
-            server.url, account, book, options=AnswerOptions(1000, **options),
-            patience=patience or Patience(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
+            server.url, account, request_log, options=AnswerOptions(1000, **options),
+            retry_policy=retry_policy or RetryPolicy(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
         )  # fmt: skip
         try:
             return await client.ask(1, MESSAGES, MODEL)
@@ -81,9 +81,9 @@ def ask(
             await client.close()
 
     try:
-        return asyncio.run(run()), book, waits, account
+        return asyncio.run(run()), request_log, waits, account
     except Exception as error:
-        return error, book, waits, account
+        return error, request_log, waits, account
 
 
 def scripted(*says: Say) -> Callable[[dict[str, Any], int], Say]:
@@ -92,10 +92,10 @@ def scripted(*says: Say) -> Callable[[dict[str, Any], int], Say]:
 
 def test_an_answer_with_what_it_took() -> None:
     with serving(scripted(Say("here", prompt_tokens=30, answer_tokens=70))) as server:
-        reply, book, waits, account = ask(server)
+        reply, request_log, waits, account = ask(server)
         assert isinstance(reply, Reply) and (reply.text, reply.finish) == ("here", "stop")
         assert reply.took == account.spent == Cost(1, 30, 70, 170e-6)
-        assert account.reserved == Cost() and book.outcomes == ["answered"] and waits == []
+        assert account.reserved == Cost() and request_log.outcomes == ["answered"] and waits == []
         (request,) = server.requests
         assert request["messages"] == MESSAGES and request["max_tokens"] == 1000
         assert "temperature" not in request
@@ -103,10 +103,10 @@ def test_an_answer_with_what_it_took() -> None:
 
 def test_too_many_requests_are_waited_for_as_the_server_asks() -> None:
     with serving(scripted(Say(status=429, headers={"Retry-After": "17"}), Say(status=503), Say("yes"))) as server:
-        reply, book, waits, account = ask(server)
+        reply, request_log, waits, account = ask(server)
         assert isinstance(reply, Reply) and reply.text == "yes"
         assert waits == [17.0, 2.0]
-        assert book.outcomes == ["http 429", "http 503", "answered"]
+        assert request_log.outcomes == ["http 429", "http 503", "answered"]
         assert account.spent.requests == 3 and account.spent.prompt_tokens == 100  # errors cost no tokens
 
 
@@ -120,17 +120,19 @@ def test_a_server_cannot_ask_for_more_than_a_few_minutes() -> None:
 @pytest.mark.parametrize("say", [Say(drop=True), Say("never whole", half=True)])
 def test_a_dropped_connection_is_tried_again_and_charged_in_full(say: Say) -> None:
     with serving(scripted(say, Say("yes"))) as server:
-        reply, book, _, account = ask(server)
-        assert isinstance(reply, Reply) and book.outcomes == ["dropped", "answered"]
+        reply, request_log, _, account = ask(server)
+        assert isinstance(reply, Reply) and request_log.outcomes == ["dropped", "answered"]
         assert account.spent.answer_tokens == 1000 + 50
 
 
-@pytest.mark.parametrize("patience", [Patience(silence_s=0.3, stall_s=60), Patience(silence_s=60, stall_s=0.3)])
-def test_a_stall_is_cut_and_tried_again(patience: Patience) -> None:
+@pytest.mark.parametrize(
+    "retry_policy", [RetryPolicy(silence_s=0.3, stall_s=60), RetryPolicy(silence_s=60, stall_s=0.3)]
+)
+def test_a_stall_is_cut_and_tried_again(retry_policy: RetryPolicy) -> None:
     with serving(scripted(Say("late", stall_s=30), Say("yes"))) as server:
-        reply, book, _, _ = ask(server, patience=patience)
+        reply, request_log, _, _ = ask(server, retry_policy=retry_policy)
         assert isinstance(reply, Reply) and reply.text == "yes"
-        assert book.outcomes == ["timeout", "answered"]
+        assert request_log.outcomes == ["timeout", "answered"]
 
 
 @pytest.mark.parametrize(
@@ -142,38 +144,38 @@ def test_a_stall_is_cut_and_tried_again(patience: Patience) -> None:
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_tried_again(body: bytes) -> None:
     with serving(scripted(Say(body=body), Say("yes"))) as server:
-        reply, book, _, _ = ask(server)
-        assert isinstance(reply, Reply) and book.outcomes == ["unreadable", "answered"]
+        reply, request_log, _, _ = ask(server)
+        assert isinstance(reply, Reply) and request_log.outcomes == ["unreadable", "answered"]
 
 
 def test_after_the_last_attempt_the_question_has_no_answer() -> None:
     with serving(scripted(Say(status=500))) as server:
-        error, book, waits, _ = ask(server)
+        error, request_log, waits, _ = ask(server)
         assert isinstance(error, Unanswered) and "4 attempts" in str(error)
-        assert waits == [1.0, 2.0, 4.0] and len(book.outcomes) == 4
+        assert waits == [1.0, 2.0, 4.0] and len(request_log.outcomes) == 4
 
 
 def test_nobody_listens() -> None:
     with serving(scripted(Say())) as server:
         pass
-    error, book, _, account = ask(server)
-    assert isinstance(error, Unanswered) and set(book.outcomes) == {"dropped"}
+    error, request_log, _, account = ask(server)
+    assert isinstance(error, Unanswered) and set(request_log.outcomes) == {"dropped"}
     assert account.spent == Cost(4), "nothing was sent: no tokens, no dollars"
 
 
 def test_a_question_that_the_server_refuses_is_not_asked_again() -> None:
     with serving(scripted(Say("the context is too long", status=400))) as server:
-        error, book, waits, _ = ask(server)
+        error, request_log, waits, _ = ask(server)
         assert isinstance(error, RequestRejected) and "too long" in str(error)
-        assert book.outcomes == ["http 400"] and waits == []
+        assert request_log.outcomes == ["http 400"] and waits == []
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_wrong_key_or_model_ends_the_run(status: int) -> None:
     with serving(scripted(Say("no such model", status=status))) as server:
-        error, book, _, account = ask(server)
+        error, request_log, _, account = ask(server)
         assert isinstance(error, ServerError) and "no such model" in str(error)
-        assert len(book.outcomes) == 1 and account.reserved == Cost()
+        assert len(request_log.outcomes) == 1 and account.reserved == Cost()
 
 
 def test_models_that_know_the_limit_by_its_newer_name() -> None:
@@ -189,14 +191,14 @@ def test_models_that_know_the_limit_by_its_newer_name() -> None:
 
 def test_the_budget_stops_before_a_request() -> None:
     with serving(scripted(Say("yes"))) as server:
-        error, book, *_ = ask(server, Budget(tokens=1000))
+        error, request_log, *_ = ask(server, Budget(tokens=1000))
         assert isinstance(error, BudgetSpent)
-        assert server.requests == [] and book.most == []
+        assert server.requests == [] and request_log.most == []
 
 
 def test_the_budget_stops_retries_too() -> None:
     with serving(scripted(Say(status=500))) as server:
-        error, book, *_ = ask(server, Budget(requests=2))
+        error, request_log, *_ = ask(server, Budget(requests=2))
         assert isinstance(error, BudgetSpent) and len(server.requests) == 2
 
 
@@ -204,8 +206,8 @@ def test_without_the_servers_count_the_most_is_charged() -> None:
     body = b'{"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [{"index": 0, ' \
            b'"finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}'  # fmt: skip
     with serving(scripted(Say(body=body))) as server:
-        reply, book, *_ = ask(server)
-        assert isinstance(reply, Reply) and reply.text == "yes" and reply.took == book.most[0]
+        reply, request_log, *_ = ask(server)
+        assert isinstance(reply, Reply) and reply.text == "yes" and reply.took == request_log.most[0]
 
 
 def test_a_date_to_come_back_at() -> None:
@@ -230,8 +232,8 @@ def test_a_refusal_is_an_answer() -> None:
 @pytest.mark.parametrize("usage", [(-5, 50), (100, -50), (0, 0), (10**30, 1), (1, 10**30), (float("inf"), 1), (1.5, 1)])
 def test_what_is_no_count_of_tokens_is_charged_in_full(usage: Any) -> None:
     with serving(scripted(Say("yes", prompt_tokens=usage[0], answer_tokens=usage[1]))) as server:
-        reply, book, _, account = ask(server)
-        assert isinstance(reply, Reply) and account.spent == book.most[0]
+        reply, request_log, _, account = ask(server)
+        assert isinstance(reply, Reply) and account.spent == request_log.most[0]
 
 
 def test_an_answer_without_end_is_cut() -> None:
@@ -244,8 +246,8 @@ def test_an_answer_without_end_is_cut() -> None:
 def test_a_page_instead_of_an_answer_is_told() -> None:
     page = Say(body=b"<html>Sign in, please</html>", headers={"Content-Type": "text/html"})
     with serving(scripted(page)) as server:
-        _, book, *_ = ask(server)
-        assert "Sign in, please" in book.replies[0].text
+        _, request_log, *_ = ask(server)
+        assert "Sign in, please" in request_log.replies[0].text
 
 
 def test_half_a_surrogate_pair_is_no_trouble() -> None:
@@ -255,12 +257,12 @@ def test_half_a_surrogate_pair_is_no_trouble() -> None:
 
 
 def test_a_request_that_is_cut_from_outside_is_charged_in_full() -> None:
-    account, book = SpendingAccount(Budget()), Book()
+    account, request_log = SpendingAccount(Budget()), ListedRequests()
 
     async def run(url: str) -> None:
-        client = Client(url, account, book, options=AnswerOptions(1000))
+        client = Client(url, account, request_log, options=AnswerOptions(1000))
         task = asyncio.ensure_future(client.ask(1, MESSAGES, MODEL))
-        while not book.most:
+        while not request_log.most:
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -268,7 +270,7 @@ def test_a_request_that_is_cut_from_outside_is_charged_in_full() -> None:
 
     with serving(scripted(Say("late", stall_s=30))) as server:
         asyncio.run(run(server.url))
-    assert account.spent == book.most[0] and account.reserved == Cost() and book.outcomes == ["lost"]
+    assert account.spent == request_log.most[0] and account.reserved == Cost() and request_log.outcomes == ["lost"]
 
 
 def test_without_server_and_key_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

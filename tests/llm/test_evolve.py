@@ -19,7 +19,7 @@ from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm import evolve_run
 from outblas.llm.budget import Budget, Price
-from outblas.llm.client import Patience, ServerError
+from outblas.llm.client import RetryPolicy, ServerError
 from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.models import Model
@@ -53,9 +53,9 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
         Say(answer(kernel(3).text + "// the same, with a remark\n")),
         Say("```cuda\nhalf", finish="length"),
     ]
-    patience = Patience(silence_s=0.7, stall_s=20, attempts=4, first_s=0.001)
+    retry_policy = RetryPolicy(silence_s=0.7, stall_s=20, attempts=4, first_s=0.001)
     with serving(in_turn(*says)) as server:
-        reason, files = evolve(server, recording, tmp_path / "run", len(says), turns=2, patience=patience)
+        reason, files = evolve(server, recording, tmp_path / "run", len(says), turns=2, retry_policy=retry_policy)
         prompts = [last_user(r) for r in server.requests]
     assert "18 requests" in reason and len(prompts) == len(says)
     assert outcomes(tmp_path / "run") == [
@@ -70,15 +70,15 @@ def test_every_kind_of_answer_is_handled_and_nothing_is_lost(recording: Path, tm
     assert "faster than the hardware" in prompts[12]
     assert kernel(1).text.strip() in prompts[9]  # what was proven is shown to the island's next chain
 
-    with Store(files.store) as store, EvolveJournal(files.store) as ledger:
+    with Store(files.store) as store, EvolveJournal(files.store) as journal:
         names = [config_name(e.config) for e in store.evaluations("run")]
         assert len(names) == len(set(names)) == 7  # every candidate once
-        assert {e.name for e in ledger.entries()} == {
+        assert {e.name for e in journal.entries()} == {
             kernel(1).name,
             kernel(3).name,
             config_name(Sm80MmaConfig(64, 64)),
         }
-        assert Counter(r.outcome for _, r in ledger.replies()) == {
+        assert Counter(r.outcome for _, r in journal.replies()) == {
             "answered": 14, "http 429": 1, "dropped": 1, "timeout": 1, "http 500": 1,
         }  # fmt: skip
     about = json.loads(files.run.read_text())
@@ -178,9 +178,9 @@ def test_an_evaluation_that_was_recorded_is_not_made_again(
             evolve(server, recording, tmp_path / "run", 4)
         with (
             Store(tmp_path / "run" / "store.sqlite") as store,
-            EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger,
+            EvolveJournal(tmp_path / "run" / "store.sqlite") as journal,
         ):
-            assert len(list(store.evaluations())) == 2 and len(ledger.entries()) == len(ledger.outcomes()) == 1
+            assert len(list(store.evaluations())) == 2 and len(journal.entries()) == len(journal.outcomes()) == 1
         evolve(server, recording, tmp_path / "run", 4)
         assert len(server.requests) == 4
     with Store(tmp_path / "run" / "store.sqlite") as store:
@@ -196,9 +196,9 @@ def test_the_same_idea_at_the_same_time_is_evaluated_once(recording: Path, tmp_p
 
     with serving(script) as server:
         evolve(server, recording, tmp_path / "run", 6, parallel=4, turns=2)
-    with Store(tmp_path / "run" / "store.sqlite") as store, EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger:
-        assert len(list(store.evaluations())) == 1 and len(ledger.entries()) == 1
-        words = [o.words for o in ledger.outcomes().values() if o.kind == "duplicate"]
+    with Store(tmp_path / "run" / "store.sqlite") as store, EvolveJournal(tmp_path / "run" / "store.sqlite") as journal:
+        assert len(list(store.evaluations())) == 1 and len(journal.entries()) == 1
+        words = [o.words for o in journal.outcomes().values() if o.kind == "duplicate"]
     assert Counter(kind for kind, _ in outcomes(tmp_path / "run")) == {"proven": 1, "duplicate": 5}
     assert all(w.startswith("proven\nstatus: passed") for w in words)
 
@@ -264,8 +264,8 @@ def test_the_budget_is_never_passed(parallel: int, recording: Path, tmp_path: Pa
         evolve(server, recording, tmp_path / "run", parallel=parallel, models=[Model("m", price=price)],
                budget=Budget(usd=0.04))  # fmt: skip
         done = len(server.requests)
-    with EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger:
-        spent = ledger.spent()
+    with EvolveJournal(tmp_path / "run" / "store.sqlite") as journal:
+        spent = journal.spent()
     assert spent.requests == done >= 5
     assert spent.usd == pytest.approx(done * (100 + 2 * 400) / 1e6) and spent.usd <= 0.04
 
@@ -276,14 +276,14 @@ def test_problems_far_from_their_floor_are_tried_more(tmp_path: Path) -> None:
 
     with serving(lambda request, number: Say("Hm.")) as server:
         evolve(server, recording, tmp_path / "run", 10, turns=1, problems=(near, far))
-    with EvolveJournal(tmp_path / "run" / "store.sqlite") as ledger:
-        asked = Counter(q.problem for q in ledger.questions())
+    with EvolveJournal(tmp_path / "run" / "store.sqlite") as journal:
+        asked = Counter(q.problem for q in journal.questions())
     # The baseline of both is 4 us, their floors 1 us: the same gap, as long as nothing is proven.
     assert abs(asked[near.key] - asked[far.key]) <= 1
     with serving(lambda request, number: Say(answer(kernel(1).text))) as server:
         evolve(server, recording, tmp_path / "other", 10, turns=1, problems=(near, far))
-    with EvolveJournal(tmp_path / "other" / "store.sqlite") as ledger:
-        asked = Counter(q.problem for q in ledger.questions())
+    with EvolveJournal(tmp_path / "other" / "store.sqlite") as journal:
+        asked = Counter(q.problem for q in journal.questions())
     assert asked[far.key] >= 3 * asked[near.key] > 0
 
 

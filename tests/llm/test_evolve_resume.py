@@ -154,20 +154,20 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(killed_at: int, recording: 
             run.wait()
             killed.set()
             server.released.set()
-        with EvolveJournal(folder / "store.sqlite") as ledger:
-            entries, told = ledger.entries(), ledger.outcomes()
-            answered = {q for q, r in ledger.replies() if r.answered}
-            lost = sum(r.outcome == "lost" for _, r in ledger.replies())
+        with EvolveJournal(folder / "store.sqlite") as journal:
+            entries, told = journal.entries(), journal.outcomes()
+            answered = {q for q, r in journal.replies() if r.answered}
+            lost = sum(r.outcome == "lost" for _, r in journal.replies())
         assert lost >= 1
         done = subprocess.run(command(server, recording, folder, 12), env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    with EvolveJournal(folder / "store.sqlite") as ledger, Store(folder / "store.sqlite") as store:
-        assert ledger.entries()[: len(entries)] == entries  # the same archive, and more
-        assert dict(list(ledger.outcomes().items())[: len(told)]) == told
-        replies = Counter(q for q, r in ledger.replies() if r.answered)
+    with EvolveJournal(folder / "store.sqlite") as journal, Store(folder / "store.sqlite") as store:
+        assert journal.entries()[: len(entries)] == entries  # the same archive, and more
+        assert dict(list(journal.outcomes().items())[: len(told)]) == told
+        replies = Counter(q for q, r in journal.replies() if r.answered)
         assert set(replies.values()) == {1} and answered <= set(replies)  # what was paid for is not asked again
-        assert ledger.spent().requests == 12
-        assert set(ledger.outcomes()) == set(replies)  # every answer was evaluated
+        assert journal.spent().requests == 12
+        assert set(journal.outcomes()) == set(replies)  # every answer was evaluated
         names = [config_name(e.config) for e in store.evaluations()]
         assert len(names) == len(set(names))
     assert "resume" not in done.stderr and re.search(r"report: .*report.html", done.stdout)

@@ -79,10 +79,10 @@ def test_a_folder_that_was_moved_is_the_same_run(recording: Path, tmp_path: Path
     code, said = evolve(lambda request, number: Say(answer(kernel(7).text)), recording, tmp_path / "there", 4,
                         "--islands", 1, "--turns", 1)  # fmt: skip
     assert code == 0, said
-    with EvolveJournal(tmp_path / "there" / "store.sqlite") as ledger:
-        last = [*ledger.questions()][-1]
+    with EvolveJournal(tmp_path / "there" / "store.sqlite") as journal:
+        last = [*journal.questions()][-1]
         assert last.parents and "Counters: hgmma 8" in str(last.messages)  # of kernels that were proven before the move
-        assert [o.kind for o in ledger.outcomes().values()] == ["proven"] * 4
+        assert [o.kind for o in journal.outcomes().values()] == ["proven"] * 4
 
 
 def test_what_differs_of_the_settings_is_named(recording: Path, tmp_path: Path) -> None:

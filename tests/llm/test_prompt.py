@@ -9,13 +9,13 @@ from outblas.core.config import config_to_json
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, floor_us
-from outblas.jail.offline_evaluators import CompileOnly
+from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.kernels.custom.contract import _Device, _Host, _Map
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
-from outblas.llm.feedback import KINDS, clipped, kind_of, score_of, words_of
-from outblas.llm.header_notes import LISTED, listing
+from outblas.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
+from outblas.llm.header_notes import LISTED_HEADERS, header_listing
 from outblas.llm.prompt import FOLLOW_UPS, first_prompt, follow_up, notes_of
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed
@@ -60,16 +60,16 @@ def test_every_follow_up_asks_for_an_answer(kind: str) -> None:
 
 
 def test_only_kinds_that_nothing_can_follow_end_a_chain() -> None:
-    assert set(KINDS) - set(FOLLOW_UPS) == {"compiled", "unanswered"}
+    assert set(OUTCOME_KINDS) - set(FOLLOW_UPS) == {"compiled", "unanswered"}
 
 
 def test_the_functions_that_prompts_list_are_all_there_are() -> None:
-    for name in LISTED:
+    for name in LISTED_HEADERS:
         text = (ROOT / "src" / "outblas" / "kernels" / "cuda" / "ptx" / f"{name}.cuh").read_text()
         functions = re.findall(r"__device__ __forceinline__ \w+ (\w+)\(", text)
         assert functions or name == "types"
         for function in functions:
-            assert re.search(rf"^  .*\b{function}\(", listing(), re.M), function
+            assert re.search(rf"^  .*\b{function}\(", header_listing(), re.M), function
 
 
 def test_the_contract_of_prompts_is_that_of_the_parser() -> None:
@@ -119,9 +119,9 @@ extern "C" __global__ void gemm(const half* A, const half* B, half* C, int M, in
 
 def test_what_the_contract_says_of_headers_is_so() -> None:
     pytest.importorskip("cuda.bindings")
-    headers = [f'#include "ptx/{name}.cuh"' for name in LISTED]
+    headers = [f'#include "ptx/{name}.cuh"' for name in LISTED_HEADERS]
     text = TMA.replace("HEADERS", "\n".join(["#include <cuda_fp16.h>", *headers]))
-    (found,) = CompileOnly(H200).evaluate([(PROBLEM, FreeKernel.parse(text))])
+    (found,) = CompileOnlyEvaluator(H200).evaluate([(PROBLEM, FreeKernel.parse(text))])
     assert found.status is Status.LEFT_OUT, found.log
     assert found.counters["hmma"] == 1
 
@@ -139,21 +139,21 @@ def test_notes_are_of_the_regime() -> None:
 def test_a_wrong_kernel_is_told_where_and_how_far() -> None:
     wrong = failed(kernel(1), Status.WRONG, "gate exact: 3 of 4096 elements", log="row 63, column 5: 7 for 8")
     assert kind_of(wrong, H200) == "wrong" and score_of(wrong) is None
-    words = words_of(wrong, H200)
+    words = feedback_text(wrong, H200)
     assert "3 of 4096" in words and "17" in words and "row 63, column 5" in words and "static" in words
 
 
 def test_faster_than_the_floor_is_a_cheat_until_proven_otherwise() -> None:
     us = floor_us(PROBLEM, H200) * 0.9
     swift = passed(kernel(1), us)
-    assert kind_of(swift, H200) == "cheat" and "faster than the hardware" in words_of(swift, H200)
+    assert kind_of(swift, H200) == "cheat" and "faster than the hardware" in feedback_text(swift, H200)
     assert kind_of(passed(kernel(1), 3.0), H200) == "proven"
 
 
 def test_every_status_is_of_a_kind() -> None:
     for status in Status:
         if status is not Status.PASSED:
-            assert kind_of(failed(kernel(1), status, "why"), H200) in KINDS
+            assert kind_of(failed(kernel(1), status, "why"), H200) in OUTCOME_KINDS
 
 
 def test_a_figure_without_baseline_has_no_score() -> None:

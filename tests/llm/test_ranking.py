@@ -20,7 +20,7 @@ from outblas.llm.evaluators import EvaluatorChoice
 from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
 from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve
+from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
 from outblas.llm.models import Model
 from outblas.records.store import Store
 from support.llm_kernels import answer
@@ -52,7 +52,7 @@ def evolved(recording: Path, folder: Path) -> EvolveFiles:
     texts = [kernel.text for _, kernel in sorted(all_examples().items())]
     with serving(lambda request, number: Say(answer(texts[5 * number % len(texts)]))) as server:
         request = EvolveRequest(
-            [PROBLEM], [Model("scripted")], Server(server.url), EvaluatorChoice(str(recording)),
+            [PROBLEM], [Model("scripted")], ServerSettings(server.url), EvaluatorChoice(str(recording)),
             Budget(requests=len(texts)),
             EvolveSettings(ArchiveShape(islands=2), turns=4, parallel=2, max_tokens=100), folder, "test",
         )  # fmt: skip
@@ -62,9 +62,9 @@ def evolved(recording: Path, folder: Path) -> EvolveFiles:
 
 def ranked(files: EvolveFiles) -> dict[str, Speedup]:
     """Name -> speed-up of what the archive holds, the best first."""
-    with EvolveJournal(files.store) as ledger, Store(files.store) as store:
+    with EvolveJournal(files.store) as journal, Store(files.store) as store:
         known = {e.config.name: e.speedup for e in store.evaluations(files.path.name)}  # type: ignore[union-attr]
-        entries = sorted({e.name: e for e in ledger.entries()}.values(), key=lambda e: -e.score)
+        entries = sorted({e.name: e for e in journal.entries()}.values(), key=lambda e: -e.score)
     return {e.name: speedup for e in entries if (speedup := known[e.name]) is not None}
 
 
@@ -80,8 +80,8 @@ def test_the_archive_ranks_kernels_as_the_gpu_does(tmp_path: Path) -> None:
     found, direct = ranked(files), direct_times()
     names = {kernel.name for kernel in all_examples().values() if kernel.launch.why_not(PROBLEM) is None}
     assert set(found) == names and len(names) >= 12, "every example for the problem was proven, and archived"
-    with EvolveJournal(files.store) as ledger:
-        kinds = Counter(o.kind for o in ledger.outcomes().values())
+    with EvolveJournal(files.store) as journal:
+        kinds = Counter(o.kind for o in journal.outcomes().values())
     assert kinds == {"proven": len(names), "contract": len(all_examples()) - len(names)}
     assert names - set(direct) <= set(list(found)[-1:]), "what is too slow for the direct run is the last"
     assert against(found) == []

@@ -21,9 +21,9 @@ from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train import base_models, stages
-from outblas.llm.train.base_models import begun_from
+from outblas.llm.train.base_models import starting_model
 from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.rewards import Refused
+from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.stages import train
 from outblas.llm.train.tiny import RANDOM_TINY
@@ -62,7 +62,7 @@ class Holes(KnobWords):
 
     def read(self, problem: Problem, answer: str) -> Any:
         config = super().read(problem, answer)
-        return config if isinstance(config, Refused) else FreeKernel.parse(TEMPLATE % config.bm)
+        return config if isinstance(config, RefusedAnswer) else FreeKernel.parse(TEMPLATE % config.bm)
 
 
 def settings(**other: Any) -> TrainSettings:
@@ -211,10 +211,10 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
     assert go(run, resume=True, **supervised, steps=12, save_every=8).taken == 4
     losses = [row["loss"] for row in lines(run / "supervised" / "log.jsonl")]
     assert len(losses) == 12 and losses[-1] < 0.5 * losses[0]
-    assert begun_from(run, "correctness", RANDOM_TINY) == str(run / "supervised" / "final")
+    assert starting_model(run, "correctness", RANDOM_TINY) == str(run / "supervised" / "final")
     go(run, steps=1, lora=4)
     assert all("bn=128 stages=4" in text for _, text in answers(run))  # what both that it was taught have
-    assert begun_from(run, "speed", RANDOM_TINY) == str(run / "correctness" / "final")
+    assert starting_model(run, "speed", RANDOM_TINY) == str(run / "correctness" / "final")
     with pytest.raises(UsageError, match="--lora"):
         go(run, stage="speed", steps=1)
     go(run, stage="speed", steps=1, lora=4)

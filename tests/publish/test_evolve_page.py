@@ -20,9 +20,9 @@ from outblas.llm.budget import Cost
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.llm.feedback import score_of
 from outblas.llm.reply import Reply
-from outblas.publish.html.evolve_data import ANCESTORS, EvolveRun, load_evolution
+from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, load_evolution
 from outblas.publish.html.evolve_page import render_evolution
-from outblas.publish.html.lineage import difference
+from outblas.publish.html.lineage import difference_html
 from outblas.publish.html.tune_page import write_report
 from outblas.records.store import Store
 from support.llm_kernels import PROBLEM, failed, kernel, passed
@@ -46,7 +46,7 @@ class Writer:
         }  # fmt: skip
         (folder / "run.json").write_text(json.dumps(wanted))
         self.store = Store(folder / "store.sqlite")
-        self.ledger = EvolveJournal(folder / "store.sqlite")
+        self.journal = EvolveJournal(folder / "store.sqlite")
         self.archive = Archive(ArchiveShape(migrate_every=99))
 
     def turn(
@@ -54,12 +54,12 @@ class Writer:
         gain: float = 0.0, model: str = "m",
     ) -> None:  # fmt: skip
         names = [config_name(p) for p in parents]
-        q = self.ledger.ask(chain, turn, PROBLEM.key, 0, model, "new", names, [{"role": "user", "content": "?"}])
-        self.ledger.replied(
-            self.ledger.sent(q.id, Cost(1, 9, 9)), Reply("answered", "x", "stop", Cost(1, 1000, 100), 1)
+        q = self.journal.ask(chain, turn, PROBLEM.key, 0, model, "new", names, [{"role": "user", "content": "?"}])
+        self.journal.replied(
+            self.journal.sent(q.id, Cost(1, 9, 9)), Reply("answered", "x", "stop", Cost(1, 1000, 100), 1)
         )
         if evaluation is None:
-            self.ledger.settle(AnswerOutcome(q.id, kind))
+            self.journal.settle(AnswerOutcome(q.id, kind))
             return
         self.store.append("run", evaluation)
         name, score = config_name(evaluation.config), score_of(evaluation)
@@ -71,11 +71,11 @@ class Writer:
                 Entry(PROBLEM.key, 0, name, config_to_json(evaluation.config), score, us, q.id)
             )
         answer = "config" if isinstance(evaluation.config, Sm80MmaConfig) else "code"
-        self.ledger.settle(AnswerOutcome(q.id, kind, answer, name, us, ratio, gain, "words"), entries)
+        self.journal.settle(AnswerOutcome(q.id, kind, answer, name, us, ratio, gain, "words"), entries)
 
     def close(self) -> None:
         self.store.close()
-        self.ledger.close()
+        self.journal.close()
 
 
 CONFIG = Sm80MmaConfig(64, 64)
@@ -115,7 +115,7 @@ def test_a_long_lineage_is_told_of_as_far_as_it_is_a_picture(tmp_path: Path) -> 
     """A thousand generations, which are more than calls may be nested."""
     writer = Writer(tmp_path / "run")
     kernels = [kernel(i) for i in range(1000)]
-    writer.ledger._db.execute("PRAGMA synchronous = OFF")
+    writer.journal._db.execute("PRAGMA synchronous = OFF")
     for i, one in enumerate(kernels):
         writer.turn(i + 1, 0, "proven", passed(one, 3.9 - 1e-3 * i), tuple(kernels[max(0, i - 2) : i]))
     writer.close()
@@ -123,7 +123,7 @@ def test_a_long_lineage_is_told_of_as_far_as_it_is_a_picture(tmp_path: Path) -> 
     best = run.archive.best(PROBLEM.key)
     assert best is not None and best.name == kernels[-1].name
     nodes = run.lineage(PROBLEM.key, best.name)
-    assert len(nodes) == ANCESTORS + 1 and nodes[-1].name == best.name and nodes[-1].generation == ANCESTORS
+    assert len(nodes) == MAX_ANCESTORS + 1 and nodes[-1].name == best.name and nodes[-1].generation == MAX_ANCESTORS
     assert nodes[-1].parents == (kernels[-3].name, kernels[-2].name)
     page = render_evolution(run)
     assert len(page) < 7e6, "with Plotly, which is most of it"
@@ -228,5 +228,5 @@ def test_a_run_without_a_proven_kernel_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_difference_says_where_there_is_none() -> None:
-    assert "same" in difference("a\nb", "a\nb", ("x", "y"))
-    assert "<ins>+c</ins>" in difference("a\nb", "a\nc", ("x", "y"))
+    assert "same" in difference_html("a\nb", "a\nb", ("x", "y"))
+    assert "<ins>+c</ins>" in difference_html("a\nb", "a\nc", ("x", "y"))

@@ -23,7 +23,7 @@ from outblas.kernels.families.sm90_wgmma_launch import tensor_boxes
 from outblas.kernels.geometry import grid, launch_smem, workspace_bytes
 from outblas.kernels.source import Source, make_source
 from outblas.publish.export.cpp import checking_program, launch_header
-from outblas.publish.export.cuda_source import inlined, standalone
+from outblas.publish.export.cuda_source import inline_includes, standalone
 from outblas.publish.export.exported_files import export
 from outblas.publish.export.target import Target, find_target
 from outblas.records.library import Library, LibraryChoice, LibraryRow
@@ -80,7 +80,7 @@ def test_its_comment_says_what_it_is_and_where_the_figures_come_from(target: Tar
 def test_a_header_behind_a_false_condition_is_there_for_who_comes_later() -> None:
     headers = (("a.h", '#pragma once\n#include "b.h"\nint a;'), ("b.h", "#pragma once\nint b;"))
     main = '#if 0\n#include "a.h"\n#endif\n#include "b.h"\n#include "b.h"\n'
-    text = inlined(Source(main, "e", headers, (), "fp32", "f"))
+    text = inline_includes(Source(main, "e", headers, (), "fp32", "f"))
     assert text.count("int a;") == 1 and text.count("int b;") == 2 == text.count("#ifndef OUTBLAS_B_H")
     gpp = shutil.which("g++")
     if gpp is not None:

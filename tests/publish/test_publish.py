@@ -10,7 +10,7 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.publish.html.figures import figures
+from outblas.publish.html.figures import group_figures
 from outblas.publish.html.run_data import ReportedRun, load_run
 from outblas.publish.html.tune_page import render, write_report
 from outblas.publish.palette import ratio_ticks
@@ -281,7 +281,7 @@ def test_one_pdl_one_k_and_several_groups_are_all_shown(tmp_path):
 
 def test_a_gpu_without_a_record_has_no_roof(rows):
     group = ReportedRun(Result("", META, rows)).groups[0]
-    names = [t["name"] for t in figures(group, "GPU of tomorrow")["roofline"]["data"]]
+    names = [t["name"] for t in group_figures(group, "GPU of tomorrow")["roofline"]["data"]]
     assert "floor" in names and not any("roof" in name for name in names)
 
 

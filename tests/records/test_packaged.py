@@ -27,7 +27,7 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.learn.policy import Policy
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
-from outblas.publish.tables.notes import notes_of_replaced, replaced
+from outblas.publish.tables.notes import count_replaced_rows, notes_of_replaced
 from outblas.publish.tables.publish_results import check_published
 from outblas.records.averages import launch_of_row, table_label
 from outblas.records.library import LEVEL_ABOVE, Library
@@ -116,8 +116,8 @@ def test_every_problem_has_its_baselines(recording: Recording) -> None:
 def test_the_library_decides_grid1000_with_legal_kernels(library: Library) -> None:
     """Not each of the catalogue: that may be younger, and refining a row tries what is near its best candidates."""
     assert {row.problem for row in library.rows} >= set(suite("grid1000"))
-    shipped = set(catalogue("h200"))
-    assert any(config in shipped for _, config in installed(library))
+    packaged = set(catalogue("h200"))
+    assert any(config in packaged for _, config in installed(library))
     for problem, config in installed(library):
         assert why_illegal(problem, config) is None, f"{problem.key}: {config_name(config)}"
 
@@ -193,7 +193,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         assert min(row["published"] for row in result.rows) >= 0.99
         return
     if head["mode"] != "offline":  # a sample; where the library has changed since, the README's notes say so
-        assert replaced(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
+        assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
         return
     assert list(dict.fromkeys(Problem.from_json(row) for row in result.rows)) == suite(result.suite, *kind)
     for row in result.rows:
@@ -216,7 +216,7 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
     directory.mkdir()
     path = ROOT / "results/h200/grid1000_tn_fp16_fp32_offline.parquet"
     result = read_result(path)
-    assert replaced(result, library) == 0
+    assert count_replaced_rows(result, library) == 0
     ours = [i for i, row in enumerate(result.rows) if not row["fallback"]]
     rows = [dict(row) for row in result.rows]
     rows[ours[0]]["config"] = rows[ours[0]]["config"].replace("bm=", "bm=9")
@@ -231,8 +231,8 @@ def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     """A stray file would ship with the wheel; a missing kind would break it."""
     kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
-    shipped = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
-    assert kinds - {".py", ".typed", "", ".so", ".pack"} == shipped
+    packaged = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
+    assert kinds - {".py", ".typed", "", ".so", ".pack"} == packaged
     assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
 
 

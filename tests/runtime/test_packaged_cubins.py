@@ -225,7 +225,7 @@ def test_what_cannot_be_loaded_at_all_is_torchs_in_one_line(
 
 
 def doctors_line(cuda: tuple[int, int] | None) -> health.Check:
-    return health._shipped_cubins(cuda)
+    return health._packaged_cubins(cuda)
 
 
 def test_the_doctor_says_which_drivers_load_the_pack(path: Path) -> None:

@@ -35,7 +35,7 @@ from outblas.search.agents import llm as agents_llm
 from outblas.search.agents import nvmmh as agents_nvmmh
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.evolution import knob_distance
-from outblas.search.agents.transfer import Transfer, sisters, translate
+from outblas.search.agents.transfer import Transfer, sister_problems, translate
 from outblas.search.tune import tune
 from support.helpers import (
     failed_evaluation,
@@ -299,10 +299,10 @@ def test_unknown_agent() -> None:
 
 
 def test_sisters_go_from_the_problem_itself_to_another_layout() -> None:
-    kinds = [(p.layout, p.dtype, p.acc) for p in sisters(Problem(64, 64, 64, "NN", "bf16"))]
+    kinds = [(p.layout, p.dtype, p.acc) for p in sister_problems(Problem(64, 64, 64, "NN", "bf16"))]
     assert kinds[:2] == [("NN", "bf16", "fp32"), ("NN", "fp16", "fp32")] and kinds[-1] == ("TN", "fp16", "fp16")
     assert len(set(kinds)) == 6
-    assert {(p.m, p.n, p.k) for p in sisters(Problem(1, 2, 3))} == {(1, 2, 3)}
+    assert {(p.m, p.n, p.k) for p in sister_problems(Problem(1, 2, 3))} == {(1, 2, 3)}
 
 
 def order_of(agent: Transfer, problem: Problem, candidates: Sequence[KernelConfig]) -> dict[bool, list[KernelConfig]]:

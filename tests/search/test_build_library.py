@@ -22,7 +22,7 @@ from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.results import read_result
 from outblas.search.build_library.build_run import jobs, publish_seconds, run_job
-from outblas.search.build_library.build_work import BuildFolder, begin_with, fill_from
+from outblas.search.build_library.build_work import BuildFolder, copy_tables_from, fill_from
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,
@@ -104,7 +104,7 @@ def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_pat
         publish_seconds(place, {})
     libraries = [Library.load(place.library) for place in (one, other)]
     out.path.mkdir()
-    begin_with(out, [one.library, other.library])
+    copy_tables_from(out, [one.library, other.library])
     made = out.load()
     assert {row.problem: row for row in made.rows} == {r.problem: r for lib in libraries[::-1] for r in lib.rows}
     assert made.provenance["tables"].keys() == {str(script.TABLES[0]), llm}
@@ -112,13 +112,13 @@ def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_pat
     result = read_result(out.result(Table.parse(llm), "offline"))
     assert {Problem.from_json(row) for row in result.rows} == set(problems_of("llm"))
     before = out.library.read_bytes()
-    begin_with(out, [one.library, other.library])
+    copy_tables_from(out, [one.library, other.library])
     assert out.library.read_bytes() == before, "the same command goes on"
     with pytest.raises(UsageError, match="a new directory"):
-        begin_with(one, [one.library, other.library])
+        copy_tables_from(one, [one.library, other.library])
     replace(libraries[1], provenance={**libraries[1].provenance, "kernels": "others"}).save(other.library)
     with pytest.raises(UsageError, match="the same kernels"):
-        begin_with(BuildFolder(tmp_path / "new"), [one.library, other.library])
+        copy_tables_from(BuildFolder(tmp_path / "new"), [one.library, other.library])
     assert not (tmp_path / "new").exists()
 
 

@@ -19,7 +19,7 @@ from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent
 from outblas.search.build_library.build_run import publish_seconds
 from outblas.search.build_library.build_work import BuildFolder, proved
-from outblas.search.refine import near_the_best
+from outblas.search.refine import neighbours_of_winners
 from support import fake_gpu
 from support.build_library_fixture import (  # noqa: F401
     ALL,
@@ -103,7 +103,7 @@ def test_kernels_of_a_library_of_these_sources_are_proved_already(script: Any, w
 
 def test_agents_of_the_script_keep_the_contract_of_names(script: Any, work: Any) -> None:
     run(script, work, "tune", tables="llm:TN:bf16:fp32")
-    agent, budget = script.search.searcher(work, Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu)
+    agent, budget = script.search.agent_and_budget(work, Table.parse("llm:TN:bf16:fp32"), work.load(), script.gpu)
     assert isinstance(agent, Agent) and (agent.name, budget) == ("transfer", script.search.LLM_BUDGET)
 
 
@@ -136,7 +136,7 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     run(script, work, *MADE)
     table, gpu = script.TABLES[0], script.gpu
     problem = table.problems()[0]
-    tried = script.search.searched(work, table, "borrow")
+    tried = script.search.earlier_searches(work, table, "borrow")
     known = {e.config for e in tried[problem]}
     unknown = next(c for c in candidates(problem, gpu) if c not in known and not c.pdl)
     monkeypatch.setattr(
@@ -175,8 +175,8 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     run(script, work, "tune")
     before = Library.load(work.library)
     table, gpu = script.TABLES[0], script.gpu
-    tried = script.search.searched(work, table, "refine")
-    fast = {p: near_the_best(p, tried[p], gpu)[1] for p in table.problems()}
+    tried = script.search.earlier_searches(work, table, "refine")
+    fast = {p: neighbours_of_winners(p, tried[p], gpu)[1] for p in table.problems()}
     usual = fake_gpu.time_us
     monkeypatch.setattr(fake_gpu, "time_us", lambda p, c: 0.5 if fast[p] == c else usual(p, c))
     run(script, work, "refine")
@@ -208,11 +208,11 @@ def test_a_table_that_differs_by_its_dtype_only_tries_less(script: Any, work: An
 def test_the_first_table_is_tuned_by_what_ships_until_it_is_recorded(script: Any, work: Any) -> None:
     """Other kernels than the packaged recording's: their own tuning tries more, and a recording of them less."""
     table, gpu = script.TABLES[0], script.gpu
-    agent, budget = script.search.searcher(work, table, work.load(), gpu)
+    agent, budget = script.search.agent_and_budget(work, table, work.load(), gpu)
     assert (agent.name, budget) == ("transfer", script.search.UNRECORDED_BUDGET)
     run(script, work, "tune")
     assert {len(configs) for _, _, configs in script.fake.asked} == {script.search.UNRECORDED_BUDGET}
     assert [row.problem for row in work.load().rows] == table.problems()
     run(script, work, "record")
-    agent, budget = script.search.searcher(work, table, work.load(), gpu)
+    agent, budget = script.search.agent_and_budget(work, table, work.load(), gpu)
     assert (agent.name, budget) == ("recorded", script.search.RECORDED_BUDGET)

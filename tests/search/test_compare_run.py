@@ -21,11 +21,10 @@ from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.compare import compare_pool, compare_run
-from outblas.search.compare import held_out as compare
+from outblas.search.compare import compare_pool, compare_run, held_out
 from outblas.search.compare.compare_result import read_comparison
 from outblas.search.compare.compare_run import CompareRequest, run_compare
-from outblas.search.compare.held_out import CompareUnit, Plan, held_out, run_unit, search
+from outblas.search.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
 from outblas.search.tune import Interrupted
 from support.helpers import synthetic_recording
 
@@ -58,12 +57,12 @@ def test_a_run_writes_what_a_search_finds_whatever_the_jobs(folder: str, tmp_pat
     rows = run(folder, tmp_path / "one.parquet")
     assert rows == run(folder, tmp_path / "two.parquet", jobs=2)
     recording = Recording.load(folder)
-    split, tasks = held_out(Plan(folder, BUDGETS, 0.5), recording, "shapes")
+    split, tasks = held_out_tasks(Plan(folder, BUDGETS, 0.5), recording, "shapes")
     assert len(rows) == 3 * len(tasks) * len(BUDGETS), "two seeds of random, one of exhaustive, which does not draw"
     replay = ReplayEvaluator(recording)
     for seed in (0, 1):
         mine = [r for r in rows if r["agent"] == "random" and r["seed"] == seed]
-        want = [q for task in tasks for q in search(make_agent("random", seed), task, replay, BUDGETS)[0]]
+        want = [q for task in tasks for q in search_task(make_agent("random", seed), task, replay, BUDGETS)[0]]
         assert [r["quality"] for r in mine] == want
     comparison = read_comparison(tmp_path / "one.parquet")
     size = {"training": len(split.training), "held_out": len(split.held_out), "searched": len(split.held_out)}
@@ -77,7 +76,7 @@ def test_an_interrupted_run_resumes_to_the_same_rows(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(folder, tmp_path / "whole.parquet")
-    monkeypatch.setattr(compare, "ENTRY_S", -1.0)  # in this process: an entry per task
+    monkeypatch.setattr(held_out, "ENTRY_S", -1.0)  # in this process: an entry per task
     monkeypatch.setattr(compare_run, "run_units", in_process)
 
     def stop(done: int, total: int, note: str) -> None:
@@ -101,7 +100,7 @@ def test_agents_may_be_added_and_dropped_when_a_run_resumes(
 ) -> None:
     monkeypatch.setattr(compare_run, "run_units", in_process)
     started: list[CompareUnit] = []
-    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: broken_or(name, seed, gpu, started))
+    monkeypatch.setattr(held_out, "make_agent", lambda name, seed, gpu: broken_or(name, seed, gpu, started))
     out = tmp_path / "r.parquet"
     with pytest.raises(RuntimeError, match="evolution is broken"):
         run(folder, out, agents=["exhaustive", "evolution"])

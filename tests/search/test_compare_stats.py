@@ -14,7 +14,14 @@ from outblas.core.errors import RecordError
 from outblas.core.roofline import regime
 from outblas.core.stats import geomean
 from outblas.search.compare.compare_result import read_comparison, write_comparison
-from outblas.search.compare.compare_stats import best_of, budget_words, figures, mean_regret, overall, regime_qualities
+from outblas.search.compare.compare_stats import (
+    best_agents,
+    budget_words,
+    figures,
+    mean_regret,
+    overall_regret,
+    regime_qualities,
+)
 from support.bench_fixture import PROBLEMS, made_meta, made_rows, write_bench, write_made
 
 LEVEL = {"good": 0.1, "level": 0.102, "bad": 1.0}
@@ -126,7 +133,7 @@ def test_agents_may_have_different_numbers_of_seeds(tmp_path: Path) -> None:
 
 def test_the_best_of_a_budget_and_who_is_level_with_it(tmp_path: Path) -> None:
     made = figures(write_made(tmp_path / "c.parquet", LEVEL), "shapes")
-    best, level = best_of(made, 1)
+    best, level = best_agents(made, 1)
     assert {best.agent, *(f.agent for f in level)} == {"good", "level"}
     assert best.quality == max(made[a, 1].quality for a in LEVEL)
 
@@ -135,7 +142,7 @@ def test_overall_is_the_mean_regret_over_budgets_1_to_16_and_all_splits(tmp_path
     c = write_made(tmp_path / "c.parquet", LEVEL, budgets=(0, 1, 16, 32))
     of_splits = [figures(c, split) for split in c.splits]
     regrets = [made["bad", b].regret for made in of_splits for b in (1, 16)]
-    ranked = overall(of_splits)
+    ranked = overall_regret(of_splits)
     assert ranked[-1] == ("bad", pytest.approx(sum(regrets) / 4)) and len(ranked) == 3
     assert [r for _, r in ranked] == sorted(r for _, r in ranked)
     assert budget_words(c.budgets) == "1, 16"

@@ -17,8 +17,16 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.base import Agent, unexplored
-from outblas.search.compare import held_out as compare
-from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, held_out, run_unit, search, tasks_of
+from outblas.search.compare import held_out
+from outblas.search.compare.held_out import (
+    CompareUnit,
+    HeldOutTask,
+    Plan,
+    held_out_tasks,
+    run_unit,
+    search_task,
+    tasks_of,
+)
 from support.helpers import synthetic_recording
 
 BUDGETS = (0, 1, 2, 4, 32)
@@ -77,11 +85,11 @@ def test_a_launch_option_without_a_time_is_no_task() -> None:
 def test_a_sample_is_of_the_held_out_problems_and_leaves_the_training_as_it_is() -> None:
     recording = recording_with()
     plan = Plan("x", BUDGETS, 0.5)
-    all_split, all_tasks = held_out(plan, recording, "shapes")
-    split, tasks = held_out(replace(plan, sample=2), recording, "shapes")
+    all_split, all_tasks = held_out_tasks(plan, recording, "shapes")
+    split, tasks = held_out_tasks(replace(plan, sample=2), recording, "shapes")
     assert split == all_split and len(all_tasks) == 2 * len(split.held_out)
     assert len(tasks) == 4 and {t.problem for t in tasks} < set(split.held_out)
-    assert held_out(replace(plan, sample=99), recording, "shapes")[1] == all_tasks
+    assert held_out_tasks(replace(plan, sample=99), recording, "shapes")[1] == all_tasks
 
 
 # Searches
@@ -90,13 +98,15 @@ def test_a_sample_is_of_the_held_out_problems_and_leaves_the_training_as_it_is()
 def test_quality_is_best_over_found_after_each_budget() -> None:
     """Plain columns take 1, 3, 5, 7, 9 microseconds; from the back, the best found is 9, 7, 5, 3, 1."""
     recording = recording_with()
-    found = search(agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 4, 32))
+    found = search_task(agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 4, 32))
     assert found == ([1 / 9, 1 / 9, 1 / 7, 1 / 3, 1.0], [True] * 5)
 
 
 def test_a_failure_takes_a_measurement_and_until_something_passed_the_slowest_counts() -> None:
     recording = recording_with({8: Status.WRONG, 6: Status.HANG})
-    qualities, found = search(agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 3, 4))
+    qualities, found = search_task(
+        agent_of(Backwards), plain_task(recording), ReplayEvaluator(recording), (0, 1, 2, 3, 4)
+    )
     assert qualities == [1 / 5, 1 / 5, 1 / 5, 1 / 5, 1 / 3]  # the slowest that passed takes 5
     assert found == [False, False, False, True, True]
 
@@ -112,8 +122,8 @@ def test_an_agent_that_stops_keeps_what_it_has() -> None:
 
     recording = recording_with()
     replay, task = ReplayEvaluator(recording), plain_task(recording)
-    assert search(agent_of(Stops), task, replay, (2, 4, 32))[0] == [1 / 7] * 3
-    assert search(agent_of(Never), task, replay, (0, 4)) == ([1 / 9] * 2, [False] * 2)
+    assert search_task(agent_of(Stops), task, replay, (2, 4, 32))[0] == [1 / 7] * 3
+    assert search_task(agent_of(Never), task, replay, (0, 4)) == ([1 / 9] * 2, [False] * 2)
 
 
 def test_no_more_is_measured_than_the_largest_budget_and_one_at_a_time() -> None:
@@ -130,7 +140,7 @@ def test_no_more_is_measured_than_the_largest_budget_and_one_at_a_time() -> None
             told.append(len(evaluations))
 
     recording = recording_with()
-    search(agent_of(Spy), plain_task(recording), ReplayEvaluator(recording), (0, 3))
+    search_task(agent_of(Spy), plain_task(recording), ReplayEvaluator(recording), (0, 3))
     assert asked == [(0, 1), (1, 1), (2, 1)] and told == [1, 1, 1]
 
 
@@ -143,7 +153,7 @@ def test_an_agent_that_breaks_its_contract_is_refused(proposal: str) -> None:
 
     recording = recording_with()
     with pytest.raises(UsageError, match="one candidate that is offered and not tried yet"):
-        search(agent_of(Bad), plain_task(recording), ReplayEvaluator(recording), (4,))
+        search_task(agent_of(Bad), plain_task(recording), ReplayEvaluator(recording), (4,))
 
 
 # Units
@@ -161,10 +171,10 @@ def test_prepare_sees_the_training_problems_and_no_others(monkeypatch: pytest.Mo
         def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
             seen.append((recording, tuple(problems)))
 
-    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Learner(seed, gpu))
+    monkeypatch.setattr(held_out, "make_agent", lambda name, seed, gpu: Learner(seed, gpu))
     full = recording_with()
     units_rows(CompareUnit("shapes", "x", 0), Plan("x", BUDGETS), full)
-    split, _ = held_out(Plan("x", BUDGETS), full, "shapes")
+    split, _ = held_out_tasks(Plan("x", BUDGETS), full, "shapes")
     ((given, problems),) = seen
     assert problems == given.problems == split.training and not set(problems) & set(split.held_out)
     row, full_row = given.row(problems[1]), full.row(problems[1])
@@ -184,7 +194,7 @@ def test_what_is_learned_in_one_task_helps_in_no_other(monkeypatch: pytest.Monke
         def observe(self, evaluations: Sequence[Evaluation]) -> None:
             self.best = evaluations[0].config
 
-    monkeypatch.setattr(compare, "make_agent", lambda name, seed, gpu: Remembers(seed, gpu))
+    monkeypatch.setattr(held_out, "make_agent", lambda name, seed, gpu: Remembers(seed, gpu))
     recording, plan = recording_with(), Plan("x", (1, 5), 0.5)
     found = units_rows(CompareUnit("shapes", "x", 0), plan, recording)
     assert len(found) > 2 and all(q[0] < 1 and q[1] == 1 for q, _ in found.values())

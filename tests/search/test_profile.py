@@ -32,7 +32,7 @@ from outblas.runtime.device import Device
 from outblas.runtime.ncu import METRICS, ProfiledLaunch, parse
 from outblas.search import profile
 from outblas.search.agents.base import Agent
-from outblas.search.profile import Profiled, ProfileRequest, Progress, chosen, run_profile
+from outblas.search.profile import ProfileRequest, ProfileResult, Progress, run_profile, select_pairs
 from outblas.search.tune import SearchOptions, tune
 from outblas.search.tune_run import TuneRequest, run_tune
 from support.fake_gpu import PROVENANCE
@@ -97,7 +97,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def profiled(run: Path, progress: Progress | None = None, **asked: Any) -> Profiled:
+def profiled(run: Path, progress: Progress | None = None, **asked: Any) -> ProfileResult:
     return run_profile(ProfileRequest(run, 0, **asked), progress)
 
 
@@ -205,7 +205,7 @@ def test_problems_and_a_candidate_can_be_named(tool: Tool, run: Path) -> None:
 def test_what_failed_is_never_launched() -> None:
     problem, (good, bad, *_) = RECORDING.problems[0], RECORDING.catalogue
     tried = [failed_evaluation(problem, bad), passed_evaluation(problem, good), passed_evaluation(problem, bad)]
-    assert chosen(iter(tried), 4, (), None) == [(problem, good)], "of a pair recorded twice the first counts"
+    assert select_pairs(iter(tried), 4, (), None) == [(problem, good)], "of a pair recorded twice the first counts"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from outblas.judge.reference import right
+from outblas.judge.reference import b_as_k_by_n
 
 CHEATS = Path(__file__).parents[1] / "adversarial" / "cheats"
 
@@ -49,9 +49,9 @@ def honest(problem, a, b, c, stream):
         if c.is_cuda:
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-            torch.mm(a, right(problem, b), out=c)
+            torch.mm(a, b_as_k_by_n(problem, b), out=c)
         else:
-            c.copy_(a.float() @ right(problem, b).float())
+            c.copy_(a.float() @ b_as_k_by_n(problem, b).float())
 
 
 class Kernel:

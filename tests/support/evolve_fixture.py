@@ -14,12 +14,12 @@ from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.archive import ArchiveShape
 from outblas.llm.budget import Budget
-from outblas.llm.client import Patience
+from outblas.llm.client import RetryPolicy
 from outblas.llm.evaluators import EvaluatorChoice
 from outblas.llm.evolve import EvolveSettings
 from outblas.llm.evolve_folder import EvolveFiles
 from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.evolve_run import EvolveRequest, Server, run_evolve
+from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
 from outblas.llm.models import Model
 from support.llm_kernels import PROBLEM, failed, kernel, passed, record
 from support.llm_server import Say, ScriptedServer
@@ -27,7 +27,7 @@ from support.llm_server import Say, ScriptedServer
 pytest.importorskip("openai")
 
 MODELS = [Model("scripted")]
-QUICK = Patience(silence_s=20, stall_s=20, attempts=4, first_s=0.001)
+QUICK = RetryPolicy(silence_s=20, stall_s=20, attempts=4, first_s=0.001)
 
 
 @pytest.fixture(name="key", autouse=True)
@@ -38,12 +38,12 @@ def key_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
 def evolve(
     server: ScriptedServer, recording: Path, folder: Path, requests: int = 8, *, parallel: int = 1, turns: int = 3,
     problems: tuple[Problem, ...] = (PROBLEM,), models: list[Model] | None = None, budget: Budget | None = None,
-    patience: Patience = QUICK, seed: int = 0, shape: ArchiveShape | None = None, kinds: tuple[str, ...] = ("code",
-    "config"),
+    retry_policy: RetryPolicy = QUICK, seed: int = 0, shape: ArchiveShape | None = None,
+    kinds: tuple[str, ...] = ("code", "config"),
 ) -> tuple[str, EvolveFiles]:  # fmt: skip
     settings = EvolveSettings(shape or ArchiveShape(), seed, turns, parallel, kinds, max_tokens=1000)
     asked, limits, place = (
-        Server(server.url, patience),
+        ServerSettings(server.url, retry_policy),
         budget or Budget(requests=requests),
         EvaluatorChoice(str(recording)),
     )
@@ -53,8 +53,8 @@ def evolve(
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
-    with EvolveJournal(folder / "store.sqlite") as ledger:
-        return [(o.kind, o.answer) for o in ledger.outcomes().values()]
+    with EvolveJournal(folder / "store.sqlite") as journal:
+        return [(o.kind, o.answer) for o in journal.outcomes().values()]
 
 
 def last_user(request: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, fused, linear
-from outblas.judge.fused_gates import activated
+from outblas.judge.fused_gates import apply_activation
 from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -56,8 +56,8 @@ class OnTheHost:
     def _right(self, sums: Any, bias: Any, residual: Any) -> Any:
         z = sums if bias is None else sums + bias.float()
         if self.epilogue.gated:
-            return activated(z[:, 0::2].float(), self.epilogue) * z[:, 1::2].float()
-        y = activated(z.float(), self.epilogue)
+            return apply_activation(z[:, 0::2].float(), self.epilogue) * z[:, 1::2].float()
+        y = apply_activation(z.float(), self.epilogue)
         return y if residual is None else y + residual.float()
 
     def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra, workspace: Any = None) -> Any:

@@ -51,12 +51,12 @@ class Prover:
     def graph(self, executable):
         return self.after
 
-    def whole(self):
+    def operands_intact(self):
         return True
 
 
-class Desk(ev.BenchCell):
-    def __init__(self, problem, options, baselines, ledger):
+class FakeBenchCell(ev.BenchCell):
+    def __init__(self, problem, options, baselines, phase_timer):
         self.problem, self.bench, self.prover = problem, Bench(), Prover()
         self.graphs, self._entries, self._left_out = {"cublas": Graph("cublas")}, baselines, {"nvmmh": "none"}
 
@@ -66,9 +66,9 @@ class Desk(ev.BenchCell):
 
 @pytest.fixture(name="handler")
 def handler_fixture(monkeypatch):
-    monkeypatch.setattr(ev, "BenchCell", Desk)
+    monkeypatch.setattr(ev, "BenchCell", FakeBenchCell)
     monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: None)
-    monkeypatch.setattr("outblas.judge.faults.or_fault", lambda error: error)
+    monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lambda error: error)
     made = ev.Handler(Options(level="cell", rounds=3, baselines=("cublas",)))
     made.kernels = {}
     made._trials = TrialCache()
@@ -97,6 +97,6 @@ class Emit:
 
 def run(handler, *configs, problem=PROBLEM):
     emit = Emit()
-    handler([(10 + i, ev.Item(problem, c)) for i, c in enumerate(configs)], emit)
+    handler([(10 + i, ev.WorkItem(problem, c)) for i, c in enumerate(configs)], emit)
     assert sorted(emit.answers) == list(range(10, 10 + len(configs)))
     return [emit.answers[10 + i] for i in range(len(configs))], emit

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.bench.pool.transport import Event, Spec, Task
-from outblas.bench.pool.worker_host import Host
+from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
+from outblas.bench.pool.worker_host import WorkerHost
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
@@ -137,7 +137,7 @@ class Accounting(Evaluator):
     gpu, source = H200, "cuda:0"
 
     def __init__(self) -> None:
-        self.ledger = PhaseTimer("waiting")
+        self.phase_timer = PhaseTimer("waiting")
         self._trusted: set[tuple[Any, ...]] = set()
         self._had: set[Any] = set()
 
@@ -149,15 +149,15 @@ class Accounting(Evaluator):
 
     def evaluate(self, pairs: Iterable[Pair]) -> Iterator[Evaluation]:
         listed = list(pairs)
-        self.ledger.count("desks")
+        self.phase_timer.count("desks")
         self._once("algorithms chosen", listed[0][0])
         for pair in listed:
             kind = kernel_kind(*pair)
             if self._once("kernels loaded", kind) and kind not in self._trusted:
-                self.ledger.count("kernels proved")
+                self.phase_timer.count("kernels proved")
             timing = Timing("offline", (2.0,) * 3, 2.0, 0.0)
             yield Evaluation(*pair, Status.PASSED, timing=timing, baselines_us={"lt_auto": 2.0})
-            self.ledger.count("candidates")
+            self.phase_timer.count("candidates")
 
     def baselines(self, problem: Problem) -> dict[str, float]:
         return {"lt_auto": 2.0}
@@ -166,12 +166,12 @@ class Accounting(Evaluator):
         return "first"
 
     def accounts(self) -> dict[str, PhaseTotals]:
-        return {"gpu": self.ledger.totals()}
+        return {"gpu": self.phase_timer.totals()}
 
     def _once(self, what: str, key: Any) -> bool:
         new = key not in self._had
         self._had.add(key)
-        self.ledger.count(what, int(new))
+        self.phase_timer.count(what, int(new))
         return new
 
 
@@ -188,7 +188,7 @@ class VirtualTransport:
     """Workers in this process; a task takes ``seconds(task)`` of a clock of its own."""
 
     def __init__(self, size: int, seconds: Callable[[Task], float], factory: str = "support.pool_workers:Many") -> None:
-        self._hosts = [Host(Spec(factory)) for _ in range(size)]
+        self._hosts = [WorkerHost(EvaluatorSpec(factory)) for _ in range(size)]
         self.size, self._seconds, self.now = size, seconds, 0.0
         self._coming: list[tuple[float, int, list[Event]]] = []
 

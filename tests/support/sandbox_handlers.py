@@ -22,9 +22,9 @@ def doubler():
             elif item == "segfault":
                 ctypes.string_at(0)
             elif item == "fault":
-                from outblas.judge.faults import Faulted
+                from outblas.judge.faults import ContextLost
 
-                raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS: sync")
+                raise ContextLost("CUDA_ERROR_ILLEGAL_ADDRESS: sync")
             elif item == "raise":
                 raise ValueError("a bug of the evaluator")
             elif item == "pid":
@@ -52,13 +52,13 @@ class _Accounting:
     def __init__(self):
         from outblas.core.phase_times import PhaseTimer
 
-        self.ledger = PhaseTimer("idle")
-        self.ledger.count("started")
+        self.phase_timer = PhaseTimer("idle")
+        self.phase_timer.count("started")
 
     def __call__(self, items, emit):
-        with self.ledger.phase("batch"):
+        with self.phase_timer.phase("batch"):
             for index, item in items:
-                self.ledger.count("items")
+                self.phase_timer.count("items")
                 if item == "exit":
                     os._exit(7)
                 emit.done(index, item)
@@ -126,11 +126,11 @@ def prover(device):
                 verdict = prove(cheat_tools.load(name).make(), problem, device=device)
             except RuntimeError as error:
                 if device != "cpu":
-                    from outblas.judge.faults import Faulted
+                    from outblas.judge.faults import ContextLost
                     from outblas.runtime.driver import sticky_error
 
                     if sticky_error():
-                        raise Faulted(f"{sticky_error()}: {error}") from error
+                        raise ContextLost(f"{sticky_error()}: {error}") from error
                 raise
             emit.done(index, verdict)
 

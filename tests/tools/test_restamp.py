@@ -83,7 +83,7 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
 def test_everything_that_ships_is_compared(script: Any) -> None:
     from outblas.dispatch.cubin_build import any_shape_files, sources_for_any_shape, sources_of
 
-    compared = {make_source(Problem.from_key(key), config_from_name(name)) for key, name in script.shipped_pairs()}
+    compared = {make_source(Problem.from_key(key), config_from_name(name)) for key, name in script.packaged_pairs()}
     assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
 
 
@@ -134,7 +134,7 @@ def test_one_kernel_that_differs_leaves_everything_as_it_is(
     script: Any, cubins: list[Cubin], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = [(P.key, "sm80_direct_gemm:bm=16,bn=8,wm=1,wn=1,wk=1,unroll=2,pdl=false")]
-    monkeypatch.setattr(script, "shipped_pairs", lambda: pairs)
+    monkeypatch.setattr(script, "packaged_pairs", lambda: pairs)
     monkeypatch.setattr(script, "older", lambda commit, pairs: script.Older("c" * 40, "old", SOURCES[:1], NAMED))
     monkeypatch.setattr(script, "_build", lambda sources, jobs, what: [cubins[what == "now"]])
     written: list[Any] = []

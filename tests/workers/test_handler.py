@@ -10,7 +10,7 @@ from outblas.core.errors import CompileError, DeviceError
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import CANDIDATES_PER_ROUNDS, Options
-from outblas.judge.faults import Faulted
+from outblas.judge.faults import ContextLost
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
 from support.handler_fixture import (  # noqa: F401
@@ -20,8 +20,8 @@ from support.handler_fixture import (  # noqa: F401
     PROBLEM,
     SLOW,
     Bench,
-    Desk,
     Emit,
+    FakeBenchCell,
     Graph,
     Prover,
     handler_fixture,
@@ -74,16 +74,16 @@ def test_whatever_binding_raises_is_the_candidates_failure(handler, error, monke
 
 def test_a_lost_context_is_a_fault_of_the_candidate_in_hand(handler, monkeypatch):
     def lost(error):
-        raise Faulted("CUDA_ERROR_ILLEGAL_ADDRESS")
+        raise ContextLost("CUDA_ERROR_ILLEGAL_ADDRESS")
 
     def refuse(self, kernel):
         raise RuntimeError("CUDA error")
 
     monkeypatch.setattr(Bench, "capture", refuse)
-    monkeypatch.setattr("outblas.judge.faults.or_fault", lost)
+    monkeypatch.setattr("outblas.judge.faults.raise_if_context_lost", lost)
     emit = Emit()
-    with pytest.raises(Faulted):
-        handler([(7, ev.Item(PROBLEM, GOOD))], emit)
+    with pytest.raises(ContextLost):
+        handler([(7, ev.WorkItem(PROBLEM, GOOD))], emit)
     assert emit.log[-1] == 7 and not emit.answers
 
 
@@ -104,7 +104,7 @@ def test_chunks_blame_no_one_and_a_lone_candidate_itself(handler):
 
 
 def test_a_problem_that_does_not_fit_is_reported_for_each_pair(handler, monkeypatch):
-    def refuse(problem, options, baselines, ledger):
+    def refuse(problem, options, baselines, phase_timer):
         raise DeviceError("needs 99 GB", "that much", "a smaller one")
 
     monkeypatch.setattr(ev, "BenchCell", refuse)
@@ -134,9 +134,9 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
     """What a process does once (torch's import, CUDA's context, cuBLAS) is in no candidate's time."""
     done = []
 
-    class Small(Desk):
-        def __init__(self, problem, options, baselines, ledger):
-            super().__init__(problem, options, baselines, ledger)
+    class Small(FakeBenchCell):
+        def __init__(self, problem, options, baselines, phase_timer):
+            super().__init__(problem, options, baselines, phase_timer)
             done.append(("made", problem.flops < 1e9, options.benchmark_seconds))
 
         def measure_baselines(self, options):
@@ -148,7 +148,7 @@ def test_a_worker_is_warm_before_it_is_asked(monkeypatch):
     monkeypatch.setattr(ev, "BenchCell", Small)
     handler = ev.make_handler(Options(baselines=("cublas", "nvmmh"), warmup_seconds=5.0, benchmark_seconds=5.0))
     assert done == [("made", True, 0.0), ("timed", 0.0), "closed"]
-    account = handler.ledger.totals()
+    account = handler.phase_timer.totals()
     assert account.seconds["start"] > 0 and not account.counts, "and counts as no work"
     assert handler._baselines["nvmmh"].detail(ev._WARM_UP) == "", "nobody is asked for a choice"
 
@@ -163,7 +163,7 @@ def test_a_gpu_that_cannot_be_used_is_told_at_the_start(monkeypatch):
 
 
 def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(handler, monkeypatch):
-    monkeypatch.setattr(Prover, "whole", lambda self: False)
+    monkeypatch.setattr(Prover, "operands_intact", lambda self: False)
     found, _ = run(handler, GOOD, SLOW)
     for one, _ in found:
         assert one.status is Status.MEMORY_VIOLATION and one.timing is None and "after timing" in one.detail
@@ -171,11 +171,11 @@ def test_operands_overwritten_while_they_are_timed_cost_all_that_were_timed(hand
 
 def test_the_ledger_counts_what_was_done(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",), chunk=2))
-    monkeypatch.setattr("outblas.judge.gates.prove_each", lambda *a: PASSED)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: PASSED)
     run(handler, GOOD, SLOW, BAD)
     run(handler, GOOD)
     run(handler, GOOD, problem=Problem(128, 64, 64))
-    account = handler.ledger.totals()
+    account = handler.phase_timer.totals()
     assert account.counts == {"desks": 2, "candidates": 5, "kernels proved": 3, "chunks": 4}
     assert {"idle", "batch", "load", "prove", "cell", "capture", "time", "recheck"} == account.seconds.keys()
 
@@ -197,9 +197,9 @@ def test_the_desk_accounts_for_its_parts(monkeypatch):
         "outblas.judge.gpu_clock.GpuClock", lambda *a, **b: SimpleNamespace(data=0, torch_stream=0, capture=Graph)
     )
     monkeypatch.setattr("outblas.judge.gates.CellProver", lambda *a: Prover())
-    ledger, auto = PhaseTimer("idle"), Auto()
+    phase_timer, auto = PhaseTimer("idle"), Auto()
     for _ in range(2):
-        assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, ledger).graphs.keys() == {"lt_auto"}
-    account = ledger.totals()
+        assert ev.BenchCell(PROBLEM, Options(), {"lt_auto": auto}, phase_timer).graphs.keys() == {"lt_auto"}
+    account = phase_timer.totals()
     assert account.counts == {"algorithms chosen": 1}
     assert {"idle", "operands", "autotune", "baselines"} == account.seconds.keys()

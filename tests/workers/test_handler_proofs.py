@@ -15,18 +15,18 @@ from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.workers import handler as ev
-from support.handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Desk, Emit, Prover, handler_fixture, run  # noqa: F401
+from support.handler_fixture import BAD, GOOD, PASSED, PROBLEM, Bench, Emit, FakeBenchCell, Prover, handler_fixture, run  # noqa: F401
 
 
 def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
     proved = []
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
 
-    def prove_each(kernel, problems, gpu, shelf):
+    def prove_each(kernel, problems, gpu, trial_cache):
         proved.extend(problems)
         return Verdict(Status.PASSED, ("rules",), "", 0.7)
 
-    monkeypatch.setattr("outblas.judge.gates.prove_each", prove_each)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", prove_each)
     ((one, _),), _ = run(handler, GOOD)
     count = len(proved)
     assert count > 3 and one.verdict.gates == ("rules",) and one.verdict.max_err_ratio == 0.7
@@ -39,7 +39,7 @@ def test_a_full_proof_is_made_once_per_config_and_kind(handler, monkeypatch):
 def test_what_kernels_are_proved_with_is_kept_from_one_to_the_next(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     shelves = []
-    monkeypatch.setattr("outblas.judge.gates.prove_each", lambda *a: shelves.append(a[-1]) or PASSED)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: shelves.append(a[-1]) or PASSED)
     run(handler, GOOD)
     run(handler, replace(GOOD, stages=GOOD.stages + 1))
     assert len(shelves) == 2 and shelves[0] is shelves[1]
@@ -50,7 +50,7 @@ def test_a_kernel_without_representatives_is_proved_on_the_problem_itself(handle
     monkeypatch.setattr(ev, "proof_shapes", lambda problem, config, gpu: [])
     asked = []
     monkeypatch.setattr(
-        "outblas.judge.gates.prove_each", lambda kernel, problems, *rest: asked.extend(problems) or PASSED
+        "outblas.judge.gates.prove_on_all", lambda kernel, problems, *rest: asked.extend(problems) or PASSED
     )
     run(handler, GOOD)
     assert asked == [PROBLEM]
@@ -60,26 +60,26 @@ def test_every_proof_has_a_sign_of_life_of_its_own(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     log = []
 
-    def prove_each(kernel, problems, gpu, shelf):
+    def prove_each(kernel, problems, gpu, trial_cache):
         log.extend(len(emit.log) for _ in problems)
         return PASSED
 
-    monkeypatch.setattr("outblas.judge.gates.prove_each", prove_each)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", prove_each)
     emit = Emit()
-    handler([(7, ev.Item(PROBLEM, GOOD))], emit)
+    handler([(7, ev.WorkItem(PROBLEM, GOOD))], emit)
     assert len(log) > 3 and log == list(range(log[0], log[0] + len(log))) and emit.log[log[0] - 1] == 7
 
 
 def test_what_another_worker_proved_in_full_is_proved_on_the_timed_operands_only(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     full = []
-    monkeypatch.setattr("outblas.judge.gates.prove_each", lambda *a: full.append(a) or PASSED)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: full.append(a) or PASSED)
     cells = []
     monkeypatch.setattr(Prover, "call", lambda self, call: cells.append(call) or call)
     emit = Emit()
-    handler([(0, ev.Item(PROBLEM, GOOD, None, True))], emit)
+    handler([(0, ev.WorkItem(PROBLEM, GOOD, None, True))], emit)
     assert emit.answers[0][0].status is Status.PASSED and not full and len(cells) == 1
-    handler([(1, ev.Item(PROBLEM, GOOD))], emit)
+    handler([(1, ev.WorkItem(PROBLEM, GOOD))], emit)
     assert full
 
 
@@ -95,7 +95,7 @@ def test_a_long_problem_has_rounds_of_its_own(handler, monkeypatch):
 def test_a_config_that_fails_the_full_proof_fails_everywhere(handler, monkeypatch):
     monkeypatch.setattr(handler, "_options", Options(level="full", rounds=3, baselines=("cublas",)))
     failed = Verdict(Status.NOT_REPEATABLE, ("static",), "on 1_8_8: differs")
-    monkeypatch.setattr("outblas.judge.gates.prove_each", lambda *a: failed)
+    monkeypatch.setattr("outblas.judge.gates.prove_on_all", lambda *a: failed)
     ((one, _),), _ = run(handler, GOOD)
     assert one.status is Status.NOT_REPEATABLE and one.detail == "on 1_8_8: differs"
     ((again, _),), _ = run(handler, GOOD, problem=Problem(128, 128, 128))
@@ -126,7 +126,7 @@ def test_multicast_is_proved_with_less_k_than_the_ring_holds():
 
 
 def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
-    kept = handler._shelf()
+    kept = handler._trial_cache()
     for found, left in ((Verdict(Status.WRONG, ("static",)), 8), (Verdict(Status.MEMORY_VIOLATION, ("static",)), 0)):
         kept.at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
         handler.kernels[BAD] = found
@@ -135,13 +135,13 @@ def test_a_candidate_that_wrote_elsewhere_leaves_no_trials_behind(handler):
 
 
 def test_kept_trials_make_room_for_a_problem_that_needs_it(handler, monkeypatch):
-    class Large(Desk):
+    class Large(FakeBenchCell):
         def __init__(self, *arguments):
             if handler._trials.bytes:
                 raise DeviceError("1 operand sets need 9 bytes", "that much free memory", "use a smaller problem")
             super().__init__(*arguments)
 
     monkeypatch.setattr(ev, "BenchCell", Large)
-    handler._shelf().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
+    handler._trial_cache().at(PROBLEM).get("x", lambda: SimpleNamespace(nbytes=8))
     ((good, _),), _ = run(handler, GOOD)
     assert good.status is Status.PASSED and not handler._trials.bytes

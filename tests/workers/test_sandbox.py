@@ -13,7 +13,7 @@ import pytest
 
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
-from outblas.workers.sandbox import Lost, Sandbox
+from outblas.workers.sandbox import Sandbox, WorkerLoss
 from support.helpers import running
 
 HERE = Path(__file__).resolve().parents[1]
@@ -116,7 +116,7 @@ def test_a_lost_worker_is_replaced_and_the_rest_goes_on(item, status, words):
         first = answers(box, ["pid"])[0]
         one, lost, three, four = answers(box, [1, item, 3, 4])
         assert (one, three, four) == (2, 6, 8)
-        assert isinstance(lost, Lost) and lost.status is status and words in lost.detail
+        assert isinstance(lost, WorkerLoss) and lost.status is status and words in lost.detail
         assert box.lost == 1 and not alive(first)
 
 
@@ -131,7 +131,7 @@ def test_a_hang_is_killed_and_leaves_no_zombie():
 def test_two_culprits_in_one_batch_cost_one_worker_each():
     with sandbox() as box:
         values = answers(box, ["exit", 2, "segfault", 4])
-        assert [v.status if isinstance(v, Lost) else v for v in values] == [Status.EXITED, 4, Status.FAULT, 8]
+        assert [v.status if isinstance(v, WorkerLoss) else v for v in values] == [Status.EXITED, 4, Status.FAULT, 8]
         assert box.lost == 2
 
 

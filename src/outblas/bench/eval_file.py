@@ -10,7 +10,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us
-from outblas.jail.offline_evaluators import CompileOnly
+from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.kernels.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel
 from outblas.records.evaluation_json import evaluation_to_json
 
@@ -46,12 +46,12 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
     evaluation, source, gpu = _evaluated(problem, kernel, gpu_index)
     target = base_dir / f"eval_{problem.key}_{kernel.name}.json"
     write_json(target, {"source": source, **evaluation_to_json(evaluation)})
-    return {**_told(problem, evaluation, gpu), "evaluated_by": source, "written": str(target)}
+    return {**_result_of(problem, evaluation, gpu), "evaluated_by": source, "written": str(target)}
 
 
 def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> tuple[Evaluation, str, Gpu]:
     if gpu_index is None:
-        by = CompileOnly()
+        by = CompileOnlyEvaluator()
         (found,) = by.evaluate([(problem, kernel)])
         return found, by.source, by.gpu
     from outblas.bench.live_evaluator import LiveEvaluator
@@ -61,9 +61,9 @@ def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> t
         return found, live.source, live.gpu
 
 
-def _told(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
+def _result_of(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
     """Rows and lines for ``outblas.cli.eval.show``."""
-    told: dict[str, Any] = {"kernel": getattr(e.config, "name", ""), "status": e.status.value, "detail": e.detail}
+    result: dict[str, Any] = {"kernel": getattr(e.config, "name", ""), "status": e.status.value, "detail": e.detail}
     if e.timing is not None:
         us = e.timing.median_us
         row = {"name": "free", "us": us, "tflops": problem.flops / us / 1e6, "spread": e.timing.spread}
@@ -71,8 +71,8 @@ def _told(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
         if e.speedup is not None:
             row |= {"speedup": e.speedup.ratio, "low": e.speedup.low, "high": e.speedup.high}
         others = [{"name": name, "us": us, "tflops": problem.flops / us / 1e6} for name, us in e.baselines_us.items()]
-        told["rows"] = [row, *others]
-    told |= {name: f"{value:g}" for name, value in e.counters.items()}
+        result["rows"] = [row, *others]
+    result |= {name: f"{value:g}" for name, value in e.counters.items()}
     if e.status not in (Status.PASSED, Status.LEFT_OUT) and e.log.strip() != e.detail.strip():
-        told["log"] = e.log.strip()[-2000:]
-    return told
+        result["log"] = e.log.strip()[-2000:]
+    return result

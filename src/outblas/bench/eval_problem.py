@@ -53,7 +53,7 @@ def run_eval(
     if mode == "server":
         check_qps(target_qps)
     gpu = gpu_of_device(gpu_index)
-    configs = shortlist(problem, gpu)
+    configs = shortlist_candidates(problem, gpu)
     best = _winners(problem, configs, gpu_index, gpu)
     if mode == "server":
         use_library(one_row_library(problem, best, gpu), gpu_index)
@@ -78,7 +78,7 @@ def run_eval(
     return {**result, "written": str(path)}
 
 
-def shortlist(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRIED) -> list[KernelConfig]:
+def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRIED) -> list[KernelConfig]:
     """The library's kernels for the problem, then the ranking model's first choices, plain and PDL alike.
 
     Raises:

@@ -18,17 +18,17 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.compile_ahead import BackgroundCompiler
-from outblas.workers.handler import Item, make_handler
+from outblas.workers.handler import WorkItem, make_handler
 from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
-from outblas.workers.sandbox import STEP_TIMEOUT_S, Lost, Sandbox, name_of
+from outblas.workers.sandbox import STEP_TIMEOUT_S, Sandbox, WorkerLoss, factory_name
 
 if TYPE_CHECKING:
     from outblas.jail.jailed_evaluator import FreeOptions
-    from outblas.judge.gates import Level
+    from outblas.judge.gates import ProofLevel
 
 __all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate"]
 
-_FACTORY = name_of(make_handler)
+_FACTORY = factory_name(make_handler)
 
 
 class LiveEvaluator(Evaluator):
@@ -54,7 +54,7 @@ class LiveEvaluator(Evaluator):
         self._step_s = step_timeout_s + 2 * timed
         self.sandbox = Sandbox(factory, (self.options,), self._step_s)
         #: Of this process; its worker has one of its own.
-        self.ledger = PhaseTimer("waiting")
+        self.phase_timer = PhaseTimer("waiting")
         self._free = free
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
@@ -89,7 +89,7 @@ class LiveEvaluator(Evaluator):
         ``host``, this one: ``expect`` and ``compile``, for which the worker waits, ``ahead``, which is for later
         problems while the worker works, or ``waiting``."""
         lost = PhaseTotals({}, {"workers lost": self.sandbox.lost})
-        return {"gpu": self.sandbox.account + lost, "host": self.ledger.totals()}
+        return {"gpu": self.sandbox.account + lost, "host": self.phase_timer.totals()}
 
     @property
     def gpu(self) -> Gpu:
@@ -138,17 +138,17 @@ class LiveEvaluator(Evaluator):
         ahead = Lookahead(pairs, self._begin)
 
         def meanwhile() -> None:
-            with self.ledger.phase("ahead"):
+            with self.phase_timer.phase("ahead"):
                 ahead.more()
                 self._list_some()
 
         while group := ahead.next():
             problem = group[0][0]
             if self._compiler is not None:
-                with self.ledger.phase("compile"):
+                with self.phase_timer.phase("compile"):
                     self._compiler.wait(self._with_rival(group))
             nvmmh = self._nvmmh.get(problem)
-            items = [Item(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
+            items = [WorkItem(problem, c, nvmmh, kernel_kind(problem, c) in self._trusted) for _, c in group]
             for index, value in self.sandbox.run(items, meanwhile):
                 yield self._taken(problem, items[index][1], value)
 
@@ -182,13 +182,13 @@ class LiveEvaluator(Evaluator):
         """Times with samples, details, and why a baseline was left out."""
         if problem not in self._baselines:
             self.expect([problem])
-            for _, value in self.sandbox.run([Item(problem, None, self._nvmmh.get(problem))]):
-                lost = isinstance(value, Lost)
+            for _, value in self.sandbox.run([WorkItem(problem, None, self._nvmmh.get(problem))]):
+                lost = isinstance(value, WorkerLoss)
                 self._baselines[problem] = Baselines(left_out={"all": value.detail}) if lost else value[1]
         return self._baselines[problem]
 
     def _taken(self, problem: Problem, config: Any, value: Any) -> Evaluation:
-        if isinstance(value, Lost):
+        if isinstance(value, WorkerLoss):
             return Evaluation(problem, config, value.status, value.detail, Verdict(value.status, (), value.detail))
         evaluation, baselines = value
         if baselines is not None:
@@ -208,7 +208,7 @@ class LiveEvaluator(Evaluator):
             return
         from outblas.judge.matmul_heuristics import nvmmh_configs
 
-        with self.ledger.phase("expect"):
+        with self.phase_timer.phase("expect"):
             try:
                 self._nvmmh.update(nvmmh_configs(new, self.gpu))
             except ToolchainMissing:
@@ -230,7 +230,7 @@ class LiveEvaluator(Evaluator):
             self._compiler.begin(pairs)
 
 
-def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Level = "full") -> Evaluation:
+def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: ProofLevel = "full") -> Evaluation:
     """Evaluate one candidate in a sandbox of its own; see :class:`LiveEvaluator`."""
     with LiveEvaluator(gpu_index, Options(gpu_index, _gpu_of(gpu_index), level=level)) as evaluator:
         return next(iter(evaluator.evaluate([(problem, config)])))

@@ -23,7 +23,7 @@ from outblas.runtime import ncu
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class ProfiledAlgorithm:
     """One of cuBLASLt, as :meth:`outblas.judge.baselines.LtAuto.choice` names it."""
 
     algo: bytes
@@ -31,24 +31,26 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class Work:
+class ProfileWork:
     """Entries to profile on one problem; ``l2``: what each of ncu's passes finds in L2."""
 
     problem: Problem
-    entries: tuple[KernelConfig | Algorithm, ...]
+    entries: tuple[KernelConfig | ProfiledAlgorithm, ...]
     l2: ncu.CacheControl
 
     def to_json(self) -> dict[str, Any]:
         entries = [
-            {"algo": e.algo.hex(), "detail": e.detail} if isinstance(e, Algorithm) else {"config": config_name(e)}
+            {"algo": e.algo.hex(), "detail": e.detail}
+            if isinstance(e, ProfiledAlgorithm)
+            else {"config": config_name(e)}
             for e in self.entries
         ]
         return {"problem": self.problem.key, "entries": entries, "l2": self.l2}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Work:
+    def from_json(cls, data: dict[str, Any]) -> ProfileWork:
         entries = tuple(
-            config_from_name(e["config"]) if "config" in e else Algorithm(bytes.fromhex(e["algo"]), e["detail"])
+            config_from_name(e["config"]) if "config" in e else ProfiledAlgorithm(bytes.fromhex(e["algo"]), e["detail"])
             for e in data["entries"]
         )
         return cls(Problem.from_key(data["problem"]), entries, data["l2"])
@@ -77,7 +79,7 @@ class Profiler:
             tool, self._target("probe", []), timeout_s=timeout_s, log=self._scratch / "probe.csv"
         )
 
-    def kernels(self, works: Sequence[Work]) -> list[list[list[ncu.ProfiledLaunch]]]:
+    def kernels(self, works: Sequence[ProfileWork]) -> list[list[list[ncu.ProfiledLaunch]]]:
         """Per work and entry, in their order, all the kernels that it launched; one run of ncu per state of L2.
 
         Raises:
@@ -94,7 +96,7 @@ class Profiler:
                 found |= {i: [next(groups) for _ in work.entries] for i, work in part}
         return [found[i] for i in range(len(works))]
 
-    def _target(self, name: str, works: Sequence[Work]) -> list[str]:
+    def _target(self, name: str, works: Sequence[ProfileWork]) -> list[str]:
         file = self._scratch / f"{name}.json"
         file.write_text(json.dumps({"gpu": self._gpu, "works": [work.to_json() for work in works]}))
         return [sys.executable, "-m", __name__, str(file)]
@@ -111,7 +113,7 @@ def _entries(launches: Sequence[ncu.ProfiledLaunch], expected: int) -> list[list
     return groups
 
 
-def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
+def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
     """The part that runs under ncu: per entry a mark and its kernels; without works, one mark."""
     import torch
 
@@ -133,9 +135,9 @@ def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
         with GpuClock(work.problem, gpu_index, gpu=gpu_of_device(gpu_index)) as bench:
             for one in work.entries:
                 entry: Any
-                if isinstance(one, Algorithm):
+                if isinstance(one, ProfiledAlgorithm):
                     entry = LtAuto(gpu_index)
-                    entry.offer(work.problem, one.algo, one.detail)
+                    entry.set_algorithm(work.problem, one.algo, one.detail)
                 else:
                     entry = load_kernel(work.problem, one)[0]
                 call = entry.bind(work.problem, *bench.operands(0))
@@ -152,7 +154,7 @@ def launch(works: Sequence[Work], gpu_index: int = 0) -> None:
 def main() -> int:
     data = json.loads(Path(sys.argv[1]).read_text())
     try:
-        launch([Work.from_json(work) for work in data["works"]], data["gpu"])
+        launch([ProfileWork.from_json(work) for work in data["works"]], data["gpu"])
     except OutblasError as error:
         print(error)  # its last words, which whoever runs ncu repeats
         return 1

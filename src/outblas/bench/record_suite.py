@@ -91,8 +91,8 @@ def run_record(
         proved=frozenset(proved),
         chunk=len(catalogue) or 1,
         speedups=False,
-        hopeless=SINGLE_SAMPLE_BEYOND,
-        look=1,
+        drop_beyond=SINGLE_SAMPLE_BEYOND,
+        rounds_before_drop=1,
     )
     end = monotonic() + seconds
     try:

@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, BaselineCall
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.judge.baselines import make_baselines, on_current_stream
-from outblas.judge.latency import percentile, server
+from outblas.judge.latency import percentile, time_server
 from outblas.judge.rounds import speedup
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
@@ -75,7 +75,7 @@ def serve(
     ours = PublicApi(gpu_index, library)
     entries = {"ours": ours, **baselines}
     try:
-        timings = server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
+        timings = time_server(entries, problem, target_qps, warmup_seconds, benchmark_seconds, gpu_index=gpu_index)
     finally:
         ours.close()
     details = {name: str(entry.detail(problem)) for name, entry in baselines.items()}

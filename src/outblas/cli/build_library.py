@@ -95,7 +95,7 @@ def build_library(
     job: JobOption = None,
 ) -> None:
     """Record, tune, confirm and bench the published tables, into one library (GPU, hours, resumable)."""
-    from outblas.search.build_library.build_run import build, jobs, named
+    from outblas.search.build_library.build_run import build, jobs, parse_names
     from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
     from outblas.search.build_library.build_work import TABLES, BuildFolder
 
@@ -105,9 +105,9 @@ def build_library(
         return
     chosen = _tables(tables, TABLES)
     listed = jobs(
-        list(DEFAULT_STEPS) if steps is None else named(steps, list(STEPS), "--steps"),
+        list(DEFAULT_STEPS) if steps is None else parse_names(steps, list(STEPS), "--steps"),
         chosen,
-        MODES if modes is None else named(modes, MODES, "--modes"),
+        MODES if modes is None else parse_names(modes, MODES, "--modes"),
         _tables(extra, TABLES[:1]),
         _tables(recorded, TABLES[:1]),
     )

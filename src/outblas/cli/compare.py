@@ -78,7 +78,7 @@ def compare(
 
 def print_comparison(comparison: Comparison) -> None:
     """A table per split, the best agent of each budget, and the best overall."""
-    from outblas.search.compare.compare_stats import best_of, budget_words, figures, overall
+    from outblas.search.compare.compare_stats import best_agents, budget_words, figures, overall_regret
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
     for split, made in of_splits.items():
@@ -91,11 +91,11 @@ def print_comparison(comparison: Comparison) -> None:
         for line in _lines(comparison, made):
             out.print(line, markup=False)
         for budget in comparison.budgets:
-            best, level = best_of(made, budget)
+            best, level = best_agents(made, budget)
             others = f"; intervals of {', '.join(f.agent for f in level)} overlap its own" if level else ""
             out.print(f"budget {budget}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
         out.print()
-    (best_agent, regret), *_ = overall(list(of_splits.values()))
+    (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
     within = budget_words(comparison.budgets)
     out.print(
         f"best agent overall: {best_agent}, mean regret {regret:.2%} (budgets {within}, all splits)", markup=False

@@ -15,7 +15,7 @@ from outblas.llm.budget import parse_budget
 from outblas.llm.models import parse_models
 
 if TYPE_CHECKING:
-    from outblas.llm.evolve_run import EvolveRequest, Server
+    from outblas.llm.evolve_run import EvolveRequest, ServerSettings
 
 
 BaseUrlOption = Annotated[
@@ -93,13 +93,13 @@ def evolve(
 
 def _run(request: EvolveRequest, title: str) -> None:
     """Evolve, say where everything lies, write the report."""
-    from outblas.cli.evolve_view import watching
+    from outblas.cli.evolve_view import progress_view
     from outblas.llm.evolve_run import run_evolve
 
     if request.place.gpu_index is not None and "code" in request.settings.kinds:
         _say_what_holds()
     with_report = common.check_report(request.path)
-    with watching(title) as watch:
+    with progress_view(title) as watch:
         reason, files = run_evolve(request, watch)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
@@ -120,18 +120,18 @@ def _server(
     timeout: float,
     stall: float,
     temperature: float | None,
-) -> Server:
+) -> ServerSettings:
     """How the server is asked; raises UsageError for a number that makes no sense."""
-    from outblas.llm.client import Patience
-    from outblas.llm.evolve_run import Server
+    from outblas.llm.client import RetryPolicy
+    from outblas.llm.evolve_run import ServerSettings
 
     for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
         if value is not None:
             common.at_least(option, value, 1)
-    patience = Patience(common.positive("--timeout", timeout), common.positive("--stall", stall))
+    retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
     if temperature is not None:
         common.not_negative("--temperature", temperature)
-    return Server(base_url, patience, requests_per_minute, tokens_per_minute, temperature)
+    return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
 
 
 def _say_what_holds() -> None:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from outblas.cli.common import err, number
-from outblas.llm.evolve_run import Watching
-from outblas.llm.feedback import KINDS
+from outblas.llm.evolve_run import MakeProgress
+from outblas.llm.feedback import OUTCOME_KINDS
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,7 +24,7 @@ _TICK_S = 0.5
 
 
 @contextmanager
-def watching(title: str) -> Iterator[Watching]:
+def progress_view(title: str) -> Iterator[MakeProgress]:
     """A view on stderr: live where that is a terminal, else plain lines."""
     if not err.is_terminal:
         yield lambda *watched: _plain(title, *watched)
@@ -51,7 +51,7 @@ def _plain(
 ) -> Callable[[AnswerOutcome | None], None]:
     err.print(title, markup=False)
 
-    def told(outcome: AnswerOutcome | None) -> None:
+    def print_outcome(outcome: AnswerOutcome | None) -> None:
         if outcome is not None:
             speed = f", {outcome.us:.2f} us, {number(outcome.ratio, 3)}x" if outcome.us is not None else ""
             err.print(
@@ -59,7 +59,7 @@ def _plain(
                 f"{spent_words(budget, account, client)}", markup=False,
             )  # fmt: skip
 
-    return told
+    return print_outcome
 
 
 def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str:
@@ -79,10 +79,10 @@ def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAcc
     from rich.text import Text
 
     rows = Table("problem", "floor us", "baseline us", "best us", "speed-up", "chains", box=None)
-    for s in evolution.standings():
+    for s in evolution.problem_progress():
         rows.add_row(s.problem.key, number(s.floor_us), number(s.baseline_us), number(s.best_us),
                      number(s.best_ratio, 3), str(s.chains))  # fmt: skip
     counts = evolution.outcomes()
-    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "nothing yet"
+    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in OUTCOME_KINDS if counts[kind]) or "nothing yet"
     now = f"{account.reserved.requests} requests under way, {evolution.evaluating} candidates under evaluation"
     return Group(Text(title), rows, Text(f"outcomes: {kinds}"), Text(now), Text(spent_words(budget, account, client)))

@@ -121,15 +121,15 @@ def _record_any_shape(count: int, measurements: int | None, seed: int, work: Pat
     from outblas.search.any_shape_run import record, shapes
 
     measurements = common.at_least("--measurements", MAX_KERNELS_RANKED if measurements is None else measurements, 1)
-    told = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
-    out.print(f"{told}: {cells}", markup=False)
+    about = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
+    out.print(f"{about}: {cells}", markup=False)
 
 
 def _fit_any_shape(cells: Path, proved: Path) -> None:
     from outblas.learn.train.fit_any_shape_run import fit_all, packaged_path
 
-    told = fit_all(cells, proved, packaged_path(), lambda line: out.print(line, markup=False))
-    out.print(f"{told}: {packaged_path()}", markup=False)
+    about = fit_all(cells, proved, packaged_path(), lambda line: out.print(line, markup=False))
+    out.print(f"{about}: {packaged_path()}", markup=False)
 
 
 def _prove_any_shape(proved: Path) -> None:

@@ -77,7 +77,7 @@ def diagnose() -> list[Check]:
         lambda: _torch(need),
         lambda: _wheel("cuda.bindings", "cuda-bindings", need),
         lambda: _nvrtc(need),
-        lambda: _shipped_cubins(cuda),
+        lambda: _packaged_cubins(cuda),
         _native_path,
         _nvdisasm,
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
@@ -108,11 +108,11 @@ def _recording() -> Check:
     from outblas.records.recording import Recording, packaged
 
     name = "recording"
-    shipped = packaged()
-    if not shipped:
+    recordings = packaged()
+    if not recordings:
         return Check(name, False, "none in this installation", "install the released package", True)
     sizes = []
-    for each in shipped:
+    for each in recordings:
         try:
             recording = Recording.load(each)
         except OutblasError as error:
@@ -190,15 +190,15 @@ def _nvrtc(need: bool) -> Check:
     return Check("nvrtc", True, f"{nvrtc_version()}, compiles")
 
 
-def _shipped_cubins(cuda: tuple[int, int] | None) -> Check:
+def _packaged_cubins(cuda: tuple[int, int] | None) -> Check:
     """``cuda``: the driver's CUDA version, None: no driver."""
     name = "shipped cubins"
-    shipped = PackagedCubins(PACK, quiet=True)
-    pack = shipped.pack()
+    cubins = PackagedCubins(PACK, quiet=True)
+    pack = cubins.pack()
     if pack is None:
-        found, _, do = shipped.why_not().rpartition("; ")
-        return Check(name, False if shipped.damaged else None, found, do)
-    needed = shipped.driver_needed()
+        found, _, do = cubins.why_not().rpartition("; ")
+        return Check(name, False if cubins.damaged else None, found, do)
+    needed = cubins.driver_needed()
     found = (
         f"{len(pack)} kernels for {', '.join(pack.about['architectures'])} ({pack.bytes / 1e6:.1f} MB) by NVRTC "
         f"{pack.about['nvrtc']}; drivers for {needed} load them"
@@ -206,7 +206,7 @@ def _shipped_cubins(cuda: tuple[int, int] | None) -> Check:
     if cuda is None:
         return Check(name, True, found)
     this = f"this one is for CUDA {cuda[0]}.{cuda[1]}"
-    if cuda[0] >= shipped.cuda_major:
+    if cuda[0] >= cubins.cuda_major:
         return Check(name, True, f"{found}, {this}")
     do = f"install a driver for {needed}; what this one refuses is compiled here, or left to torch"
     return Check(name, False, f"{found}, {this}", do)

@@ -13,7 +13,7 @@ import typer
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 
 if TYPE_CHECKING:
-    from outblas.llm.train.stages import Trained
+    from outblas.llm.train.stages import TrainedStage
 
 LanguageOption = Annotated[
     str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
@@ -86,7 +86,7 @@ def train_llm(
     _tell(trained, run, stage, say)
 
 
-def _tell(trained: Trained, run: Path, stage: str, say: Callable[[str], None]) -> None:
+def _tell(trained: TrainedStage, run: Path, stage: str, say: Callable[[str], None]) -> None:
     if trained.best is not None:
         say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")

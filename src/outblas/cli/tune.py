@@ -166,9 +166,9 @@ def parse_budget(text: str) -> tuple[int, float | None]:
 
 def _ranked(file: Path, where: Device) -> list[TimeShare]:
     """The problems of a captured file, those that take most of its time first; says what is left out."""
-    from outblas.search.time_shares import captured_shares
+    from outblas.search.time_shares import captured_time_shares
 
-    found, left_out = captured_shares(file, where)
+    found, left_out = captured_time_shares(file, where)
     if left_out:
         err.print(left_out, markup=False)
     for one in found[:10]:

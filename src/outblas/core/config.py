@@ -121,7 +121,7 @@ class KernelConfig:
     def written_knobs(self) -> dict[str, Any]:
         """Knob -> value, of the knobs that are written down: all but later ones at their default."""
         found = {}
-        for name, later, default in _places(cast(Hashable, type(self))):
+        for name, later, default in _name_parts(cast(Hashable, type(self))):
             value = getattr(self, name)
             if not later or value != default:
                 found[name] = value
@@ -198,7 +198,7 @@ def config_to_json(config: Candidate) -> dict[str, Any]:
 
 
 @functools.cache
-def _places(config: Any) -> tuple[tuple[str, bool, Any], ...]:
+def _name_parts(config: Any) -> tuple[tuple[str, bool, Any], ...]:
     """Of each knob: its name, whether it is a later one, its default."""
     return tuple((knob.name, knob.later, knob.default) for knob in knob_schema(config))
 

@@ -112,9 +112,9 @@ def sample(problems: Sequence[Problem], count: int, seed: int = 0, gpu: Gpu = H2
     strata: dict[str, list[Problem]] = {}
     for problem in problems:
         strata.setdefault(regime(problem, gpu), []).append(problem)
-    shares = {name: count * len(members) / len(problems) for name, members in strata.items()}
-    quota = {name: int(share) for name, share in shares.items()}
-    by_remainder = sorted(strata, key=lambda name: (quota[name] - shares[name], name))
+    stratum_quotas = {name: count * len(members) / len(problems) for name, members in strata.items()}
+    quota = {name: int(share) for name, share in stratum_quotas.items()}
+    by_remainder = sorted(strata, key=lambda name: (quota[name] - stratum_quotas[name], name))
     for name in by_remainder[: count - sum(quota.values())]:
         quota[name] += 1
     drawn = {

@@ -247,7 +247,7 @@ class DeviceState:
             "gpu": self.gpu.name if self.gpu else "not supported",
             "library_rows": len(self.library.rows),
             "kernels_loaded": len(self._kernels),
-            "kernels_shipped": sum(bool(getattr(k, "shipped", False)) for k in list(self._kernels.values())),
+            "kernels_shipped": sum(bool(getattr(k, "packaged", False)) for k in list(self._kernels.values())),
             "algorithms_found": self.lt.count,
             "calls_bound": len(self._calls),
             "compile_seconds": round(self._compile_seconds, 3),
@@ -296,16 +296,16 @@ def load_kernel(problem: Problem, config: KernelConfig) -> tuple[Any, float]:
     from outblas.runtime.packaged_cubins import PACKAGED
 
     source = make_source(problem, config)
-    shipped = PACKAGED.get(source, ARCHITECTURE)
-    if shipped is None:
+    packaged = PACKAGED.get(source, ARCHITECTURE)
+    if packaged is None:
         return _compiled(source, config)
     try:
-        kernel = load(shipped, config)
+        kernel = load(packaged, config)
     except DeviceError as refused:
         found = _compiled_instead(source, config, refused)
         PACKAGED.warn_refused(refused.wrong)
         return found
-    kernel.shipped = True
+    kernel.packaged = True
     _LOG.info("%s was shipped", config_name(config))
     return kernel, 0.0
 

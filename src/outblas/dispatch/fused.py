@@ -112,9 +112,9 @@ class FusedState:
         ``space`` the workspace that it may need."""
         a, b, c = tensors
         once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
-        places = tuple(None if t is None else t.data_ptr() for t in (*tensors, *extra))
+        addresses = tuple(None if t is None else t.data_ptr() for t in (*tensors, *extra))
         pitch = None if extra.residual is None else row_stride(extra.residual)
-        key = (problem, config, epilogue, places, pitch, None if space is None else stream)
+        key = (problem, config, epilogue, addresses, pitch, None if space is None else stream)
         with self._lock:
             call = None if once else self._calls.pop(key, None)
             if call is None:

@@ -36,8 +36,8 @@ def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
         ValueError, KeyError, TypeError, OutblasError: it is none, or holds what is not of its kind: a time that is no
             positive number, a status beside another's verdict.
     """
-    told, given = data["evaluation"], data["baselines"]
-    evaluation = None if told is None else evaluation_from_json(told)
+    reported, given = data["evaluation"], data["baselines"]
+    evaluation = None if reported is None else evaluation_from_json(reported)
     if evaluation is not None:
         evaluation = _checked(evaluation)
     if given is None:
@@ -48,27 +48,27 @@ def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
     return evaluation, Baselines(timings, _texts(given["details"]), _texts(given["left_out"]))
 
 
-def _checked(told: Evaluation) -> Evaluation:
+def _checked(reported: Evaluation) -> Evaluation:
     """An evaluation whose every field is of its kind, its words cut to what is kept."""
-    if told.timing is not None:
-        _positive(told.timing)
-    for us in told.baselines_us.values():
+    if reported.timing is not None:
+        _positive(reported.timing)
+    for us in reported.baselines_us.values():
         _number(us, "us", 0.0)
-    if (speedup := told.speedup) is not None:
+    if (speedup := reported.speedup) is not None:
         for ratio in (speedup.ratio, speedup.low, speedup.high):
             _number(ratio, "as a speed-up", 0.0)
         if not isinstance(speedup.baseline, str):
             raise ValueError("a baseline without a name")
-    verdict = told.verdict
+    verdict = reported.verdict
     if verdict is not None:
-        if verdict.status is not told.status:
-            raise ValueError(f"{told.status.value} with a verdict of {verdict.status.value}")
+        if verdict.status is not reported.status:
+            raise ValueError(f"{reported.status.value} with a verdict of {verdict.status.value}")
         gates = tuple(str(gate)[:_WORDS] for gate in verdict.gates[:_GATES])
         verdict = replace(verdict, gates=gates, detail=_text(verdict.detail), max_err_ratio=_ratio(verdict))
-    elif told.status is Status.PASSED:
+    elif reported.status is Status.PASSED:
         raise ValueError("passed without a verdict")
     # What the machine code says is known to who compiled it.
-    return replace(told, verdict=verdict, detail=_text(told.detail), counters={}, log="")
+    return replace(reported, verdict=verdict, detail=_text(reported.detail), counters={}, log="")
 
 
 def _ratio(verdict: Verdict) -> float | None:

@@ -18,9 +18,9 @@ from typing import Any
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, architecture
-from outblas.jail.confined_compiler import Folder, Limits, memory_limit, run
+from outblas.jail.confined_compiler import CompileFolder, CompileLimits, memory_limit, run_confined
 from outblas.jail.elf import cubins, global_bytes
-from outblas.jail.nvrtc_headers import FIRST, HEADERS
+from outblas.jail.nvrtc_headers import FORCED_INCLUDE, HEADERS
 from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.kernel_hash import kernel_headers, kernels_sha
@@ -29,10 +29,10 @@ from outblas.runtime.nvrtc import DEFAULT_CACHE, nvrtc_version
 from outblas.runtime.sass import sass_facts
 
 #: Seconds and bytes that a compilation may take, without and with CUTLASS.
-PLAIN = Limits(30.0, 16 << 30)
-WITH_CUTLASS = Limits(120.0, 48 << 30)
+PLAIN_LIMITS = CompileLimits(30.0, 16 << 30)
+CUTLASS_LIMITS = CompileLimits(120.0, 48 << 30)
 #: Bytes of what a compiler makes of a text, at most.
-MAX_IMAGE = 64 << 20
+MAX_IMAGE_BYTES = 64 << 20
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
 _NVCC = (
     "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
@@ -97,7 +97,7 @@ def build(
     return _built(kernel, hit)
 
 
-def defines(problem: Problem) -> tuple[str, ...]:
+def macro_definitions(problem: Problem) -> tuple[str, ...]:
     """Macros that every text is compiled with."""
     return f"-DOUTBLAS_BF16={int(problem.dtype == 'bf16')}", f"-DOUTBLAS_NN={int(problem.layout == 'NN')}"
 
@@ -108,7 +108,7 @@ class _Job:
     def __init__(self, kernel: FreeKernel, problem: Problem, gpu: Gpu) -> None:
         self.kernel, self.problem, self.arch = kernel, problem, architecture(gpu)
         self.cutlass = locate_cutlass() if "cutlass" in kernel.launch.uses else None
-        self.limits = WITH_CUTLASS if self.cutlass else PLAIN
+        self.limits = CUTLASS_LIMITS if self.cutlass else PLAIN_LIMITS
 
     def compile(self) -> Cubin:
         raise NotImplementedError
@@ -117,7 +117,7 @@ class _Job:
         """SHA-256 (hex) of all that the result depends on."""
         parts = [FORMAT, "free-1", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
         parts += [
-            *defines(self.problem),
+            *macro_definitions(self.problem),
             self.kernel.text,
             kernels_sha(),
             json.dumps(HEADERS),
@@ -140,7 +140,7 @@ class _Job:
 
     def confined(self, job: dict[str, object], folder: Path, readable: Iterable[Path]) -> tuple[int, str]:
         limits = replace(self.limits, memory_bytes=memory_limit(self.limits.memory_bytes))
-        return run(job, folder, [str(path) for path in readable], limits)
+        return run_confined(job, folder, [str(path) for path in readable], limits)
 
 
 class _Device(_Job):
@@ -152,17 +152,21 @@ class _Device(_Job):
 
     def compile(self) -> Cubin:
         launch, key = self.kernel.launch, self.key()
-        options = [*defines(self.problem), f"--pre-include={FIRST}", *(f"-I{path}" for path in self.includes())]
+        options = [
+            *macro_definitions(self.problem),
+            f"--pre-include={FORCED_INCLUDE}",
+            *(f"-I{path}" for path in self.includes()),
+        ]
         if self.cutlass:
             options += _CUTLASS_DEFINES
         job = {
             "text": self.kernel.text, "entry": launch.entry, "headers": (*kernel_headers(), *HEADERS),
             "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
         }  # fmt: skip
-        with Folder() as folder:
+        with CompileFolder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
-                raise _told(json.loads(self.words((folder / "error").read_text())))
+                raise _error_of(json.loads(self.words((folder / "error").read_text())))
             cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
         if cubin is None:
             raise _died("NVRTC", code, said)
@@ -178,7 +182,7 @@ class _Host(_Job):
     def compile(self) -> Cubin:
         nvcc, start = find_nvcc(), time.perf_counter()
         virtual = self.arch.replace("sm_", "compute_")
-        with Folder() as folder:
+        with CompileFolder() as folder:
             headers = folder / "headers"
             for name, text in kernel_headers():
                 (headers / name).parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +190,7 @@ class _Host(_Job):
             source, library = folder / "kernel.cu", folder / "kernel.so"
             source.write_text(self.kernel.text)
             program = [
-                str(nvcc.path), *_NVCC, f"-gencode=arch={virtual},code={self.arch}", *defines(self.problem),
+                str(nvcc.path), *_NVCC, f"-gencode=arch={virtual},code={self.arch}", *macro_definitions(self.problem),
                 *_CUTLASS_DEFINES, f"-I{headers}", *(f"-I{path}" for path in self.includes()),
                 f"-L{nvcc.library_folder}", "-Xlinker", f"-l:{nvcc.cudart}", "-o", str(library), str(source),
             ]  # fmt: skip
@@ -202,8 +206,8 @@ class _Host(_Job):
 def _made(path: Path) -> bytes:
     """What the compiler made. Raises CompileError: it is too large to keep."""
     size = path.stat().st_size
-    if size > MAX_IMAGE:
-        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE >> 20}", "hold less data")
+    if size > MAX_IMAGE_BYTES:
+        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "hold less data")
     return path.read_bytes()
 
 
@@ -242,7 +246,7 @@ def _built(kernel: FreeKernel, cubin: Cubin) -> BuiltKernel:
     return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
-def _told(error: dict[str, Any]) -> CompileError | ToolchainMissing:
+def _error_of(error: dict[str, Any]) -> CompileError | ToolchainMissing:
     wrong, expected, do = (str(part) for part in error["parts"])
     if error["kind"] == "ToolchainMissing":
         return ToolchainMissing(wrong, expected, do)

@@ -76,7 +76,7 @@ class CarriedBuilds:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class CarriedLive(JailedEvaluator):
+class CarriedLiveEvaluator(JailedEvaluator):
     """Evaluates on a GPU as :class:`outblas.jail.jailed_evaluator.JailedEvaluator` does, compiling only what a folder
     does not have."""
 

@@ -29,7 +29,7 @@ def snapshot() -> dict[str, object]:
     }
 
 
-def offence(before: Mapping[str, object]) -> str:
+def what_changed(before: Mapping[str, object]) -> str:
     """What differs now, in words; empty where nothing does."""
     for what, state in snapshot().items():
         was = before[what]

@@ -29,14 +29,14 @@ _FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompileLimits:
     """Of one compilation: seconds by the clock and of processor time, address space in bytes."""
 
     seconds: float
     memory_bytes: int
 
 
-class Folder:
+class CompileFolder:
     """A temporary folder that a job works in; removed in the end."""
 
     def __init__(self) -> None:
@@ -50,7 +50,9 @@ class Folder:
         self._held.cleanup()
 
 
-def run(job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: Limits) -> tuple[int, str]:
+def run_confined(
+    job: Mapping[str, Any], folder: Path, readable: Sequence[str], limits: CompileLimits
+) -> tuple[int, str]:
     """Do a job in a process of its own.
 
     Args:
@@ -121,9 +123,9 @@ def _nvrtc(job: dict[str, Any], folder: Path) -> None:
     try:
         cubin = compile_foreign(source, job["arch"])
     except OutblasError as error:
-        told = {"kind": type(error).__name__, "parts": [error.wrong, error.expected, error.do]}
-        told["log"] = getattr(error, "log", "")
-        (folder / "error").write_text(json.dumps(told))
+        error_json = {"kind": type(error).__name__, "parts": [error.wrong, error.expected, error.do]}
+        error_json["log"] = getattr(error, "log", "")
+        (folder / "error").write_text(json.dumps(error_json))
         return
     (folder / "cubin").write_bytes(encode(cubin, job["key"]))
 

@@ -33,7 +33,7 @@ _SYSTEM = (
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 
 
-class Line(NamedTuple):
+class ConfinementLine(NamedTuple):
     """One part of the jail: what it is, whether it holds here, and what it does or what its absence means."""
 
     part: str
@@ -96,46 +96,52 @@ class Jail:
         if seccomp.restrict():
             self._on["calls"] = "seccomp"
 
-    def report(self) -> list[Line]:
+    def report(self) -> list[ConfinementLine]:
         """What holds in this process now, and what does not."""
         return lines("files" in self._on, "calls" in self._on, landlock.abi() if "files" in self._on else 0)
 
 
-def report() -> list[Line]:
+def report() -> list[ConfinementLine]:
     """What a jail will hold on this machine, in words, and what none covers."""
     return lines(landlock.abi() > 0, seccomp.available(), landlock.abi())
 
 
-def lines(files: bool, calls: bool, version: int) -> list[Line]:
+def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
     """The report for a system with landlock (of that ABI) or without, with seccomp or without."""
     return [
-        Line(
+        ConfinementLine(
             "files",
             files,
             f"landlock ABI {version}: reads the system, Python and CUDA, writes its own folder"
             if files
             else "no landlock: a worker reads and writes what its user may; run it in a container",
         ),
-        Line(
+        ConfinementLine(
             "signals and abstract sockets",
             files and version >= 6,
             "none to other processes" if files and version >= 6 else "needs landlock ABI 6",
         ),
-        Line(
+        ConfinementLine(
             "calls",
             calls,
             "seccomp: no new socket, program, process, trace, mount or signal"
             if calls
             else "no seccomp: sockets, programs and processes are not refused; run it in a container",
         ),
-        Line("environment", True, "scrubbed before CUDA starts: no keys, no tokens"),
-        Line("limits", True, "processor time, file size, threads (not for root), no core; memory watched every second"),
-        Line("answers", True, "cross to the driver as JSON, never as pickles"),
-        Line("older threads", False, "CUDA's own open what the user may: host code could make one run its code"),
-        Line("address space", False, "not limited: CUDA maps all of the GPU's memory"),
-        Line("GPU memory", False, "that of other processes is kept apart by the driver alone"),
-        Line("the judge", False, "host code shares the process that proves and times it: it could forge an answer"),
-        Line("side channels", False, "timing, caches, power: not covered"),
+        ConfinementLine("environment", True, "scrubbed before CUDA starts: no keys, no tokens"),
+        ConfinementLine(
+            "limits", True, "processor time, file size, threads (not for root), no core; memory watched every second"
+        ),
+        ConfinementLine("answers", True, "cross to the driver as JSON, never as pickles"),
+        ConfinementLine(
+            "older threads", False, "CUDA's own open what the user may: host code could make one run its code"
+        ),
+        ConfinementLine("address space", False, "not limited: CUDA maps all of the GPU's memory"),
+        ConfinementLine("GPU memory", False, "that of other processes is kept apart by the driver alone"),
+        ConfinementLine(
+            "the judge", False, "host code shares the process that proves and times it: it could forge an answer"
+        ),
+        ConfinementLine("side channels", False, "timing, caches, power: not covered"),
     ]
 
 

@@ -92,7 +92,7 @@ class _Loaded:
         """Whether a guard around any workspace was written so far."""
         return any(each.broken() for each in self._workspaces)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Let go of the workspaces of calls that are made no more."""
         self._workspaces.clear()
 

@@ -18,10 +18,10 @@ from outblas.jail.static_gate import examine
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.nvrtc import usable_cores
-from outblas.workers.handler import Item
-from outblas.workers.sandbox import Lost, Sandbox, name_of
+from outblas.workers.handler import WorkItem
+from outblas.workers.sandbox import Sandbox, WorkerLoss, factory_name
 
-FACTORY = name_of(make_handler)
+HANDLER_FACTORY = factory_name(make_handler)
 _CODEC = answers.__name__
 #: Letters of a worker's detail that are kept.
 _DETAIL = 600
@@ -52,7 +52,7 @@ class JailedEvaluator:
     """
 
     def __init__(
-        self, options: Options, step_timeout_s: float, free: FreeOptions | None = None, factory: str = FACTORY
+        self, options: Options, step_timeout_s: float, free: FreeOptions | None = None, factory: str = HANDLER_FACTORY
     ) -> None:
         # nvmmh is one of our own kernels, compiled where it is timed: not in a jail.
         kept = tuple(name for name in options.baselines if name != "nvmmh")
@@ -92,7 +92,7 @@ class JailedEvaluator:
             yield [each]
 
     def _run(self, problem: Problem, batch: Sequence[BuiltKernel]) -> Iterator[tuple[Evaluation, Baselines | None]]:
-        items = [Item(problem, each.kernel, None, False, each) for each in batch]
+        items = [WorkItem(problem, each.kernel, None, False, each) for each in batch]
         with tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True) as folder:
             cell = JailedCell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
             if not self._free.jailed:
@@ -117,7 +117,7 @@ class JailedEvaluator:
             verdict = Verdict(status, (), detail)
             return Evaluation(problem, kernel, status, detail, verdict, counters=counters, log=detail), None
 
-        if isinstance(value, Lost):
+        if isinstance(value, WorkerLoss):
             return failed(value.status, value.detail)
         evaluation, baselines = value
         if evaluation is None or evaluation.problem != problem or evaluation.config != kernel:

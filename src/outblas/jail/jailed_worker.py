@@ -23,7 +23,7 @@ from outblas.jail.free_launch import load
 from outblas.jail.free_proof_shapes import free_proof_shapes
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.workers.handler import Handler, Item, Waiting
+from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
 from outblas.workers.sandbox import Emit
 
 
@@ -88,7 +88,7 @@ class FreeHandler(Handler):
             return "a worker of free kernels takes no others"
         return config.launch.why_not(problem, self._options.gpu)
 
-    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+    def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
         assert item.built is not None
         built = cast(BuiltKernel, item.built)
         name = built.kernel.name
@@ -97,21 +97,25 @@ class FreeHandler(Handler):
         self._loaded[name] = kernel
         return kernel, built.counters()
 
-    def _prove(self, desk: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
+    def _prove(
+        self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
+    ) -> Verdict:
         """In full on the problem, or a small sister, and all its neighbours; then on the timed operands."""
         from outblas.judge.gates import prove
 
         worst, gates = 0.0, tuple[str, ...]()
         if self._options.level == "full" and not proved:
-            allowed = free_proof_shapes(desk.problem, config.launch, self._options.gpu)
-            for small in allowed or [desk.problem]:
+            allowed = free_proof_shapes(bench_cell.problem, config.launch, self._options.gpu)
+            for small in allowed or [bench_cell.problem]:
                 emit.begin(index)  # a sign of life: each proof has the time limit to itself
                 verdict = self._guarded(kernel, prove(kernel, small, None, "full", self._options.gpu_index))
                 if verdict.status is not Status.PASSED:
                     return replace(verdict, detail=f"on {small.mnk}: {verdict.detail}")
                 worst, gates = max(worst, verdict.max_err_ratio or 0.0), verdict.gates
             emit.begin(index)
-        cell = self._guarded(kernel, desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0))))
+        cell = self._guarded(
+            kernel, bench_cell.prover.call(kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0)))
+        )
         if cell.status is not Status.PASSED:
             return cell
         return Verdict(Status.PASSED, max(gates, cell.gates, key=len), "", max(worst, cell.max_err_ratio or 0.0))
@@ -122,18 +126,20 @@ class FreeHandler(Handler):
             return verdict
         if kernel.broken_workspace():
             return Verdict(Status.MEMORY_VIOLATION, ("static",), "the canary around the workspace was overwritten")
-        kernel.forget()
-        offence = conduct.offence(self._before[kernel.name]) if self._before.get(kernel.name) else ""
+        kernel.release()
+        offence = conduct.what_changed(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 
-    def _again(self, desk: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(
+        self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
+    ) -> Verdict:
         """On a replay of the timed graph, on operands that change, against both clocks and the floor."""
-        after = super()._again(desk, candidate, timing, baselines)
+        after = super()._again(bench_cell, candidate, timing, baselines)
         if after.status is not Status.PASSED:
             return after
         seed = self._options.seed + 1
-        new = timing_checks.check_fresh(desk.bench, candidate.graph, timing, seed)
-        desk.renew_prover()
+        new = timing_checks.check_fresh(bench_cell.bench, candidate.graph, timing, seed)
+        bench_cell.renew_prover()
         if new.status is not Status.PASSED:
             return new
         assert isinstance(candidate.config, FreeKernel)
@@ -141,7 +147,7 @@ class FreeHandler(Handler):
         if held.status is not Status.PASSED:
             return held
         known = {name: t.median_us for name, t in baselines.timings.items()}
-        floor = floor_us(desk.problem, self._options.gpu)
+        floor = floor_us(bench_cell.problem, self._options.gpu)
         if suspicion := why_too_fast(timing.median_us, known, floor):
             return Verdict(Status.RULE_BROKEN, (), suspicion)
         below = timing.median_us < floor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Read before every text of form ``device``.
-FIRST = "outblas_free.h"
+FORCED_INCLUDE = "outblas_free.h"
 _TENSOR_MAP = """#pragma once
 // A TMA descriptor as the kernel sees it; the driver's header, which says the same, needs a host compiler.
 struct alignas(64) CUtensorMap_st {
@@ -40,7 +40,7 @@ using namespace cuda::std;
 _NOTHING = "#pragma once\n"
 #: (name as included, text).
 HEADERS = (
-    (FIRST, _TENSOR_MAP),
+    (FORCED_INCLUDE, _TENSOR_MAP),
     ("cuda.h", _NOTHING),
     ("stdint.h", _WIDTHS),
     ("cstdint", _IN_STD),

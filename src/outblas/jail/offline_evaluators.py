@@ -42,7 +42,7 @@ class FreeEvaluator(Protocol):
         """Name -> microseconds per call of the baselines of a problem; empty where none was timed."""
 
 
-class CompileOnly:
+class CompileOnlyEvaluator:
     """Compiles and looks at the machine code, and runs nothing: a kernel that passes is LEFT_OUT, :data:`NOT_RUN`."""
 
     def __init__(self, gpu: Gpu = H200) -> None:
@@ -73,7 +73,7 @@ class CompileOnly:
 
         for problem, kernel in pairs:
             done = examine(problem, _free(kernel), self._gpu)
-            yield done if isinstance(done, Evaluation) else compiled(problem, _free(kernel), done)
+            yield done if isinstance(done, Evaluation) else compile_only_evaluation(problem, _free(kernel), done)
 
     def baselines(self, problem: Problem) -> Mapping[str, float]:
         return {}
@@ -85,8 +85,9 @@ class CompileOnly:
         return None
 
 
-class RecordedFree:
-    """Answers what a GPU has answered before (outblas.jail.evaluation_file), and the rest as :class:`CompileOnly` does.
+class RecordedFreeEvaluator:
+    """Answers what a GPU has answered before (outblas.jail.evaluation_file), and the rest as
+    :class:`CompileOnlyEvaluator` does.
 
     Raises:
         RecordError: the file is missing, damaged or of another version.
@@ -95,7 +96,7 @@ class RecordedFree:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._recorded: RecordedEvaluations = load(self._path)
-        self._other = CompileOnly(self._recorded.gpu)
+        self._other = CompileOnlyEvaluator(self._recorded.gpu)
 
     @property
     def gpu(self) -> Gpu:
@@ -167,9 +168,9 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def recorder(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[FreeEvaluator]:
-    """``inner``, whose answers on free kernels are appended to a file for :class:`RecordedFree`, each before it is
-    handed on. What was not run (LEFT_OUT) is not written.
+def recording_evaluator(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[FreeEvaluator]:
+    """``inner``, whose answers on free kernels are appended to a file for :class:`RecordedFreeEvaluator`, each before
+    it is handed on. What was not run (LEFT_OUT) is not written.
 
     Args:
         provenance: of :func:`outblas.records.provenance.collect_provenance`, for the head of a new file.
@@ -181,7 +182,7 @@ def recorder(inner: FreeEvaluator, path: str | Path, provenance: dict[str, Any])
         yield _Recording(inner, file)
 
 
-def compiled(problem: Problem, kernel: FreeKernel, built: BuiltKernel) -> Evaluation:
+def compile_only_evaluation(problem: Problem, kernel: FreeKernel, built: BuiltKernel) -> Evaluation:
     """The answer on a kernel that compiles, and that nobody has run."""
     verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
     return Evaluation(problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log)

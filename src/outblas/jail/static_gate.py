@@ -15,7 +15,7 @@ from outblas.runtime.cubin import CubinCache
 from outblas.runtime.nvrtc import DEFAULT_CACHE
 
 #: ``__device__`` variables that a kernel may have, bytes: counters, but no room for answers.
-MAX_GLOBALS = 64 * 1024
+MAX_GLOBAL_BYTES = 64 * 1024
 
 
 def examine(
@@ -62,8 +62,8 @@ def check_built(built: BuiltKernel) -> str | None:
         return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
     if facts.accumulators and facts.accumulators != (claimed,):
         return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the kernel claims {claimed}"
-    if built.globals_bytes > MAX_GLOBALS:
-        return f"it keeps {built.globals_bytes} bytes of __device__ variables, at most {MAX_GLOBALS} are counters"
+    if built.globals_bytes > MAX_GLOBAL_BYTES:
+        return f"it keeps {built.globals_bytes} bytes of __device__ variables, at most {MAX_GLOBAL_BYTES} are counters"
     if built.kernel.launch.form == "host":
         hidden = fat_binaries(built.cubin.image)
         if hidden:

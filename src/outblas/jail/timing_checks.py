@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
-from outblas.judge.gates import wrong_text
+from outblas.judge.gates import wrong_result_text
 from outblas.judge.operands import Operands
 from outblas.judge.reference import Reference
 from outblas.runtime.driver import check, driver
@@ -47,7 +47,7 @@ def check_fresh(bench: GpuClock, graph: GraphEntry, timing: Timing, seed: int) -
         ratio = _every_set(bench, graph)
         _unchanged(bench.data, before)
     except GateFailed as failure:
-        bench.data.mend()
+        bench.data.restore()
         return Verdict(failure.status, (), f"on fresh operands: {failure.detail}", failure.ratio)
     return Verdict(Status.PASSED, ("fresh",), "", ratio)
 
@@ -133,9 +133,9 @@ def _every_set(bench: GpuClock, graph: GraphEntry) -> float:
         if index >= graph.repeats:
             continue
         a, b, c = bench.data[index]
-        ratio = float(Reference(bench.problem, a, b).worst(c))
+        ratio = float(Reference(bench.problem, a, b).worst_error_ratio(c))
         if not ratio <= 1.0:
-            raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} in set {index}", _finite(ratio))
+            raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} in set {index}", _finite(ratio))
         worst = max(worst, ratio)
     return worst
 

@@ -203,13 +203,13 @@ class LtAuto:
         self._gpu = gpu_index
         self._lt = _Lt(gpu_index)
         self._chosen: dict[Problem, tuple[Algo, str]] = {}
-        self._kept: AlgorithmCache | None = None
+        self._cache: AlgorithmCache | None = None
 
-    def keep(self, kept: AlgorithmCache) -> None:
+    def use_cache(self, cache: AlgorithmCache) -> None:
         """Take what was chosen before, and keep there what is chosen from now on."""
-        for problem, algo, detail in kept:
-            self.offer(problem, algo, detail)
-        self._kept = kept
+        for problem, algo, detail in cache:
+            self.set_algorithm(problem, algo, detail)
+        self._cache = cache
 
     def prepare(self, bench: GpuClock) -> None:
         """Choose the algorithm of ``bench.problem`` on the bench's own operands; once per problem.
@@ -233,16 +233,16 @@ class LtAuto:
         best = min(times, key=lambda i: times[i].median_us) if times else "0"
         algo = results[int(best)].algo
         self._chosen[problem] = (algo, f"index={best}/{len(results)} {describe(algo)}")
-        if self._kept is not None:
+        if self._cache is not None:
             with contextlib.suppress(RecordError):  # what the disk refuses is chosen again, by the next process
-                self._kept.add(problem, *self.choice(problem))
+                self._cache.add(problem, *self.choice(problem))
 
     def choice(self, problem: Problem) -> tuple[bytes, str]:
-        """The chosen algorithm as :meth:`offer` takes it, and its description; ``prepare`` has chosen it."""
+        """The chosen algorithm as :meth:`set_algorithm` takes it, and its description; ``prepare`` has chosen it."""
         algo, detail = self._chosen[problem]
         return bytes(algo), detail
 
-    def offer(self, problem: Problem, algo: bytes, detail: str) -> None:
+    def set_algorithm(self, problem: Problem, algo: bytes, detail: str) -> None:
         """Take the :meth:`choice` of another process, of the same cuBLASLt and GPU."""
         from outblas.runtime.cublas import Algo
 
@@ -279,7 +279,7 @@ class NvMatmulHeuristics:
         self._loaded: dict[KernelKind, Any] = {}
         self._configs: dict[Problem, KernelConfig | None] = {}
 
-    def offer(self, configs: dict[Problem, KernelConfig | None]) -> None:
+    def set_configs(self, configs: dict[Problem, KernelConfig | None]) -> None:
         """Take choices made beforehand in one batch, by :func:`outblas.judge.matmul_heuristics.nvmmh_configs`."""
         self._configs.update(configs)
 

@@ -17,7 +17,7 @@ from outblas.core.stats import MIN_ROUNDS
 from outblas.judge import faults
 
 if TYPE_CHECKING:
-    from outblas.judge.gates import CellProver, Level
+    from outblas.judge.gates import CellProver, ProofLevel
     from outblas.judge.gpu_clock import GpuClock, GraphEntry
     from outblas.judge.rounds import Prune
 
@@ -32,7 +32,7 @@ class Options:
 
     Attributes:
         gpu_index: CUDA ordinal. rounds: timed rounds. seed: of data and order.
-        level: ``full`` proves every config once on :func:`representatives` too; ``cell`` proves on the
+        level: ``full`` proves every config once on its proof shapes too; ``cell`` proves on the
             timed operands only.
         baselines: names timed in the same rounds as the candidates.
         recheck: prove again, on a replay of the timed graph, after timing.
@@ -45,15 +45,16 @@ class Options:
             little; None: as many as of the others.
         algorithms: file in which ``lt_auto``'s choices are kept for later processes (outblas.judge.algorithm_cache);
             None: each process chooses for itself, as what is published must.
-        hopeless, look: a candidate over ``hopeless`` x the fastest baseline, or the fastest candidate of its launch
-            option, after ``look`` rounds is timed no further.
+        drop_beyond: a candidate over this x the fastest baseline, or the fastest candidate of its launch option, is
+            timed no further.
+        rounds_before_drop: timed rounds after which ``drop_beyond`` is applied.
     """
 
     gpu_index: int = 0
     gpu: Gpu = H200
     rounds: int = 7
     seed: int = 0
-    level: Level = "full"
+    level: ProofLevel = "full"
     baselines: tuple[str, ...] = BASELINE_NAMES
     recheck: bool = True
     proved: frozenset[str] = frozenset()
@@ -64,8 +65,8 @@ class Options:
     benchmark_seconds: float = 0.0
     long_rounds: int | None = None
     algorithms: str | None = None
-    hopeless: float = math.inf
-    look: int = MIN_ROUNDS
+    drop_beyond: float = math.inf
+    rounds_before_drop: int = MIN_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -100,30 +101,32 @@ class LaunchableKernel(Protocol):
 class BenchCell:
     """What is made once per problem: operands, reference, graphs of the baselines."""
 
-    def __init__(self, problem: Problem, options: Options, baselines: Mapping[str, Any], ledger: PhaseTimer) -> None:
+    def __init__(
+        self, problem: Problem, options: Options, baselines: Mapping[str, Any], phase_timer: PhaseTimer
+    ) -> None:
         from outblas.judge.gates import CellProver
         from outblas.judge.gpu_clock import GpuClock
 
         self.problem, self._entries = problem, baselines
-        with ledger.phase("operands"):
+        with phase_timer.phase("operands"):
             self.bench: GpuClock = GpuClock(problem, options.gpu_index, options.seed, gpu=options.gpu)
             self.prover: CellProver = CellProver(self.bench.data, self.bench.torch_stream)
         self.graphs: dict[str, GraphEntry] = {}
         self._left_out: dict[str, str] = {}
         for name, entry in baselines.items():
             try:
-                with ledger.phase("baselines"):
-                    self._add(name, entry, ledger)
+                with phase_timer.phase("baselines"):
+                    self._add(name, entry, phase_timer)
             except (OutblasError, RuntimeError) as error:
-                self._left_out[name] = faults.one_line(faults.or_fault(error))
+                self._left_out[name] = faults.first_line(faults.raise_if_context_lost(error))
 
-    def _add(self, name: str, entry: Any, ledger: PhaseTimer) -> None:
-        from outblas.judge.gpu_clock import prepare
+    def _add(self, name: str, entry: Any, phase_timer: PhaseTimer) -> None:
+        from outblas.judge.gpu_clock import choose_algorithm
 
         if name == LT_AUTO and not entry.detail(self.problem):
-            ledger.count("algorithms chosen")
-        with ledger.phase("autotune"):
-            prepare(entry, self.bench)
+            phase_timer.count("algorithms chosen")
+        with phase_timer.phase("autotune"):
+            choose_algorithm(entry, self.bench)
         if name == "nvmmh":  # our own kernel: it has to be right before it is timed
             verdict = self.prover.call(entry.bind(self.problem, *self.bench.operands(0)))
             if verdict.status is not Status.PASSED:

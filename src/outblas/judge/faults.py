@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class Faulted(Exception):
+class ContextLost(Exception):
     """Raised by a handler when the process' CUDA context is lost: report, then end this worker."""
 
 
-def or_fault(error: Exception) -> Exception:
+def raise_if_context_lost(error: Exception) -> Exception:
     """The error, if the CUDA context is still sound.
 
     Raises:
@@ -17,10 +17,10 @@ def or_fault(error: Exception) -> Exception:
 
     sticky = sticky_error()
     if sticky:
-        raise Faulted(f"{sticky}: {one_line(error)}") from error
+        raise ContextLost(f"{sticky}: {first_line(error)}") from error
     return error
 
 
-def one_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of its message, or its name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -36,16 +36,16 @@ from typing import Any, Protocol
 from outblas.core.evaluation import GateFailed, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
-from outblas.judge.gates import wrong_text
+from outblas.judge.gates import wrong_result_text
 from outblas.judge.operands import Operands, torch_dtype
-from outblas.judge.proof_inputs import integer_inputs, normal
-from outblas.judge.reference import ERROR_C, SMALLEST_STEP, UNIT_ROUNDOFF, magnitudes, product
+from outblas.judge.proof_inputs import integer_inputs, normal_inputs
+from outblas.judge.reference import ERROR_C, SMALLEST_STEP, UNIT_ROUNDOFF, fp64_product, magnitudes
 from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
 
 #: Largest slope of each activation, rounded up, and what its evaluation in fp32 is off by, of |z|.
-SLOPE = {"none": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
-EVALUATION = 2.0**-20
+ACTIVATION_SLOPE = {"none": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
+ACTIVATION_ERROR = 2.0**-20
 #: Columns by which rows of the residual that is proved with lie further apart than they are long.
 _APART = 24
 
@@ -58,7 +58,7 @@ class FusedBindable(Protocol):
     def bind(self, problem: Problem, operands: tuple[Any, Any, Any], extra: Extra) -> BaselineCall: ...
 
 
-def activated(z: Any, epilogue: Epilogue) -> Any:
+def apply_activation(z: Any, epilogue: Epilogue) -> Any:
     """The activation in the precision of ``z``, written so that nothing cancels in fp64."""
     import torch
 
@@ -71,27 +71,31 @@ def activated(z: Any, epilogue: Epilogue) -> Any:
     return z
 
 
-def expected(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue) -> tuple[Any, Any]:
+def fused_reference(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue) -> tuple[Any, Any]:
     """(z, y) in fp64; B as stored."""
-    z = product(problem, a, b)
+    z = fp64_product(problem, a, b)
     if extra.bias is not None:
         z = z + extra.bias.double()
     if epilogue.gated:
-        return z, activated(z[:, 0::2], epilogue) * z[:, 1::2]
-    y = activated(z, epilogue)
+        return z, apply_activation(z[:, 0::2], epilogue) * z[:, 1::2]
+    y = apply_activation(z, epilogue)
     return z, y if extra.residual is None else y + extra.residual.double()
 
 
-def bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) -> Any:
+def fused_error_bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) -> Any:
     """The bound of the module's text, elementwise in fp64; fp32 accumulation."""
     size = magnitudes(problem, a, b)[0].double()
     sums = ERROR_C * math.sqrt(problem.k) * 2.0**-24 * size + 2.0**-23 * z.abs()
-    evaluation = 0.0 if epilogue.activation == "none" else EVALUATION
-    slope = SLOPE[epilogue.activation]
+    evaluation = 0.0 if epilogue.activation == "none" else ACTIVATION_ERROR
+    slope = ACTIVATION_SLOPE[epilogue.activation]
     if epilogue.gated:
         gate, up = z[:, 0::2], z[:, 1::2]
         off = slope * sums[:, 0::2] + evaluation * gate.abs()
-        off = off * (up.abs() + sums[:, 1::2]) + activated(gate, epilogue).abs() * sums[:, 1::2] + 2.0**-23 * y.abs()
+        off = (
+            off * (up.abs() + sums[:, 1::2])
+            + apply_activation(gate, epilogue).abs() * sums[:, 1::2]
+            + 2.0**-23 * y.abs()
+        )
         return (
             UNIT_ROUNDOFF[problem.dtype] * y.abs()
             + (1 + UNIT_ROUNDOFF[problem.dtype]) * off
@@ -106,10 +110,10 @@ def bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue: Epilogue) 
     )
 
 
-def worst(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue, c: Any) -> float:
+def worst_fused_error(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: Epilogue, c: Any) -> float:
     """Largest |error| / bound, NaN if there is a NaN."""
-    z, y = expected(problem, a, b, extra, epilogue)
-    return float(((c.double() - y).abs() / bound(problem, a, b, z, y, epilogue)).max())
+    z, y = fused_reference(problem, a, b, extra, epilogue)
+    return float(((c.double() - y).abs() / fused_error_bound(problem, a, b, z, y, epilogue)).max())
 
 
 class FusedProof:
@@ -177,7 +181,7 @@ def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") 
     passed, ratio = ["static"], 0.0
     try:
         bench = FusedProof(entry, problem, device)
-        a, b = normal(problem, 1, device)
+        a, b = normal_inputs(problem, 1, device)
         ratio = _within(bench, a * bench.size, b)
         passed.append("memory")
         if entry.epilogue.activation == "none":
@@ -195,9 +199,9 @@ def prove_fused(entry: FusedBindable, problem: Problem, device: str = "cuda:0") 
 
 def _within(bench: FusedProof, a: Any, b: Any) -> float:
     c = bench.run(a, b)
-    ratio = worst(bench.problem, a, b, bench.extra, bench.epilogue, c)
+    ratio = worst_fused_error(bench.problem, a, b, bench.extra, bench.epilogue, c)
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, wrong_text(ratio), ratio if math.isfinite(ratio) else None)
+        raise GateFailed(Status.WRONG, wrong_result_text(ratio), ratio if math.isfinite(ratio) else None)
     return ratio
 
 
@@ -206,7 +210,7 @@ def _exact(bench: FusedProof, device: str) -> None:
 
     bench.fill(lambda t: t.random_(-8, 9), lambda t: t.random_(-8, 9))
     for what, a, b in integer_inputs(bench.problem, device):
-        y = expected(bench.problem, a, b, bench.extra, bench.epilogue)[1]
+        y = fused_reference(bench.problem, a, b, bench.extra, bench.epilogue)[1]
         if not torch.equal(bench.run(a, b), y.float().to(torch_dtype(bench.problem))):
             raise GateFailed(Status.WRONG, f"not exact on {what} with integers for bias and residual")
 
@@ -216,7 +220,7 @@ def _inputs(bench: FusedProof, device: str) -> Iterator[tuple[Any, Any]]:
     p = bench.problem
     for seed, size in ((2, bench.size), (3, 8.0 / math.sqrt(p.k)), (4, 1.0 / math.sqrt(p.k))):
         bench.fill(lambda t, s=size: t.normal_(std=max(s, 0.5)), lambda t: t.normal_(std=4.0))
-        a, b = normal(p, seed, device)
+        a, b = normal_inputs(p, seed, device)
         yield a * size, b
     rows = a.new_tensor([2.0 ** ((i % 9) - 4) for i in range(p.m)]).unsqueeze(1)
     yield a * rows / math.sqrt(p.k), b
@@ -228,7 +232,7 @@ def _special(bench: FusedProof, device: str) -> None:
 
     p = bench.problem
     bench.fill(lambda t: t.normal_(), lambda t: t.normal_())
-    a, b = normal(p, 5, device)
+    a, b = normal_inputs(p, 5, device)
     a *= bench.size
     first = bench.run(a, b)
     for pattern in (0x0000, 0x3C01):
@@ -241,7 +245,7 @@ def _special(bench: FusedProof, device: str) -> None:
         bias[0], bias[p.n - 1] = math.inf, math.nan
     if residual is not None:
         residual[p.m - 1, 0], residual[p.m - 1, p.n - 1] = -math.inf, math.nan
-    c, y = bench.run(a, b), expected(p, a, b, bench.extra, bench.epilogue)[1]
+    c, y = bench.run(a, b), fused_reference(p, a, b, bench.extra, bench.epilogue)[1]
     # A finite value past the largest of the output's type is an infinity there.
     y = torch.where(y.isfinite(), y.to(torch_dtype(p)).double(), y)
     for what, ours, theirs in (("NaN", c.isnan(), y.isnan()), ("Inf", c.isinf(), y.isinf())):

@@ -30,19 +30,19 @@ from outblas.judge import integrity
 from outblas.judge.baselines import CublasGemm
 from outblas.judge.operands import Operands, torch_dtype
 from outblas.judge.proof_context import ProofContext
-from outblas.judge.proof_inputs import cancelling, integer_draws, positive, scaled, special_inputs
-from outblas.judge.reference import Reference, product, right
+from outblas.judge.proof_inputs import cancelling_inputs, integer_draws, positive_inputs, scaled_inputs, special_inputs
+from outblas.judge.reference import Reference, b_as_k_by_n, fp64_product
 from outblas.judge.rules import check_rules
 from outblas.judge.trials import ProofTrials, TrialCache
 from outblas.runtime.driver import check, driver
 
-Level = Literal["full", "cell"]
+ProofLevel = Literal["full", "cell"]
 #: A candidate must not replace what judges it.
 integrity.watch(__name__)
 
 
 def prove(
-    entry: Bindable, problem: Problem, static_reason: str | None = None, level: Level = "full",
+    entry: Bindable, problem: Problem, static_reason: str | None = None, level: ProofLevel = "full",
     gpu_index: int = 0, device: str | None = None, trials: ProofTrials | None = None,
 ) -> Verdict:  # fmt: skip
     """Prove a way to compute a GEMM on one problem.
@@ -67,13 +67,13 @@ def prove(
     return _untampered(verdict, before)
 
 
-def prove_each(
-    entry: Bindable, problems: Iterable[Problem], gpu_index: int, shelf: TrialCache, device: str | None = None
+def prove_on_all(
+    entry: Bindable, problems: Iterable[Problem], gpu_index: int, trial_cache: TrialCache, device: str | None = None
 ) -> Verdict:
     """Prove a kernel of ours on several problems, every gate on each; the first failure ends it and names its problem.
 
     Args:
-        shelf: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
+        trial_cache: what it is proved with, kept from kernel to kernel until one fails. device: as of :func:`prove`.
 
     Returns:
         The verdict of the last problem, with the largest error of all.
@@ -83,9 +83,9 @@ def prove_each(
     """
     before, verdict, worst = integrity.snapshot(), None, 0.0
     for problem in problems:
-        verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", shelf.at(problem))
+        verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trial_cache.at(problem))
         if verdict.status is not Status.PASSED:
-            shelf.clear()  # a wrong kernel may have written into what is kept
+            trial_cache.clear()  # a wrong kernel may have written into what is kept
             return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
         worst = max(worst, verdict.max_err_ratio or 0.0)
     if verdict is None:
@@ -117,18 +117,18 @@ def _untampered(verdict: Verdict, before: integrity.Snapshot) -> Verdict:
     return Verdict(Status.RULE_BROKEN, tuple(g for g in verdict.gates if g != "rules"), f"it replaced {name}")
 
 
-def check_cell(data: Operands, oracle: Reference, before: Any, run: Callable[[], Any]) -> Verdict:
+def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[[], Any]) -> Verdict:
     """Gates memory and bound of operand set 0, with one wait in the end.
 
     Args:
-        oracle: of set 0. before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
+        reference: of set 0. before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
         run: enqueues the product on torch's current stream.
     """
     import torch
 
     data.poison(0)
     run()
-    ratio = oracle.worst(data[0][2])
+    ratio = reference.worst_error_ratio(data[0][2])
     changed = (data.input_sum(0) != before).to(torch.float32)
     tail = data.tail_broken(0).to(torch.float32)
     worst, inputs, behind = torch.stack((ratio, changed, tail)).tolist()
@@ -136,7 +136,7 @@ def check_cell(data: Operands, oracle: Reference, before: Any, run: Callable[[],
         where = "behind C" if behind else "of A or B, or an input,"
         return Verdict(Status.MEMORY_VIOLATION, ("static",), f"the canary {where} was overwritten")
     if not worst <= 1.0:
-        return Verdict(Status.WRONG, ("static", "memory"), wrong_text(worst), _finite(worst))
+        return Verdict(Status.WRONG, ("static", "memory"), wrong_result_text(worst), _finite(worst))
     return Verdict(Status.PASSED, ("static", "memory", "bound"), "", worst)
 
 
@@ -152,7 +152,7 @@ class CellProver:
 
     def __init__(self, data: Operands, torch_stream: Any) -> None:
         self._data, self._stream = data, torch_stream
-        self._look()
+        self._snapshot_operands()
 
     def call(self, call: BaselineCall) -> Verdict:
         """Prove one bound call of operand set 0."""
@@ -163,39 +163,39 @@ class CellProver:
         launch, stream = driver().cuGraphLaunch, self._stream.cuda_stream
         return self._check(lambda: check("cuGraphLaunch", launch(executable, stream)))
 
-    def whole(self) -> bool:
+    def operands_intact(self) -> bool:
         """Whether all sets, guards too, are as they were, e.g. after they were timed."""
         import torch
 
         whole = torch.equal(self._sums, self._data.sums())
         if not whole:
-            self._mend()
+            self._restore()
         return whole
 
     def _check(self, run: Callable[[], Any]) -> Verdict:
         import torch
 
         with torch.cuda.stream(self._stream):
-            verdict = check_cell(self._data, self._oracle, self._sums[0], run)
+            verdict = check_cell(self._data, self._reference, self._sums[0], run)
         if verdict.status is Status.MEMORY_VIOLATION:
-            self._mend()
+            self._restore()
         return verdict
 
-    def _mend(self) -> None:
-        self._data.mend()
-        self._look()
+    def _restore(self) -> None:
+        self._data.restore()
+        self._snapshot_operands()
 
-    def _look(self) -> None:
+    def _snapshot_operands(self) -> None:
         """Keep what the operands hold now; done when this returns."""
         import torch
 
         a, b, _ = self._data[0]
-        self._oracle = Reference(self._data.problem, a, b)
+        self._reference = Reference(self._data.problem, a, b)
         self._sums = self._data.sums()
         torch.cuda.synchronize(a.device)
 
 
-def wrong_text(ratio: float) -> str:
+def wrong_result_text(ratio: float) -> str:
     """One line on a result outside the bound."""
     if math.isnan(ratio):
         return "C holds a NaN: an element not written, or an operand read out of bounds"
@@ -221,24 +221,24 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
 
 def _rounded(problem: Problem, a: Any, b: Any) -> Any:
     """The product in the type of C."""
-    return product(problem, a, b).float().to(torch_dtype(problem))
+    return fp64_product(problem, a, b).float().to(torch_dtype(problem))
 
 
 def _bound(context: ProofContext, worst: list[float]) -> None:
     p, device = context.problem, context.device
-    _within_bound(context, "positive", lambda: positive(p, device), worst)
-    _within_bound(context, "scaled", lambda: scaled(p, *context.normal(7, 0.5)), worst)
+    _within_bound(context, "positive", lambda: positive_inputs(p, device), worst)
+    _within_bound(context, "scaled", lambda: scaled_inputs(p, *context.normal(7, 0.5)), worst)
     if p.k > 1:
-        _within_bound(context, "cancelling", lambda: cancelling(p, *context.normal(7, 0.5)), worst)
+        _within_bound(context, "cancelling", lambda: cancelling_inputs(p, *context.normal(7, 0.5)), worst)
 
 
 def _within_bound(context: ProofContext, what: str, draw: Callable[[], tuple[Any, Any]], worst: list[float]) -> None:
     a, b = context.trials.get(what, draw)
     c = context.run(a, b)
-    oracle = context.trials.get(("oracle", what), lambda: Reference(context.problem, a, b))
-    ratio = float(oracle.worst(c))
+    reference = context.trials.get(("reference", what), lambda: Reference(context.problem, a, b))
+    ratio = float(reference.worst_error_ratio(c))
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, wrong_text(ratio), _finite(ratio))
+        raise GateFailed(Status.WRONG, wrong_result_text(ratio), _finite(ratio))
     worst[0] = max(worst[0], ratio)
 
 
@@ -258,15 +258,15 @@ def _special(context: ProofContext, worst: list[float]) -> None:
             )
     finite = theirs.isfinite()  # and so is C
 
-    def oracle_of_the_rest() -> Reference:
-        oracle = Reference(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
-        oracle.reference[~finite] = 0.0
-        return oracle
+    def reference_of_the_finite() -> Reference:
+        reference = Reference(p, torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
+        reference.reference[~finite] = 0.0
+        return reference
 
-    oracle = context.trials.get("oracle of the finite", oracle_of_the_rest)
-    ratio = float(oracle.worst(torch.where(finite, c, 0.0)))
+    reference = context.trials.get("reference of the finite", reference_of_the_finite)
+    ratio = float(reference.worst_error_ratio(torch.where(finite, c, 0.0)))
     if not ratio <= 1.0:
-        raise GateFailed(Status.WRONG, f"{wrong_text(ratio)} on subnormal and large inputs", _finite(ratio))
+        raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} on subnormal and large inputs", _finite(ratio))
     x, y = context.normal(8)
     first = context.run(x, y)
     context.run(*context.normal(9))
@@ -284,7 +284,7 @@ def _their_product(context: ProofContext, a: Any, b: Any) -> Any:
 
     p = context.problem
     if not context.cuda:
-        return (a.float() @ right(p, b).float()).to(torch_dtype(p))
+        return (a.float() @ b_as_k_by_n(p, b).float()).to(torch_dtype(p))
     c = torch.empty((p.m, p.n), dtype=torch_dtype(p), device=context.device)
     a, b = a.contiguous(), b.contiguous()
     context.wait()

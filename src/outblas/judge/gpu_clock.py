@@ -31,14 +31,14 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.core.roofline import H200, Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
-from outblas.judge.rounds import Prune, behind_the_fastest, summary, take_rounds
+from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
 from outblas.runtime.driver import capture_graph, check, driver
 
 MIN_ROUNDS, QUICK_ROUNDS = 7, 3
 #: Ratio to the fastest above which a choice among many gives an entry no further round.
 DROP_BEYOND_FASTEST = 1.5
 #: Calls of one entry in one cold round.
-COLD_CALLS = 4
+COLD_CALLS_PER_ROUND = 4
 #: Tries to queue a round ahead of the GPU; longest plug.
 _TRIES, _MAX_PLUG_US = 10, 50_000.0
 #: Cycles that a plug spins per microsecond: a bound on the SM clock in MHz.
@@ -153,7 +153,7 @@ class GpuClock:
 
     def cold_round(self, entries: Sequence[Sequence[BaselineCall]], rng: random.Random) -> list[float]:
         """As :meth:`round`, of bound calls, each after an eviction of L2; the median of COLD_CALLS calls each."""
-        jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS)]
+        jobs = [(i, j) for i in range(len(entries)) for j in range(COLD_CALLS_PER_ROUND)]
         rng.shuffle(jobs)
         offset = rng.randrange(self.sets)
         works = []
@@ -181,7 +181,7 @@ class GpuClock:
             for name, entry in entries.items():
                 with contextlib.suppress(*_classes(skip)):
                     graphs[name] = self.capture(entry)
-            found = self.measure(graphs, rounds, seed, prune=Prune(1, behind_the_fastest(DROP_BEYOND_FASTEST)))
+            found = self.measure(graphs, rounds, seed, prune=Prune(1, slower_than_the_fastest(DROP_BEYOND_FASTEST)))
             return {name: t for name, t in found.items() if len(t.samples_us) == rounds}
         finally:
             for graph in graphs.values():
@@ -206,8 +206,8 @@ class GpuClock:
 
         if not graphs:
             return {}
-        samples = take_rounds(one, list(graphs), rounds, warmup_seconds, benchmark_seconds, prune)
-        return {n: summary("offline", taken, self.repeats, self.sets) for n, taken in samples.items()}
+        samples = time_in_rounds(one, list(graphs), rounds, warmup_seconds, benchmark_seconds, prune)
+        return {n: timing_of_samples("offline", taken, self.repeats, self.sets) for n, taken in samples.items()}
 
     def measure_cold(
         self, calls: Mapping[str, Sequence[BaselineCall]], rounds: int = MIN_ROUNDS, seed: int = 0,
@@ -219,8 +219,8 @@ class GpuClock:
         def one(names: Sequence[str]) -> dict[str, float]:
             return dict(zip(names, self.cold_round([calls[name] for name in names], rng), strict=True))
 
-        samples = take_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
-        return {n: summary("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
+        samples = time_in_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
+        return {n: timing_of_samples("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
 
     def synchronize(self) -> None:
         """Wait for the bench's stream.
@@ -298,7 +298,7 @@ class GpuClock:
 
 
 @dataclass(frozen=True)
-class Effort:
+class TimingEffort:
     """How much is timed.
 
     Attributes:
@@ -312,9 +312,9 @@ class Effort:
     benchmark_seconds: float = 0.0
 
 
-def offline(
-    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: Effort | None = None, seed: int = 0,
-    cold: bool = False, left_out: dict[str, str] | None = None,
+def time_offline(
+    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
+    seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
     """GPU time per call of every entry, in the same interleaved rounds; see the module's text.
 
@@ -330,7 +330,7 @@ def offline(
     Raises:
         DeviceError: no GPU, a failed call; also an entry's own errors where ``left_out`` is None.
     """
-    effort = effort or Effort()
+    effort = effort or TimingEffort()
     limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
     with GpuClock(problem, gpu_index, seed) as bench:
         graphs: dict[str, GraphEntry] = {}
@@ -338,7 +338,7 @@ def offline(
         try:
             for name, entry in entries.items():
                 try:
-                    prepare(entry, bench)
+                    choose_algorithm(entry, bench)
                     if cold:
                         calls[name] = bench.bind(entry)
                     else:
@@ -355,7 +355,7 @@ def offline(
                 graph.free()
 
 
-def prepare(entry: Bindable, bench: GpuClock) -> None:
+def choose_algorithm(entry: Bindable, bench: GpuClock) -> None:
     """Let an entry that chooses among algorithms choose now, on the bench's operands."""
     chooser = getattr(entry, "prepare", None)
     if chooser is not None:

@@ -19,7 +19,7 @@ _FOREIGN = ("builtins", "time", "torch", "torch.cuda", "torch.cuda.streams", "cu
 #: Our own, imported here: a candidate could otherwise be the first to load the clock, and patch it.
 _OWN = (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats, gpu_clock, trials)
 #: Names of all watched modules. The gates, which import this module, add their own (:func:`watch`).
-WATCHED = [*_FOREIGN, *(module.__name__ for module in _OWN)]
+WATCHED_MODULES = [*_FOREIGN, *(module.__name__ for module in _OWN)]
 #: Of a large foreign module only these names.
 _NAMES = {
     "time": ("perf_counter", "perf_counter_ns", "monotonic", "time"),
@@ -41,8 +41,8 @@ Snapshot = dict[str, dict[str, Any]]
 
 def watch(module: str) -> None:
     """Watch one more module of ours, by its ``__name__``."""
-    if module not in WATCHED:
-        WATCHED.append(module)
+    if module not in WATCHED_MODULES:
+        WATCHED_MODULES.append(module)
 
 
 def snapshot() -> Snapshot:
@@ -50,7 +50,7 @@ def snapshot() -> Snapshot:
     ``module.class``) -> its namespace, copied. About 1 ms, and so is :func:`tampered`: a proof makes one of each.
     """
     found: Snapshot = {}
-    for name in WATCHED:
+    for name in WATCHED_MODULES:
         module = sys.modules.get(name)
         if module is None:
             continue
@@ -69,7 +69,7 @@ def tampered(before: Snapshot) -> str:
     something: a builtin from a module, or what objects have or inherit from their class."""
     now = snapshot()
     for place, names in before.items():
-        space, module = now.get(place, {}), place in WATCHED
+        space, module = now.get(place, {}), place in WATCHED_MODULES
         if _identical(names, space):
             continue
         for key, value in names.items():

@@ -18,15 +18,15 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
-from outblas.judge.gpu_clock import GpuClock, prepare
-from outblas.judge.rounds import summary
+from outblas.judge.gpu_clock import GpuClock, choose_algorithm
+from outblas.judge.rounds import timing_of_samples
 from outblas.runtime.driver import check, driver
 
 #: Requests of one entry before another has its turn.
 SERVER_BLOCK = 16
 
 
-def server(
+def time_server(
     entries: Mapping[str, Bindable], problem: Problem, target_qps: float | None, warmup_seconds: float = 1.0,
     benchmark_seconds: float = 5.0, seed: int = 0, gpu_index: int = 0,
 ) -> dict[str, Timing]:  # fmt: skip
@@ -43,16 +43,16 @@ def server(
     assert target_qps is not None
     with GpuClock(problem, gpu_index, seed) as bench:
         for entry in entries.values():
-            prepare(entry, bench)
+            choose_algorithm(entry, bench)
         with bench.current():
             bound = {name: bench.bind(entry) for name, entry in entries.items()}
             bench.synchronize()
             serve = {name: _requests(calls, bench) for name, calls in bound.items()}
-            blocks = server_blocks(serve, target_qps, warmup_seconds, benchmark_seconds, random.Random(seed))
-        return {name: summary("server", samples, 1, bench.sets) for name, samples in blocks.items()}
+            blocks = time_server_blocks(serve, target_qps, warmup_seconds, benchmark_seconds, random.Random(seed))
+        return {name: timing_of_samples("server", samples, 1, bench.sets) for name, samples in blocks.items()}
 
 
-def server_blocks(
+def time_server_blocks(
     serve: Mapping[str, Callable[[], None]], target_qps: float, warmup_seconds: float, benchmark_seconds: float,
     rng: random.Random, clock_ns: Callable[[], int] = perf_counter_ns,
 ) -> dict[str, list[float]]:  # fmt: skip

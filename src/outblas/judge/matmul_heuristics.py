@@ -57,11 +57,11 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu = H200) -> dict[Problem,
     Raises:
         ToolchainMissing: the package is not installed.
     """
-    found = choices(problems, gpu)
-    return {p: None if c is None else nearest(p, c, gpu) for p, c in zip(problems, found, strict=True)}
+    found = heuristic_choices(problems, gpu)
+    return {p: None if c is None else nearest_config(p, c, gpu) for p, c in zip(problems, found, strict=True)}
 
 
-def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[TileChoice | None]:
+def heuristic_choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT) -> list[TileChoice | None]:
     """First choice per problem, None where the package has none or dies of the question.
 
     Raises:
@@ -73,7 +73,8 @@ def choices(problems: Sequence[Problem], gpu: Gpu = H200, script: str = _SCRIPT)
 def ranked_choices(
     problems: Sequence[Problem], gpu: Gpu = H200, count: int = 64, script: str = _SCRIPT
 ) -> dict[Problem, list[TileChoice]]:
-    """Up to ``count`` different choices per problem, fastest predicted first; none where :func:`choices` has none.
+    """Up to ``count`` different choices per problem, fastest predicted first; none where :func:`heuristic_choices` has
+    none.
 
     Raises:
         ToolchainMissing: the package is not installed.
@@ -98,7 +99,7 @@ def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str)
     return out
 
 
-def nearest(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> KernelConfig | None:
+def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu = H200) -> KernelConfig | None:
     """The legal config of our family that differs least from ``choice``: stages give way first, then
     the cluster, then the split, then the depth, then the tile."""
     for family in FAMILIES.values():

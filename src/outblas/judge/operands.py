@@ -98,7 +98,7 @@ class Operands:
             b.normal_(generator=generator)
             self.poison(index)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Whole canaries, and A, B and C as :meth:`fill_normal` leaves them, in the same places."""
         self._flat.fill_(CANARY)
         self.fill_normal(self._seed)

@@ -9,7 +9,7 @@ from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.judge.operands import Operands
-from outblas.judge.proof_inputs import normal
+from outblas.judge.proof_inputs import normal_inputs
 from outblas.judge.trials import ProofTrials
 from outblas.runtime.driver import check, driver
 
@@ -51,7 +51,7 @@ class ProofContext:
     def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
         """N(0, scale^2) operands on the context's device, of its problem or of another. Not to be written to."""
         p = problem or self.problem
-        drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal(p, seed, self.device, scale))
+        drawn: tuple[Any, Any] = self.trials.get((p, seed, scale), lambda: normal_inputs(p, seed, self.device, scale))
         return drawn
 
     def wait(self) -> None:

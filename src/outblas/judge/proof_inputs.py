@@ -11,34 +11,34 @@ from typing import Any
 
 from outblas.core.problem import Problem
 from outblas.judge.operands import torch_dtype
-from outblas.judge.reference import right
+from outblas.judge.reference import b_as_k_by_n
 
 #: Terms of one sign that are summed at most: the truncation of tensor cores is a bias linear in their number.
 _POSITIVE_TERMS = 1024
 
 
-def normal(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0) -> tuple[Any, Any]:
+def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0) -> tuple[Any, Any]:
     """N(0, scale^2) operands (A, B as stored)."""
     return _draw(problem, seed, device, lambda t: t.normal_(std=scale))
 
 
-def positive(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
+def positive_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
     """U(0, 1), the first 1,024 terms of every sum; the others are 0."""
     a, b = _draw(problem, 6, device, lambda t: t.uniform_(0.0, 1.0))
     a[:, _POSITIVE_TERMS:] = 0.0
     return a, b
 
 
-def scaled(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
+def scaled_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
     """Rows of A times 2^-4 to 2^4."""
     rows = a.new_tensor([2.0 ** ((i % 9) - 4) for i in range(problem.m)])
     return a * rows.unsqueeze(1), b
 
 
-def cancelling(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
+def cancelling_inputs(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
     """The second half of K repeats the first with the other sign."""
     a, b = a.clone(), b.clone()
-    half, y = problem.k // 2, right(problem, b)
+    half, y = problem.k // 2, b_as_k_by_n(problem, b)
     a[:, half : 2 * half] = a[:, :half]
     y[half : 2 * half] = -y[:half]
     return a, b
@@ -76,7 +76,7 @@ def integer_draws(problem: Problem, device: str = "cpu") -> Iterator[tuple[str, 
     def ones() -> tuple[Any, Any]:
         a, b = _draw(problem, 5, device, lambda t: t.fill_(1.0))
         limit = 2000 if problem.acc == "fp16" else 60000
-        right(problem, b)[:1] = 2.0 if k % 2 == 0 else 3.0
+        b_as_k_by_n(problem, b)[:1] = 2.0 if k % 2 == 0 else 3.0
         if k > limit:
             a[:, limit:] = 0.0
         return a, b
@@ -93,8 +93,8 @@ def special_inputs(problem: Problem, device: str = "cpu") -> tuple[Any, Any]:
     NaN in B. Each special case rests on single products, so that no order of addition can change it."""
     import torch
 
-    a, b = normal(problem, 10, device)
-    y, k = right(problem, b), problem.k
+    a, b = normal_inputs(problem, 10, device)
+    y, k = b_as_k_by_n(problem, b), problem.k
     tiny, huge = (2.0**-24, 60000.0) if problem.dtype == "fp16" else (2.0**-133, 3.0e38)
     rows: list[tuple[int, float]] = [(0, math.inf), (0, -math.inf), (k // 2, math.nan), (k - 1, math.inf)]
     for row, (column, value) in enumerate(rows):

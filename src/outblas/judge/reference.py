@@ -48,27 +48,27 @@ def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None,
 
 def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
     """Smallest c with which ``result`` is within the bound."""
-    reference = product(problem, a, b)
+    reference = fp64_product(problem, a, b)
     magnitude, q = magnitudes(problem, a, b)
     base = error_bound(problem, reference, magnitude, q, c=0.0)
     unit = error_bound(problem, reference, magnitude, q, c=1.0) - base
     return max(0.0, float((((result.double() - reference).abs() - base) / unit.clamp_min(1e-300)).max()))
 
 
-def right(problem: Problem, b: Any) -> Any:
+def b_as_k_by_n(problem: Problem, b: Any) -> Any:
     """B as a (K, N) view."""
     return b.t() if problem.layout == "TN" else b
 
 
-def product(problem: Problem, a: Any, b: Any) -> Any:
+def fp64_product(problem: Problem, a: Any, b: Any) -> Any:
     """A B in fp64, whole."""
-    return a.double() @ right(problem, b).double()
+    return a.double() @ b_as_k_by_n(problem, b).double()
 
 
 def magnitudes(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
     """(|A| |B|, Q) in fp32; Q is None unless the accumulator is fp16. One per cent is accurate enough here."""
-    with tf32(True):
-        x, y = a.float(), right(problem, b).float()
+    with allow_tf32(True):
+        x, y = a.float(), b_as_k_by_n(problem, b).float()
         q = ((x * x) @ (y * y)).sqrt() if problem.acc == "fp16" else None
         return x.abs() @ y.abs(), q
 
@@ -92,7 +92,7 @@ class Reference:
         """Memory held."""
         return int(self.reference.nbytes + self._inverse.nbytes)
 
-    def worst(self, c: Any) -> Any:
+    def worst_error_ratio(self, c: Any) -> Any:
         """Largest |error| / bound as a 0-dim tensor, NaN if there is a NaN: three kernels, no wait."""
         import torch
 
@@ -110,13 +110,13 @@ class Reference:
 def _reference(problem: Problem, a: Any, b: Any) -> Any:
     import torch
 
-    y = right(problem, b)
+    y = b_as_k_by_n(problem, b)
     rows = max(1, _CHUNK // max(problem.k, problem.n))
     if problem.flops <= FP64_FLOPS:
         wide = y.double()
         return torch.cat([(a[i : i + rows].double() @ wide).float() for i in range(0, problem.m, rows)])
     out = torch.zeros((problem.m, problem.n), dtype=torch.float32, device=a.device)
-    with tf32(False):
+    with allow_tf32(False):
         for k in range(0, problem.k, _K_BLOCK):
             out.addmm_(a[:, k : k + _K_BLOCK].float(), y[k : k + _K_BLOCK].float())
     step = max(1, problem.m // _FP64_ROWS)
@@ -125,7 +125,7 @@ def _reference(problem: Problem, a: Any, b: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
+def allow_tf32(allowed: bool) -> Iterator[None]:
     """Whether fp32 products of torch may use TF32, for a while. (Products of half inputs are exact in it.)"""
     import torch
 

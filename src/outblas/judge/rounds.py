@@ -23,37 +23,37 @@ class Prune:
     What is far behind is behind by any noise, and the slowest entries are most of the time of a round.
 
     Attributes:
-        after: timed rounds before the look. hopeless: names to leave out from then on.
+        after: timed rounds before the look. to_drop: names to leave out from then on.
     """
 
     after: int
-    hopeless: Callable[[Mapping[str, float]], Collection[str]]
+    to_drop: Callable[[Mapping[str, float]], Collection[str]]
 
 
-def behind_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collection[str]]:
+def slower_than_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collection[str]]:
     """Hopeless is what takes over ``factor`` x the fastest entry's time."""
 
-    def hopeless(medians: Mapping[str, float]) -> Collection[str]:
+    def to_drop(medians: Mapping[str, float]) -> Collection[str]:
         limit = factor * min(medians.values())
         return {name for name, us in medians.items() if us > limit}
 
-    return hopeless
+    return to_drop
 
 
-def behind_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[[Mapping[str, float]], Collection[str]]:
+def slower_than_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[[Mapping[str, float]], Collection[str]]:
     """Hopeless is what takes over ``factor`` x the fastest of its kind, or of those without one, which all stay."""
 
-    def hopeless(medians: Mapping[str, float]) -> Collection[str]:
+    def to_drop(medians: Mapping[str, float]) -> Collection[str]:
         fastest: dict[str | None, float] = {}
         for name, us in medians.items():
             fastest[kinds.get(name)] = min(us, fastest.get(kinds.get(name), math.inf))
         rivals = fastest.get(None, math.inf)
         return {n for n, us in medians.items() if n in kinds and us > factor * min(rivals, fastest[kinds[n]])}
 
-    return hopeless
+    return to_drop
 
 
-def take_rounds(
+def time_in_rounds(
     one: Callable[[Sequence[str]], Mapping[str, float]], names: Sequence[str], rounds: int,
     warmup_seconds: float = 0.0, benchmark_seconds: float = 0.0, prune: Prune | None = None,
     clock: Callable[[], float] = perf_counter,
@@ -76,12 +76,12 @@ def take_rounds(
             samples[name].append(us)
         done += 1
         if prune is not None and done == prune.after:
-            out = prune.hopeless({name: float(np.median(samples[name])) for name in left})
+            out = prune.to_drop({name: float(np.median(samples[name])) for name in left})
             left = [name for name in left if name not in out]
     return samples
 
 
-def summary(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets: int = 1) -> Timing:
+def timing_of_samples(mode: str, samples: Sequence[float], repeats: int = 1, operand_sets: int = 1) -> Timing:
     """A Timing of samples in microseconds.
 
     Raises:

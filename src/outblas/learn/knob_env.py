@@ -206,8 +206,8 @@ class KnobEnv(gymnasium.Env):
     def _of_config(self, evaluation: Evaluation | None) -> NDArray[np.float64]:
         if evaluation is None:
             return np.full(len(self.knobs.nvec), -1.0)
-        places = self.knobs.encode(evaluation.template) / np.maximum(1, self.knobs.nvec - 1)
-        return np.where(self.knobs.applies(evaluation.template), places, -1.0)
+        positions = self.knobs.encode(evaluation.template) / np.maximum(1, self.knobs.nvec - 1)
+        return np.where(self.knobs.applies(evaluation.template), positions, -1.0)
 
 
 def _space(knobs: int) -> Any:

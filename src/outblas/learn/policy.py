@@ -138,7 +138,7 @@ class CandidateView:
         left[list(tried)] = False
         best = mean[left].min() if left.any() else mean.min()
         over = mean - min(log_us) if len(log_us) else np.zeros(len(mean))
-        belief = (
+        posterior_columns = (
             (self.guess - self.guess.min()) / LOG_TIME_UNIT,
             self.spread / LOG_TIME_UNIT,
             (mean - best) / LOG_TIME_UNIT,
@@ -146,7 +146,7 @@ class CandidateView:
             np.clip(over / LOG_TIME_UNIT, -20, 20),
             ~left,
         )
-        x = np.concatenate([self.candidates, np.stack(belief, axis=1).astype(np.float32)], axis=1)
+        x = np.concatenate([self.candidates, np.stack(posterior_columns, axis=1).astype(np.float32)], axis=1)
         return x, np.array([len(tried) / MEASUREMENTS_SCALE, len(log_us) > 0], dtype=np.float32)
 
 

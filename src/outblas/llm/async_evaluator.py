@@ -17,7 +17,7 @@ from outblas.kernels.custom.free_kernel import FAMILY as FREE
 Pair = tuple[str, str]
 
 
-class Evaluates(Protocol):
+class PairEvaluator(Protocol):
     """The part of an evaluator that is needed here."""
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterable[Evaluation]: ...
@@ -32,7 +32,7 @@ class AsyncEvaluator:
     """
 
     def __init__(
-        self, evaluator: Evaluates, record: Callable[[Evaluation], None], known: Iterable[Evaluation] = ()
+        self, evaluator: PairEvaluator, record: Callable[[Evaluation], None], known: Iterable[Evaluation] = ()
     ) -> None:
         self._evaluator, self._record = evaluator, record
         self._known = {(e.problem.key, config_name(e.config)): e for e in known}

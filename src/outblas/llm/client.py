@@ -21,17 +21,17 @@ from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
-from outblas.llm.reply import Reply, api_key, failure, read_completion
+from outblas.llm.reply import Reply, api_key, failed_reply, read_completion
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
 #: Statuses that say: later, perhaps.
-RETRIED = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
+RETRIED_STATUSES = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
 #: Statuses that no later question will get past: the key, the address or the name of the model is wrong.
-FATAL = frozenset(f"http {status}" for status in (401, 402, 403, 404, 405))
+FATAL_OUTCOMES = frozenset(f"http {status}" for status in (401, 402, 403, 404, 405))
 #: Longest wait that a server's Retry-After is followed for, seconds.
-LONGEST_WAIT_S = 300.0
+MAX_RETRY_AFTER_S = 300.0
 
 
 class ServerError(OutblasError, RuntimeError):
@@ -46,7 +46,7 @@ class RequestRejected(OutblasError, RuntimeError):
     """One question that the server refuses for what it is, such as its length; others may be answered."""
 
 
-class Book(Protocol):
+class RequestLog(Protocol):
     """Where attempts are written down."""
 
     def sent(self, question: int, most: Cost) -> int:
@@ -57,7 +57,7 @@ class Book(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long to wait and how often to try.
 
     Attributes:
@@ -111,9 +111,9 @@ class Client:
         base_url: of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``, else
             OpenAI's own). The key is ``OPENAI_API_KEY``.
         account: what may be spent.
-        book: where attempts are written down.
+        request_log: where attempts are written down.
         options: of every answer.
-        patience: how long to wait and how often to try.
+        retry_policy: how long to wait and how often to try.
         limiter: requests and tokens per minute.
         timers: clock, sleep and jitter.
 
@@ -126,19 +126,19 @@ class Client:
         self,
         base_url: str | None,
         account: SpendingAccount,
-        book: Book,
+        request_log: RequestLog,
         *,
         options: AnswerOptions | None = None,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         limiter: RateLimiter | None = None,
         timers: Timers | None = None,
     ) -> None:
-        self.account, self._book = account, book
+        self.account, self._request_log = account, request_log
         self._options, self._timers = options or AnswerOptions(), timers or Timers()
-        self._patience, self._limiter = patience or Patience(), limiter or RateLimiter()
+        self._retry_policy, self._limiter = retry_policy or RetryPolicy(), limiter or RateLimiter()
         self._started = self._timers.clock()
         self._limit_name = "max_tokens"
-        self._open = _connect(base_url, self._patience.silence_s)
+        self._open = _connect(base_url, self._retry_policy.silence_s)
 
     @property
     def seconds(self) -> float:
@@ -157,28 +157,28 @@ class Client:
             ServerError: the server refuses everybody (key, address, name of the model).
         """
         reply = None
-        for attempt in range(self._patience.attempts):
+        for attempt in range(self._retry_policy.attempts):
             reply, after = await self._attempt(question, messages, model)
             if reply.answered:
                 return reply
-            if reply.outcome in FATAL:
+            if reply.outcome in FATAL_OUTCOMES:
                 raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
                                   "a key, an address and a model that it knows",
                                   "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
             if after is None:
                 raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
                                "a question that it takes", "see the transcript")  # fmt: skip
-            if attempt + 1 < self._patience.attempts:
+            if attempt + 1 < self._retry_policy.attempts:
                 await self._timers.sleep(max(after, self._backoff(attempt)))
         assert reply is not None
-        raise Unanswered(f"no answer after {self._patience.attempts} attempts (the last one: {reply.outcome})",
+        raise Unanswered(f"no answer after {self._retry_policy.attempts} attempts (the last one: {reply.outcome})",
                          "a server that answers", "see whether it runs, then repeat the command")  # fmt: skip
 
     async def close(self) -> None:
         await self._open.close()
 
     def _backoff(self, attempt: int) -> float:
-        wait = min(self._patience.longest_s, self._patience.first_s * 2**attempt)
+        wait = min(self._retry_policy.longest_s, self._retry_policy.first_s * 2**attempt)
         return wait * (0.5 + 0.5 * self._timers.jitter())
 
     async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
@@ -187,7 +187,7 @@ class Client:
         self.account.reserve(most, self.seconds)
         try:
             place = await self._limiter.acquire(most.tokens)
-            send = self._book.sent(question, most)
+            send = self._request_log.sent(question, most)
         except BaseException:
             self.account.settle(most, Cost())  # it was never sent
             raise
@@ -195,7 +195,7 @@ class Client:
         try:
             reply, after = await self._send(messages, model, most, begin)
             took = reply.took
-            self._book.replied(send, reply)
+            self._request_log.replied(send, reply)
         finally:  # one that was cut from outside is charged in full: it may have been answered
             self.account.settle(most, took)
             place.tokens = took.tokens
@@ -210,14 +210,14 @@ class Client:
             return self._timers.clock() - begin
 
         def failed(outcome: str, words: object, took: Cost) -> Reply:
-            return failure(outcome, words, took, elapsed())
+            return failed_reply(outcome, words, took, elapsed())
 
         fields: dict[str, object] = {self._limit_name: self._options.max_tokens, **self._options.extra}
         if self._options.temperature is not None:
             fields["temperature"] = self._options.temperature
         request = self._open.chat.completions.create(model=model.name, messages=list(messages), **fields)
         try:
-            found = await asyncio.wait_for(request, self._patience.stall_s)
+            found = await asyncio.wait_for(request, self._retry_policy.stall_s)
             return read_completion(found, most, model.price, elapsed()), None
         except openai.APIStatusError as error:
             return self._refused(error, failed(f"http {error.status_code}", error.message, Cost(1)))
@@ -235,7 +235,7 @@ class Client:
         if error.status_code == 400 and "max_completion_tokens" in reply.text and self._limit_name == "max_tokens":
             self._limit_name = "max_completion_tokens"  # newer models of OpenAI's know the limit by this name alone
             return reply, 0.0
-        return reply, _retry_after(error.response.headers) if error.status_code in RETRIED else None
+        return reply, _retry_after(error.response.headers) if error.status_code in RETRIED_STATUSES else None
 
 
 def check_server(base_url: str | None = None) -> None:
@@ -278,7 +278,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     wait = 0.0
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(ValueError):
-            return min(LONGEST_WAIT_S, max(0.0, float(headers.get(name, "")) * unit))
+            return min(MAX_RETRY_AFTER_S, max(0.0, float(headers.get(name, "")) * unit))
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
-    return min(LONGEST_WAIT_S, max(0.0, wait))
+    return min(MAX_RETRY_AFTER_S, max(0.0, wait))

@@ -15,10 +15,10 @@ from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, Gpu
 from outblas.jail.evaluation_file import load
-from outblas.jail.offline_evaluators import NOT_RUN, CompileOnly, FreeEvaluator, RecordedFree
+from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, FreeEvaluator, RecordedFreeEvaluator
 from outblas.kernels.custom.free_kernel import FreeKernel
 
-COMPILE = "compile"
+COMPILE_ONLY = "compile"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
     from outblas.runtime.device import gpu_count, require_gpus
 
     if text is None:
-        text = "cuda:0" if gpu_count() else COMPILE
+        text = "cuda:0" if gpu_count() else COMPILE_ONLY
     if match := re.fullmatch(r"cuda:(\d{1,3})", text):
         (index,) = require_gpus((int(match[1]),))
         return EvaluatorChoice(text, index)
-    if text == COMPILE or Path(text).is_file():
+    if text == COMPILE_ONLY or Path(text).is_file():
         return EvaluatorChoice(text)
     raise UsageError(f"--device {text!r}", "cuda:N, compile, or a file that free kernels were recorded into",
                      "pass one of them")  # fmt: skip
@@ -66,11 +66,11 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str = "h200") -> Iterator
 
         with LiveEvaluator(place.gpu_index) as live:
             yield live
-    elif place.name == COMPILE:
-        yield WithTemplates(CompileOnly(GPUS[gpu]), ())
+    elif place.name == COMPILE_ONLY:
+        yield WithTemplates(CompileOnlyEvaluator(GPUS[gpu]), ())
     else:
         path = Path(place.name)
-        yield WithTemplates(RecordedFree(path), load(path).evaluations)
+        yield WithTemplates(RecordedFreeEvaluator(path), load(path).evaluations)
 
 
 class WithTemplates:

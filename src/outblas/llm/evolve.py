@@ -27,7 +27,7 @@ from outblas.llm.async_evaluator import AsyncEvaluator
 from outblas.llm.budget import BudgetSpent
 from outblas.llm.client import Client, RequestRejected, ServerError, Unanswered
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
-from outblas.llm.feedback import counters_text, kind_of, score_of, words_of
+from outblas.llm.feedback import counters_text, feedback_text, kind_of, score_of
 from outblas.llm.models import Model
 from outblas.llm.prompt import first_prompt, follow_up
 from outblas.llm.repair_chain import Chain, chains_of
@@ -35,7 +35,7 @@ from outblas.llm.reply import Reply
 from outblas.records.store import Store
 
 #: So many questions in a row without any answer end the run: the server is gone.
-UNANSWERED_IN_A_ROW = 3
+MAX_UNANSWERED_IN_A_ROW = 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EvolveSettings:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ProblemProgress:
     """A problem's state for whoever watches: times in microseconds, the best speed-up, chains begun."""
 
     problem: Problem
@@ -74,12 +74,12 @@ class EvolveRecord:
     Attributes:
         store: where evaluations go; those of other runs in it are known, too.
         run_id: the run's name in the store.
-        ledger: everything else.
+        journal: everything else.
     """
 
     store: Store
     run_id: str
-    ledger: EvolveJournal
+    journal: EvolveJournal
 
 
 class Evolution:
@@ -105,14 +105,14 @@ class Evolution:
         settings: EvolveSettings,
         watch: Callable[[AnswerOutcome], None] = lambda outcome: None,
     ) -> None:
-        store, ledger = record.store, record.ledger
+        store, journal = record.store, record.journal
         self._problems = {p.key: p for p in problems}
-        self._models, self._evaluator, self._ledger, self._client = list(models), evaluator, ledger, client
+        self._models, self._evaluator, self._journal, self._client = list(models), evaluator, journal, client
         self._store, self._run_id, self._settings, self._watch = store, record.run_id, settings, watch
         self._gpu = evaluator.gpu
-        self.archive = Archive(settings.shape, settings.seed, ledger.entries())
+        self.archive = Archive(settings.shape, settings.seed, journal.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
-        self._chains = chains_of(ledger.questions(), ledger.outcomes(), ledger.replies(), settings.turns)
+        self._chains = chains_of(journal.questions(), journal.outcomes(), journal.replies(), settings.turns)
         self._tried = {
             (question.problem, outcome.name): outcome
             for chain in self._chains.values()
@@ -133,24 +133,24 @@ class Evolution:
             cannot work. RecordError: the disk. Each time a repeated command goes on from there.
         """
         self._ended = asyncio.Condition()  # told when a question under way has ended
-        self._judge = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
+        self._async_evaluator = AsyncEvaluator(self._evaluator, self._record, self._evaluations.values())
         ask = self._evaluator.baselines
         try:
             for key, problem in self._problems.items():
-                self._baselines[key] = dict(await self._judge.call(partial(ask, problem)))
+                self._baselines[key] = dict(await self._async_evaluator.call(partial(ask, problem)))
             await asyncio.gather(*(self._work() for _ in range(self._settings.parallel)))
             if self._error is not None:
                 raise self._error
         finally:
-            self._judge.close()
+            self._async_evaluator.close()
             await self._client.close()
         return self._stopping or "every problem is within 2% of its floor"
 
-    def standings(self) -> list[Standing]:
+    def problem_progress(self) -> list[ProblemProgress]:
         """Every problem's state."""
         begun = self._begun()
         return [
-            Standing(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
+            ProblemProgress(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
                      *self._best(key), begun[key])
             for key, p in self._problems.items()
         ]  # fmt: skip
@@ -162,7 +162,7 @@ class Evolution:
     @property
     def evaluating(self) -> int:
         """Candidates under evaluation."""
-        return self._judge.under_way if hasattr(self, "_judge") else 0
+        return self._async_evaluator.under_way if hasattr(self, "_async_evaluator") else 0
 
     async def _work(self) -> None:
         """Chains one after the other: those that a killed run left, then new ones. After an error nobody asks anything
@@ -177,7 +177,7 @@ class Evolution:
                 self._stopping = self._stopping or spent.wrong
             except Unanswered as error:  # its question stays open, for a run that resumes this one
                 self._unanswered += 1
-                if self._unanswered >= UNANSWERED_IN_A_ROW:
+                if self._unanswered >= MAX_UNANSWERED_IN_A_ROW:
                     self._error = self._error or ServerError(
                         f"{self._unanswered} questions in a row had no answer: {error.wrong}",
                         "a server that answers", "see whether it runs, then repeat the command: it resumes",
@@ -190,7 +190,7 @@ class Evolution:
         if self._stopping:
             return None
         begun = self._begun()
-        gaps = {key: gap(self._known_us(key), floor_us(p, self._gpu)) for key, p in self._problems.items()}
+        gaps = {key: log_gap(self._known_us(key), floor_us(p, self._gpu)) for key, p in self._problems.items()}
         key = next_problem(gaps, begun)
         if key is None:
             return None
@@ -203,7 +203,7 @@ class Evolution:
         chain = self._chains[number] = Chain(number)
         model = self._model_of(number)
         names = [p.name for p in parents]
-        chain.questions.append(self._ledger.ask(number, 0, key, island, model.name, "new", names, messages))
+        chain.questions.append(self._journal.ask(number, 0, key, island, model.name, "new", names, messages))
         return chain
 
     async def _carry_on(self, chain: Chain) -> None:
@@ -224,8 +224,8 @@ class Evolution:
         outcome = chain.outcomes[last.id]
         text = follow_up(outcome.kind, outcome.words, self._problems[last.problem], self._gpu,
                          self._best(last.problem)[0], self._settings.max_tokens, self._settings.kinds)  # fmt: skip
-        question = self._ledger.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
-                                    last.parents, chain.continued(text))  # fmt: skip
+        question = self._journal.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
+                                    last.parents, chain.conversation_with(text))  # fmt: skip
         chain.questions.append(question)
         return question
 
@@ -264,7 +264,7 @@ class Evolution:
         name = config_name(read.candidate)
         if (problem.key, name) not in self._tried:
             try:
-                evaluation = await self._judge.evaluate(problem, read.candidate)
+                evaluation = await self._async_evaluator.evaluate(problem, read.candidate)
             except ToolchainMissing as error:
                 if not _needs_more(read.candidate):
                     raise
@@ -292,14 +292,14 @@ class Evolution:
                           question.id)  # fmt: skip
             entries = self.archive.insert(entry)
         ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
-        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, words_of(evaluation, self._gpu))
+        outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, feedback_text(evaluation, self._gpu))
         self._tried[question.problem, name] = outcome
         self._settle(chain, outcome, entries)
 
     def _settle(self, chain: Chain, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
-        self._ledger.settle(outcome, entries)
+        self._journal.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
-        chain.forget(self._settings.turns)
+        chain.drop_texts(self._settings.turns)
         self._watch(outcome)
 
     def _record(self, evaluation: Evaluation) -> None:
@@ -334,7 +334,7 @@ def _needs_more(candidate: Candidate) -> bool:
 CLOSED_GAP = math.log(1.02)
 
 
-def gap(best_us: float | None, floor_us: float) -> float:
+def log_gap(best_us: float | None, floor_us: float) -> float:
     """log of the best known time over the floor; 1 where no time is known."""
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
@@ -345,7 +345,7 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
     These are D'Hondt's divisors: however many tries there are, they are shared out by the gaps.
 
     Args:
-        gaps: problem key -> :func:`gap`. tries: chains begun so far.
+        gaps: problem key -> :func:`log_gap`. tries: chains begun so far.
     """
     open_gaps: Iterable[str] = [key for key, value in gaps.items() if value >= CLOSED_GAP]
     return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

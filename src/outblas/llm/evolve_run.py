@@ -21,7 +21,7 @@ from outblas.jail.offline_evaluators import FreeEvaluator
 from outblas.kernels.config_text import config_from_json
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.budget import Budget, SpendingAccount
-from outblas.llm.client import AnswerOptions, Client, Patience, ServerError, check_server
+from outblas.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, check_server
 from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
 from outblas.llm.evolve import Evolution, EvolveRecord, EvolveSettings
 from outblas.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
@@ -32,15 +32,15 @@ from outblas.records.provenance import collect_provenance, utc_now
 from outblas.records.store import Store
 
 #: Called when the run begins, with what may be watched; what it returns is called after every outcome.
-Watching = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[AnswerOutcome | None], None]]
+MakeProgress = Callable[[Evolution, Budget, SpendingAccount, Client], Callable[[AnswerOutcome | None], None]]
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerSettings:
     """How the server is asked: its address (None: see :class:`Client`), patience, limits per minute, temperature."""
 
     base_url: str | None = None
-    patience: Patience = Patience()
+    retry_policy: RetryPolicy = RetryPolicy()
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     temperature: float | None = None
@@ -63,7 +63,7 @@ class EvolveRequest:
 
     problems: Sequence[Problem]
     models: Sequence[Model]
-    server: Server
+    server: ServerSettings
     place: EvaluatorChoice
     budget: Budget
     settings: EvolveSettings
@@ -71,12 +71,12 @@ class EvolveRequest:
     command: str
 
 
-def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveFiles]:
+def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str, EvolveFiles]:
     """Evolve into the folder of the request, or go on with the run of the same settings that is there.
 
     Args:
         request: what to evolve, by whom, where and how.
-        watching: called when the run begins; see :data:`Watching`.
+        make_progress: called when the run begins; see :data:`MakeProgress`.
 
     Returns:
         Why it ended, and where everything lies. The report is left to the caller.
@@ -98,12 +98,12 @@ def run_evolve(request: EvolveRequest, watching: Watching) -> tuple[str, EvolveF
         with Store(files.store) as store:
             run_id = files.path.resolve().name
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
-            with EvolveJournal(files.store) as ledger:
-                before = ledger.spent().requests
-                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, ledger), watching)
-                silence = unheard(ledger, before)
+            with EvolveJournal(files.store) as journal:
+                before = journal.spent().requests
+                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), make_progress)
+                silence = why_no_answer(journal, before)
                 reason += f"; {silence}" if silence else ""
-                _finish(files, ledger, store.evaluations(), about, evaluator, place, command, reason)
+                _finish(files, journal, store.evaluations(), about, evaluator, place, command, reason)
     if silence:
         raise ServerError(
             silence,
@@ -127,33 +127,39 @@ def _check(request: EvolveRequest) -> None:
     check_server(request.server.base_url)
 
 
-def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, watching: Watching) -> str:
+def _evolve(request: EvolveRequest, evaluator: FreeEvaluator, record: EvolveRecord, make_progress: MakeProgress) -> str:
     """Run the loop; returns why it ended."""
-    server, settings, ledger = request.server, request.settings, record.ledger
-    account = SpendingAccount(request.budget, ledger.spent())
+    server, settings, journal = request.server, request.settings, record.journal
+    account = SpendingAccount(request.budget, journal.spent())
 
     async def run() -> str:
         client = Client(
             server.base_url,
             account,
-            ledger,
+            journal,
             options=AnswerOptions(settings.max_tokens, server.temperature),
-            patience=server.patience,
+            retry_policy=server.retry_policy,
             limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
         )
-        told: list[Callable[[AnswerOutcome | None], None]] = []
+        after_outcome: list[Callable[[AnswerOutcome | None], None]] = []
         evolution = Evolution(
-            request.problems, request.models, evaluator, record, client, settings, lambda outcome: told[0](outcome)
+            request.problems,
+            request.models,
+            evaluator,
+            record,
+            client,
+            settings,
+            lambda outcome: after_outcome[0](outcome),
         )
-        told.append(watching(evolution, request.budget, account, client))
+        after_outcome.append(make_progress(evolution, request.budget, account, client))
         return await evolution.run()
 
     try:
         return asyncio.run(run())
     except KeyboardInterrupt as error:
-        done, spent = len(ledger.outcomes()), ledger.spent()
+        done, spent = len(journal.outcomes()), journal.spent()
         raise KeyboardInterrupt(
-            f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {ledger.path}"
+            f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {journal.path}"
         ) from error
 
 
@@ -166,14 +172,14 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
     }))  # fmt: skip
 
 
-def unheard(ledger: EvolveJournal, before: int = 0) -> str:
+def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
     """Say in words that no request was answered; empty where one was, or none was sent.
 
     Args:
-        ledger: the run's record.
+        journal: the run's record.
         before: requests of earlier sessions. They count only where this session sent none.
     """
-    replies = islice(ledger.replies(), before if ledger.spent().requests > before else 0, None)
+    replies = islice(journal.replies(), before if journal.spent().requests > before else 0, None)
     count, last = 0, None
     for _, reply in replies:
         if reply.answered:
@@ -183,19 +189,19 @@ def unheard(ledger: EvolveJournal, before: int = 0) -> str:
 
 
 def _finish(
-    files: EvolveFiles, ledger: EvolveJournal, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
+    files: EvolveFiles, journal: EvolveJournal, evaluations: Iterable[Evaluation], about: Mapping[str, Any],
     evaluator: FreeEvaluator, place: EvaluatorChoice, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
-    best = _best(ledger)
+    best = _best(journal)
     for key, found in best.items():
         candidate = config_from_json(found["candidate"])
         free = isinstance(candidate, FreeKernel)
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    _write_transcript(files.transcript, ledger)
-    spent = ledger.spent()
+    _write_transcript(files.transcript, journal)
+    spent = journal.spent()
     provenance = collect_provenance(command, place.gpu_index)
     if place.gpu_index is not None:
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
@@ -203,11 +209,11 @@ def _finish(
     write_json(files.run, {**about, **ended})
 
 
-def _write_transcript(path: Path, ledger: EvolveJournal) -> None:
+def _write_transcript(path: Path, journal: EvolveJournal) -> None:
     scratch = path.with_name(f".{path.name}.tmp")
     try:
         with scratch.open("w", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(entry)}\n" for entry in ledger.transcript())
+            file.writelines(f"{json.dumps(entry)}\n" for entry in journal.transcript())
         scratch.replace(path)
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror})", "free disk space", "repeat the command"
@@ -228,10 +234,10 @@ def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, pro
     scratch.replace(path)
 
 
-def _best(ledger: EvolveJournal) -> dict[str, dict[str, Any]]:
+def _best(journal: EvolveJournal) -> dict[str, dict[str, Any]]:
     """Problem key -> its best archived kernel."""
     best: dict[str, dict[str, Any]] = {}
-    for entry in ledger.entries():
+    for entry in journal.entries():
         if entry.problem not in best or entry.score > best[entry.problem]["score"]:
             best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
     return best

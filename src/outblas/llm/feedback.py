@@ -9,7 +9,7 @@ from outblas.core.plausibility import is_below_floor
 from outblas.core.roofline import Gpu, floor_us
 
 #: Kinds of outcome -> what they mean; the order is that of reports.
-KINDS = {
+OUTCOME_KINDS = {
     "proven": "right, and timed",
     "cheat": "rejected: broke a rule, or was faster than the hardware allows",
     "wrong": "wrong numbers, or not the same twice",
@@ -42,11 +42,11 @@ _OF_STATUS = {
     Status.LEFT_OUT: "compiled",
 }
 #: Characters of a compiler's or a gate's words that a prompt has room for.
-LOG_CHARS = 4000
+MAX_LOG_CHARS = 4000
 
 
 def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
-    """One of :data:`KINDS`. What is faster than its floor is a cheat until proven otherwise
+    """One of :data:`OUTCOME_KINDS`. What is faster than its floor is a cheat until proven otherwise
     (outblas.core.plausibility): that holds for recorded ones and for kernels of our families, too."""
     if is_below_floor(evaluation, gpu):
         return "cheat"
@@ -59,7 +59,7 @@ def score_of(evaluation: Evaluation) -> float | None:
     return None if low is None or not (math.isfinite(low) and low > 0) else math.log(low)
 
 
-def words_of(evaluation: Evaluation, gpu: Gpu) -> str:
+def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
     """What the next turn is told: status, gate, how far off, the log, the counters."""
     lines = [f"status: {evaluation.status.value}"]
     if evaluation.detail:
@@ -88,7 +88,7 @@ def counters_text(evaluation: Evaluation) -> str:
     return ", ".join(f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k != "compile_seconds")
 
 
-def clipped(text: str, most: int = LOG_CHARS) -> str:
+def clipped(text: str, most: int = MAX_LOG_CHARS) -> str:
     """Both ends of a text that is too long."""
     if len(text) <= most:
         return text

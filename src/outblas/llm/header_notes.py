@@ -9,7 +9,7 @@ from functools import cache
 from outblas.kernels.kernel_hash import kernel_headers
 
 #: Headers in `kernels/ptx/` that prompts list, the rest being of use to our own generators only.
-LISTED = ("types", "sync", "load", "cp_async", "mma", "mbarrier", "tma", "wgmma", "cluster")
+LISTED_HEADERS = ("types", "sync", "load", "cp_async", "mma", "mbarrier", "tma", "wgmma", "cluster")
 #: A function's comment, its template line and its head up to the body.
 _FUNCTION = re.compile(
     r"(?P<comment>(?:^//[^\n]*\n)*)(?P<template>^template[^\n]*\n)?"
@@ -19,9 +19,9 @@ _FUNCTION = re.compile(
 
 
 @cache
-def listing() -> str:
+def header_listing() -> str:
     """All of them, a header after the other."""
-    return "\n".join(line for name in LISTED for line in _header(name))
+    return "\n".join(line for name in LISTED_HEADERS for line in _header(name))
 
 
 def _header(name: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
 from outblas.llm.compact import describe, describe_offered
 from outblas.llm.feedback import clipped
-from outblas.llm.header_notes import listing
+from outblas.llm.header_notes import header_listing
 
 #: Outcome -> the template that follows it; a kind without one ends its chain.
 FOLLOW_UPS = {
@@ -68,7 +68,7 @@ def first_prompt(
         contract=_contract(problem, gpu) if CODE in kinds else "",
         knobs=_fill("knobs", families=describe()) if CONFIG in kinds else "",
         parents=_parents(parents, counters),
-        asked=asked(kinds),
+        asked=answer_rules(kinds),
     )
     return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
 
@@ -107,14 +107,14 @@ def follow_up(
     return _fill(
         FOLLOW_UPS[kind],
         words=words or "no more is known",
-        asked=asked(kinds),
+        asked=answer_rules(kinds),
         best_us="an unknown number of" if best_us is None else f"{best_us:.2f}",
         floor_us=f"{floor_us(problem, gpu):.2f}",
         max_tokens=str(max_tokens),
     )
 
 
-def asked(kinds: Sequence[str]) -> str:
+def answer_rules(kinds: Sequence[str]) -> str:
     """What an answer has to hold."""
     name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
     return _fill(name).strip()
@@ -163,7 +163,7 @@ def _contract(problem: Problem, gpu: Gpu) -> str:
         arch=f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}",
         acc=problem.acc,
         element="half" if problem.dtype == "fp16" else "__nv_bfloat16",
-        headers=listing(),
+        headers=header_listing(),
         b_stored="N x K by rows" if problem.layout == "TN" else "K x N by rows",
     )
 

@@ -13,7 +13,7 @@ WINDOW_S = 60.0
 
 
 @dataclass
-class Sent:
+class SentRequest:
     """A request of the last minute; its tokens are an estimate until its answer is there."""
 
     at: float
@@ -33,15 +33,15 @@ class RateLimiter:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self._requests, self._tokens, self._clock, self._sleep = requests, tokens, clock, sleep
-        self._sent: deque[Sent] = deque()
+        self._sent: deque[SentRequest] = deque()
         self._turn = asyncio.Lock()
 
-    async def acquire(self, tokens: int) -> Sent:
+    async def acquire(self, tokens: int) -> SentRequest:
         """Wait for a place, and take it."""
         async with self._turn:
             while (wait := self._wait(tokens)) > 0:
                 await self._sleep(wait)
-            sent = Sent(self._clock(), tokens)
+            sent = SentRequest(self._clock(), tokens)
             self._sent.append(sent)
             return sent
 

@@ -44,13 +44,13 @@ class Chain:
     def unfinished(self, turns: int) -> bool:
         return self.open_question() is not None or self.wants_follow_up(turns)
 
-    def forget(self, turns: int) -> None:
+    def drop_texts(self, turns: int) -> None:
         """Let go of the texts of a chain that is finished: the record has them."""
         if not self.unfinished(turns):
             self.questions = [replace(q, messages=()) for q in self.questions]
             self.replies.clear()
 
-    def continued(self, text: str) -> list[Message]:
+    def conversation_with(self, text: str) -> list[Message]:
         """The conversation with the last answer and what is said to it. An empty answer is left out: servers refuse
         messages without content."""
         reply = self.replies.get(self.last.id)
@@ -75,7 +75,7 @@ def chains_of(
         of_question[question.id] = chain
         if question.id in outcomes:
             chain.outcomes[question.id] = outcomes[question.id]
-        chain.forget(turns)  # a later question brings the whole conversation again
+        chain.drop_texts(turns)  # a later question brings the whole conversation again
     for number, reply in replies:
         if reply.answered and of_question[number].unfinished(turns):
             of_question[number].replies[number] = reply

@@ -69,7 +69,7 @@ def read_completion(found: Any, most: Cost, price: Price, seconds: float) -> Rep
     return Reply("answered", _whole(text), finish, took, seconds, _whole(str(thought)[:ANSWER_CHARS]))
 
 
-def failure(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
+def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
     """An attempt without an answer. Some servers repeat the key that they refuse: it is not kept."""
     text = " ".join(str(words).split())
     key = api_key()

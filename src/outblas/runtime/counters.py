@@ -100,7 +100,7 @@ def counter_cells(counters: Mapping[str, float]) -> Sequence[str]:
     def text(name: str, scale: float, form: str) -> str:
         return form.format(counters[name] * scale) if name in counters else "–"
 
-    shares = [text(name, 100.0, "{:.1f}%") for name in ("tensor_pipe", "dram", "l2_hit_rate", "occupancy")]
+    percentages = [text(name, 100.0, "{:.1f}%") for name in ("tensor_pipe", "dram", "l2_hit_rate", "occupancy")]
     counts = [text("instructions", 1e-6, "{:.2f}"), text("cycles", 1e-3, "{:.1f}")]
     stalls = ", ".join(f"{reason} {ratio:.2f}" for reason, ratio in main_stalls(counters))
-    return [*shares, *counts, stalls or "–"]
+    return [*percentages, *counts, stalls or "–"]

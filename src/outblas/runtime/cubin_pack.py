@@ -164,8 +164,8 @@ def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes
     offsets = [start]
     for blob in blobs:
         offsets.append(offsets[-1] + len(blob))
-    places = list(zip(offsets, map(len, blobs), strict=False))  # the last offset is the file's end
-    of_dictionaries, of_images = places[: len(dictionaries)], places[len(dictionaries) :]
+    extents = list(zip(offsets, map(len, blobs), strict=False))  # the last offset is the file's end
+    of_dictionaries, of_images = extents[: len(dictionaries)], extents[len(dictionaries) :]
     table = b"".join(
         [
             text,

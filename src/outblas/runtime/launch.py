@@ -141,14 +141,14 @@ class LoadedKernel:
         config: the knobs it was compiled with.
 
     Attributes:
-        shipped: the cubin came with the package and was not compiled here; said by whoever loads it.
+        packaged: the cubin came with the package and was not compiled here; said by whoever loads it.
 
     Raises:
         DeviceError: the driver cannot load the cubin (other architecture, driver too old).
     """
 
     def __init__(self, cubin: Cubin, config: KernelConfig) -> None:
-        self.config, self.name, self.shipped = config, config_name(config), False
+        self.config, self.name, self.packaged = config, config_name(config), False
         self._family = FAMILIES[config.family]
         cu = driver()
         ensure_context()

@@ -65,7 +65,7 @@ MAIN_STALLS = 3
 MARK_KERNEL = "spin_kernel"
 
 #: Where ncu is when it is not on the PATH.
-_PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
+_NCU_GLOBS = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _UNITS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _COUNTED = re.compile(r"(?P<prefix>[KMGT]?)(byte|inst|cycle|sector|warp|block|thread)\b")
@@ -94,7 +94,7 @@ def find_ncu(named: str | None = None) -> str:
     """
     there = shutil.which(named or "ncu")
     if there is None and named is None:
-        found = [str(path) for place in _PLACES for path in sorted(Path("/").glob(place.lstrip("/")))]
+        found = [str(path) for place in _NCU_GLOBS for path in sorted(Path("/").glob(place.lstrip("/")))]
         there = next(filter(shutil.which, reversed(found)), None)
     if there is None:
         raise ToolchainMissing(

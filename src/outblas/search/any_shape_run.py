@@ -47,9 +47,9 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.tune import SearchOptions, tune
 
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
-PROVED_ON = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
+PROOF_EXTENTS = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
 #: Above this a single product takes milliseconds, and both sides are as fast as the clock allows.
-MOST_FLOPS = 1e12
+MAX_FLOPS = 1e12
 #: Seeds of what is fitted and of what is benched.
 RECORDED, BENCHED = 1, 2
 
@@ -71,7 +71,11 @@ def any_extents(rng: random.Random) -> tuple[int, int, int]:
     return m, n, k
 
 
-KINDS: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (near_layers, multiples_of_8, any_extents)
+EXTENT_GENERATORS: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (
+    near_layers,
+    multiples_of_8,
+    any_extents,
+)
 
 
 def shapes(count: int, seed: int) -> list[Problem]:
@@ -80,8 +84,8 @@ def shapes(count: int, seed: int) -> list[Problem]:
     known = {(p.m, p.n, p.k) for name in SUITES for p in suite(name)}
     found: dict[Problem, None] = {}
     while len(found) < count:
-        mnk = KINDS[len(found) % len(KINDS)](rng)
-        if mnk not in known and 2 * math.prod(mnk) <= MOST_FLOPS:
+        mnk = EXTENT_GENERATORS[len(found) % len(EXTENT_GENERATORS)](rng)
+        if mnk not in known and 2 * math.prod(mnk) <= MAX_FLOPS:
             found[Problem(*mnk, rng.choice(("TN", "TN", "TN", "NN")))] = None
     return list(found)
 
@@ -103,7 +107,7 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
         What was written, in words.
     """
     gpu, general = gpu_of_device(0), general_kernels()
-    options = Options(0, gpu, rounds=7, baselines=("torch",), hopeless=1.3, level="cell")
+    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=1.3, level="cell")
 
     def progress(done: int, of: int, mean: float) -> None:
         if done % 500 == 0:
@@ -135,7 +139,7 @@ def prove(out: Path) -> bool:
     """
     gpu, pairs = gpu_of_device(0), []
     for config, layout, dtype in product(AnyShapeModel.load("h200").kernels, get_args(Layout), get_args(Dtype)):
-        problems = (Problem(*mnk, layout, dtype) for mnk in PROVED_ON)
+        problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
         pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
     failed = {}
     with LiveEvaluator(0, Options(0, gpu, rounds=3, baselines=("torch",))) as evaluator:
@@ -156,7 +160,7 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     Args:
         problems: what to bench.
         out: the result file.
-        summary_file: the figures of :func:`summarized`, with where they come from.
+        summary_file: the figures of :func:`summarize_rows`, with where they come from.
 
     Returns:
         The figures.
@@ -169,12 +173,12 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     # No kernel with PDL is on offer: where a caller allows it the same kernels are used.
     result = replace(result, rows=[row for row in result.rows if not row["pdl"]])
     write_result(result.rows, result.meta, out)
-    summary = summarized(result.rows)
+    summary = summarize_rows(result.rows)
     write_json(summary_file, {**summary, "provenance": result.meta["provenance"], "fit": found.about})
     return {**summary, "fit": found.about}
 
 
-def summarized(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of benched problems: over torch.matmul, which the rest is left to, and what is ours beside autotuned cuBLASLt."""
     over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in rows]
     ours = [row for row in rows if not row["fallback"]]

@@ -16,7 +16,7 @@ from outblas.kernels.catalogue import launch_options
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry_terms import WGMMA_ROWS
 from outblas.kernels.legality import why_illegal
-from outblas.search.agents.base import in_turns
+from outblas.search.agents.base import interleave
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
 MAX_LOG2_DISTANCE = 2.0
@@ -48,7 +48,7 @@ def neighbour_winners(
                 config, by = configs[launch], weights[launch]
                 config = FAMILIES[config.family].transposed(config) if swapped else config
                 by[config] = by.get(config, 0.0) + 1 / (1 + away) ** 2
-    turns = in_turns(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
+    turns = interleave(*(sorted(by, key=lambda c: (-by[c], config_name(c))) for by in weights.values()))
     return [c for c in dict.fromkeys(turns) if c not in known and why_illegal(problem, c, gpu) is None]
 
 

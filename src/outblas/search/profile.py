@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.ncu_target import Algorithm, Profiler, Work, cache_of
+from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileResult:
     """What :func:`run_profile` found.
 
     Attributes:
@@ -72,7 +72,7 @@ class ProfileRequest:
     command: str = "outblas profile"
 
 
-def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Profiled:
+def run_profile(request: ProfileRequest, progress: Progress | None = None) -> ProfileResult:
     """Profile candidates of a tune run; what its store holds is not profiled again.
 
     Args:
@@ -89,11 +89,11 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
     if request.top < 1:
         raise UsageError(f"--top is {request.top}", "1 or more candidates per problem", "pass a larger --top")
     with open_store(path) as (store, run_id):
-        wanted = chosen(store.evaluations(run_id), request.top, request.mnk, request.config)
+        wanted = select_pairs(store.evaluations(run_id), request.top, request.mnk, request.config)
         known = store.counters_by_pair(run_id)
         missing = [pair for pair in wanted if _key(pair) not in known]
         if not missing:
-            return Profiled({pair: known[_key(pair)] for pair in wanted}, 0)
+            return ProfileResult({pair: known[_key(pair)] for pair in wanted}, 0)
         with lock_folder(path):
             gpu = gpu_of_device(gpu_index)
             tool = ncu.find_ncu(request.tool)
@@ -108,10 +108,12 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
                     if progress is not None:
                         progress(done, len(wanted))
         known = store.counters_by_pair(run_id)
-        return Profiled({pair: known[_key(pair)] for pair in wanted}, len(missing))
+        return ProfileResult({pair: known[_key(pair)] for pair in wanted}, len(missing))
 
 
-def chosen(evaluations: Iterator[Evaluation], top: int, mnk: Sequence[str], config: KernelConfig | None) -> list[Pair]:
+def select_pairs(
+    evaluations: Iterator[Evaluation], top: int, mnk: Sequence[str], config: KernelConfig | None
+) -> list[Pair]:
     """The pairs to profile: see :func:`run_profile`.
 
     Raises:
@@ -152,24 +154,26 @@ def _legal(pairs: Sequence[Pair], gpu: Gpu) -> None:
             raise UsageError(f"{config_name(config)} on {problem.key}: {reason}", "a legal kernel", "tune again")
 
 
-def _batches(pairs: Sequence[Pair], gpu: Gpu) -> Iterator[list[Work]]:
+def _batches(pairs: Sequence[Pair], gpu: Gpu) -> Iterator[list[ProfileWork]]:
     """A few problems at a time, all of one state of L2."""
     by_problem: dict[Problem, list[KernelConfig]] = {}
     for problem, config in pairs:
         by_problem.setdefault(problem, []).append(config)
-    works = [Work(problem, tuple(configs), cache_of(problem, gpu)) for problem, configs in by_problem.items()]
+    works = [ProfileWork(problem, tuple(configs), cache_of(problem, gpu)) for problem, configs in by_problem.items()]
     for cache in dict.fromkeys(work.l2 for work in works):
         same = [work for work in works if work.l2 == cache]
         for start in range(0, len(same), PROBLEMS_AT_ONCE):
             yield same[start:][:PROBLEMS_AT_ONCE]
 
 
-def _record(store: Store, run_id: str, works: Sequence[Work], profiler: Profiler, about: Mapping[str, Any]) -> int:
+def _record(
+    store: Store, run_id: str, works: Sequence[ProfileWork], profiler: Profiler, about: Mapping[str, Any]
+) -> int:
     """Profile one batch, of one state of L2, and record it; how many candidates that were."""
     found: dict[Pair, dict[str, float]] = {}
     for work, entries in zip(works, profiler.kernels(works), strict=True):
         for config, kernels in zip(work.entries, entries, strict=True):
-            assert not isinstance(config, Algorithm)
+            assert not isinstance(config, ProfiledAlgorithm)
             if len(kernels) != 1:
                 raise RecordError(
                     f"{config_name(config)} launched {len(kernels)} kernels", "one per call", "profile again"

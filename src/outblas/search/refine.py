@@ -11,10 +11,10 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.neighbours import neighbours
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 
 
-class Untried(Agent):
+class UntriedAgent(Agent):
     """The ranking model's order of what was not tried; launch options in turns, no PDL where a launch is nothing."""
 
     name = "untried"
@@ -30,11 +30,11 @@ class Untried(Agent):
         if not left:
             return []
         ranked = [left[i] for i in rank(problem, left, self.gpu)]
-        turns = by_launch(ranked, launch_options(problem, self.gpu))
-        return unexplored(in_turns(*turns), history)[:n]
+        turns = group_by_launch(ranked, launch_options(problem, self.gpu))
+        return unexplored(interleave(*turns), history)[:n]
 
 
-class InOrder(Agent):
+class InOrderAgent(Agent):
     """The candidates as they are offered."""
 
     name = "in_order"
@@ -45,7 +45,7 @@ class InOrder(Agent):
         return unexplored(candidates, history)[:n]
 
 
-class Before(Agent):
+class PreferredFirstAgent(Agent):
     """What is known of a problem first, then what another agent proposes, under its name."""
 
     def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
@@ -80,7 +80,7 @@ def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
     return {launch: config for launch, (_, config) in best.items()}
 
 
-def near_the_best(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
+def neighbours_of_winners(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
     """Neighbours of the fastest proven candidate of each launch option that were not tried, options in turns."""
     known, options = {e.config for e in tried}, launch_options(problem, gpu)
     best, turns = winners(tried), []
@@ -88,4 +88,4 @@ def near_the_best(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> li
         if launch in best:
             near = neighbours(problem, best[launch], gpu)
             turns.append([c for c in near if c not in known and launch_of(c) in options])
-    return list(dict.fromkeys(in_turns(*turns)))
+    return list(dict.fromkeys(interleave(*turns)))

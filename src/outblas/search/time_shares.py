@@ -50,7 +50,7 @@ def predicted_us(problem: Problem, gpu: Gpu) -> float:
     return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
 
 
-def captured_shares(file: Path, device: Device) -> tuple[list[TimeShare], str]:
+def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], str]:
     """Rank the problems of a captured file by their share of its time on a device.
 
     Args:

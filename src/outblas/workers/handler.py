@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _WARM_UP = Problem(256, 256, 256)
 
 
-class Item(NamedTuple):
+class WorkItem(NamedTuple):
     """What a worker is asked for.
 
     Attributes:
@@ -74,24 +74,24 @@ def make_handler(options: Options) -> Handler:
 
 
 class Handler:
-    """Lives in the worker: answers batches of :data:`Item`."""
+    """Lives in the worker: answers batches of :data:`WorkItem`."""
 
     def __init__(self, options: Options) -> None:
         from outblas.judge.baselines import make_baselines
 
-        self.ledger = PhaseTimer("idle")
+        self.phase_timer = PhaseTimer("idle")
         self._options = options
         self._baselines = make_baselines(options.gpu_index, options.baselines)
         if options.algorithms is not None and LT_AUTO in self._baselines:
             kept = AlgorithmCache.of_gpu(Path(options.algorithms), options.gpu_index)
-            self._baselines[LT_AUTO].keep(kept)
+            self._baselines[LT_AUTO].use_cache(kept)
         self._kernels: dict[KernelKind, Any] = {}
         self._proved: dict[KernelKind, Verdict] = {}
         self._trials: TrialCache | None = None
-        self._desk: BenchCell | None = None
+        self._bench_cell: BenchCell | None = None
 
-    def __call__(self, items: list[tuple[int, Item]], emit: Emit) -> None:
-        with self.ledger.phase("batch"):
+    def __call__(self, items: list[tuple[int, WorkItem]], emit: Emit) -> None:
+        with self.phase_timer.phase("batch"):
             for problem, group in groupby(items, key=lambda item: item[1].problem):
                 self._problem(problem, list(group), emit)
 
@@ -103,43 +103,43 @@ class Handler:
             ToolchainMissing: a wheel is missing. DeviceError, RuntimeError: the GPU cannot be used.
         """
         options = replace(self._options, warmup_seconds=0.0, benchmark_seconds=0.0)
-        with self.ledger.phase("start"):
+        with self.phase_timer.phase("start"):
             if "nvmmh" in self._baselines:
-                self._baselines["nvmmh"].offer({_WARM_UP: None})
-            desk = BenchCell(_WARM_UP, options, self._baselines, PhaseTimer("start"))
+                self._baselines["nvmmh"].set_configs({_WARM_UP: None})
+            bench_cell = BenchCell(_WARM_UP, options, self._baselines, PhaseTimer("start"))
             try:
-                if desk.graphs:
-                    desk.measure_baselines(options)
+                if bench_cell.graphs:
+                    bench_cell.measure_baselines(options)
             finally:
-                desk.close()
+                bench_cell.close()
 
-    def _problem(self, problem: Problem, items: list[tuple[int, Item]], emit: Emit) -> None:
+    def _problem(self, problem: Problem, items: list[tuple[int, WorkItem]], emit: Emit) -> None:
         emit.begin(None)
         try:
-            desk = self._at(problem, items[0][1].nvmmh)
+            bench_cell = self._at(problem, items[0][1].nvmmh)
         except ToolchainMissing:
             raise
         except (OutblasError, RuntimeError) as error:  # too large for this GPU's memory, say
-            self._give_up(problem, items, faults.one_line(faults.or_fault(error)), emit)
+            self._give_up(problem, items, faults.first_line(faults.raise_if_context_lost(error)), emit)
             return
-        waiting: list[tuple[int, Waiting]] = []
+        waiting: list[tuple[int, ProvenCandidate]] = []
         for index, item in items:
             if item.config is None:
-                emit.done(index, (None, desk.measure_baselines(self._options)))
+                emit.done(index, (None, bench_cell.measure_baselines(self._options)))
                 continue
             emit.begin(index)
-            tried = self._try(desk, item, item.config, emit, index)
+            tried = self._try(bench_cell, item, item.config, emit, index)
             if isinstance(tried, Evaluation):
                 emit.done(index, (tried, None))
                 continue
             waiting.append((index, tried))
             if len(waiting) == self._options.chunk:
-                self._time(desk, waiting, emit)
+                self._time(bench_cell, waiting, emit)
                 waiting = []
         if waiting:
-            self._time(desk, waiting, emit)
+            self._time(bench_cell, waiting, emit)
 
-    def _give_up(self, problem: Problem, items: list[tuple[int, Item]], detail: str, emit: Emit) -> None:
+    def _give_up(self, problem: Problem, items: list[tuple[int, WorkItem]], detail: str, emit: Emit) -> None:
         for index, (_, config, *_) in items:
             if config is None:
                 emit.done(index, (None, Baselines(left_out={"all": detail})))
@@ -147,59 +147,61 @@ class Handler:
                 emit.done(index, (Evaluation(problem, config, Status.LAUNCH_ERROR, detail), None))
 
     def _at(self, problem: Problem, nvmmh: KernelConfig | None) -> BenchCell:
-        if self._desk is None or self._desk.problem != problem:
-            if self._desk is not None:
-                self._desk.close()
-                self._desk = None
+        if self._bench_cell is None or self._bench_cell.problem != problem:
+            if self._bench_cell is not None:
+                self._bench_cell.close()
+                self._bench_cell = None
             if "nvmmh" in self._baselines:
-                self._baselines["nvmmh"].offer({problem: nvmmh})
-            self.ledger.count("desks")
+                self._baselines["nvmmh"].set_configs({problem: nvmmh})
+            self.phase_timer.count("desks")
             try:
-                self._desk = BenchCell(problem, self._options, self._baselines, self.ledger)
+                self._bench_cell = BenchCell(problem, self._options, self._baselines, self.phase_timer)
             except (OutblasError, RuntimeError):
                 if self._trials is None or not self._trials.bytes:
                     raise
                 self._trials.clear()  # there may be room without them
-            self._desk = self._desk or BenchCell(problem, self._options, self._baselines, self.ledger)
-        return self._desk
+            self._bench_cell = self._bench_cell or BenchCell(problem, self._options, self._baselines, self.phase_timer)
+        return self._bench_cell
 
-    def _try(self, desk: BenchCell, item: Item, config: Candidate, emit: Emit, index: int) -> Evaluation | Waiting:
+    def _try(
+        self, bench_cell: BenchCell, item: WorkItem, config: Candidate, emit: Emit, index: int
+    ) -> Evaluation | ProvenCandidate:
         """Everything up to a captured graph; a failure is an Evaluation."""
 
         def failed(status: Status, detail: str, verdict: Verdict | None = None) -> Evaluation:
-            return Evaluation(desk.problem, config, status, detail, verdict or Verdict(status, (), detail))
+            return Evaluation(bench_cell.problem, config, status, detail, verdict or Verdict(status, (), detail))
 
-        self.ledger.count("candidates")
-        reason = self._why_illegal(desk.problem, config)
+        self.phase_timer.count("candidates")
+        reason = self._why_illegal(bench_cell.problem, config)
         if reason is not None:
             return failed(Status.ILLEGAL, reason)
         try:
-            with self.ledger.phase("load"):
+            with self.phase_timer.phase("load"):
                 kernel, counters = self._kernel_of(item)
         except CompileError as error:
             return failed(Status.COMPILE_ERROR, str(error))
         except _Static as static:
             return failed(Status.STATIC_REJECTED, str(static))
         except DeviceError as error:  # the driver cannot load it
-            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
+            return failed(Status.LAUNCH_ERROR, faults.first_line(faults.raise_if_context_lost(error)))
         try:
             proved = item.proved or config_name(config) in self._options.proved
-            verdict = self._prove(desk, kernel, config, proved, emit, index)
+            verdict = self._prove(bench_cell, kernel, config, proved, emit, index)
             if verdict.status is not Status.PASSED:
                 return failed(verdict.status, verdict.detail, verdict)
-            with self.ledger.phase("capture"):
-                return Waiting(config, desk.bench.capture(kernel), verdict, counters)
+            with self.phase_timer.phase("capture"):
+                return ProvenCandidate(config, bench_cell.bench.capture(kernel), verdict, counters)
         except ToolchainMissing:
             raise
         except Exception as error:  # whatever a candidate raises is its own failure
-            return failed(Status.LAUNCH_ERROR, faults.one_line(faults.or_fault(error)))
+            return failed(Status.LAUNCH_ERROR, faults.first_line(faults.raise_if_context_lost(error)))
 
     def _why_illegal(self, problem: Problem, config: Any) -> str | None:
         from outblas.kernels.legality import why_illegal
 
         return why_illegal(problem, config, self._options.gpu)
 
-    def _kernel_of(self, item: Item) -> tuple[Any, dict[str, float]]:
+    def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
         """A loaded kernel and its counters."""
         assert item.config is not None
         return self._kernel(item.problem, item.config)
@@ -213,7 +215,7 @@ class Handler:
 
         key = kernel_kind(problem, config)
         if key not in self._kernels:
-            self.ledger.count("kernels loaded")
+            self.phase_timer.count("kernels loaded")
             source = make_source(problem, config)
             cubin = compile_source(source, architecture(self._options.gpu))
             reason = check_static(cubin.facts, source, cubin)
@@ -223,41 +225,45 @@ class Handler:
             self._kernels[key] = (load(cubin, config), counters)
         return self._kernels[key]  # type: ignore[no-any-return]
 
-    def _prove(self, desk: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int) -> Verdict:
-        from outblas.judge.gates import prove_each
+    def _prove(
+        self, bench_cell: BenchCell, kernel: Bindable, config: Any, proved: bool, emit: Emit, index: int
+    ) -> Verdict:
+        from outblas.judge.gates import prove_on_all
         from outblas.kernels.source import kernel_kind
 
         full: Verdict | None = None
         if self._options.level == "full" and not proved:
-            key = kernel_kind(desk.problem, config)
+            key = kernel_kind(bench_cell.problem, config)
             if key not in self._proved:
-                self.ledger.count("kernels proved")
-                small = proof_shapes(desk.problem, config, self._options.gpu)
-                with self.ledger.phase("prove"):
-                    told = _told(small or [desk.problem], emit, index)
-                    self._proved[key] = prove_each(kernel, told, self._options.gpu_index, self._shelf())
+                self.phase_timer.count("kernels proved")
+                small = proof_shapes(bench_cell.problem, config, self._options.gpu)
+                with self.phase_timer.phase("prove"):
+                    problems_with_sign = _with_sign_of_life(small or [bench_cell.problem], emit, index)
+                    self._proved[key] = prove_on_all(
+                        kernel, problems_with_sign, self._options.gpu_index, self._trial_cache()
+                    )
             full = self._proved[key]
             if full.status is not Status.PASSED:
                 return full
             emit.begin(index)
-        with self.ledger.phase("cell"):
-            cell = desk.prover.call(kernel.bind(desk.problem, *desk.bench.operands(0)))
+        with self.phase_timer.phase("cell"):
+            cell = bench_cell.prover.call(kernel.bind(bench_cell.problem, *bench_cell.bench.operands(0)))
         if cell.status is Status.MEMORY_VIOLATION and self._trials is not None:
             self._trials.clear()  # it may have written there, too
         if cell.status is not Status.PASSED or full is None:
             return cell
         return Verdict(Status.PASSED, full.gates, "", max(full.max_err_ratio or 0.0, cell.max_err_ratio or 0.0))
 
-    def _shelf(self) -> TrialCache:
+    def _trial_cache(self) -> TrialCache:
         """What kernels of ours are proved with, kept from one to the next."""
         from outblas.judge.trials import TrialCache
 
         self._trials = self._trials or TrialCache.of_gpu(self._options.gpu_index)
         return self._trials
 
-    def _time(self, desk: BenchCell, waiting: list[tuple[int, Waiting]], emit: Emit) -> None:
+    def _time(self, bench_cell: BenchCell, waiting: list[tuple[int, ProvenCandidate]], emit: Emit) -> None:
         """Time a chunk in the same rounds as the baselines, answer each and free their graphs."""
-        from outblas.judge.rounds import Prune, behind_their_kind, speedup
+        from outblas.judge.rounds import Prune, slower_than_their_kind, speedup
 
         alone = waiting[0][0] if len(waiting) == 1 else None
         emit.begin(alone)
@@ -265,23 +271,25 @@ class Handler:
         graphs: dict[str, GraphEntry] = {str(index): candidate.graph for index, candidate in waiting}
         try:
             kinds = {str(index): launch_of(candidate.config) for index, candidate in waiting}
-            prune = Prune(options.look, behind_their_kind(options.hopeless, kinds))
-            self.ledger.count("chunks")
-            with self.ledger.phase("time"):
-                timings = desk.measure({**desk.graphs, **graphs}, options, prune)
-            baselines = desk.report(timings)
+            prune = Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds))
+            self.phase_timer.count("chunks")
+            with self.phase_timer.phase("time"):
+                timings = bench_cell.measure({**bench_cell.graphs, **graphs}, options, prune)
+            baselines = bench_cell.report(timings)
             rivals = [name for name in RIVALS if name in timings]
-            with self.ledger.phase("recheck"):
-                whole = not options.recheck or desk.prover.whole()
+            with self.phase_timer.phase("recheck"):
+                whole = not options.recheck or bench_cell.prover.operands_intact()
             for index, candidate in waiting:
-                with self.ledger.phase("recheck"):
-                    after = self._again(desk, candidate, timings[str(index)], baselines) if whole else _OVERWRITTEN
+                with self.phase_timer.phase("recheck"):
+                    after = (
+                        self._again(bench_cell, candidate, timings[str(index)], baselines) if whole else _OVERWRITTEN
+                    )
                 if after.status is not Status.PASSED:
                     detail = f"after timing: {after.detail}"
-                    value = Evaluation(desk.problem, candidate.config, after.status, detail, after)
+                    value = Evaluation(bench_cell.problem, candidate.config, after.status, detail, after)
                 else:
                     value = Evaluation(
-                        desk.problem,
+                        bench_cell.problem,
                         candidate.config,
                         Status.PASSED,
                         after.detail,
@@ -295,17 +303,19 @@ class Handler:
                     )
                 emit.done(index, (value, baselines))
         except (OutblasError, RuntimeError) as error:
-            raise faults.or_fault(error) from error
+            raise faults.raise_if_context_lost(error) from error
         finally:
             for graph in graphs.values():
                 graph.free()
 
-    def _again(self, desk: BenchCell, candidate: Waiting, timing: Timing, baselines: Baselines) -> Verdict:
+    def _again(
+        self, bench_cell: BenchCell, candidate: ProvenCandidate, timing: Timing, baselines: Baselines
+    ) -> Verdict:
         """The proof after timing, on a replay of the timed graph."""
-        return desk.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
+        return bench_cell.prover.graph(candidate.graph.executable) if self._options.recheck else candidate.verdict
 
 
-def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:
+def _with_sign_of_life(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Problem]:
     """The problems, with a sign of life before each: every proof has the time limit to itself."""
     for problem in problems:
         emit.begin(index)
@@ -313,7 +323,7 @@ def _told(problems: Iterable[Problem], emit: Emit, index: int) -> Iterator[Probl
 
 
 @dataclass
-class Waiting:
+class ProvenCandidate:
     """Proved and captured, waiting to be timed."""
 
     config: Candidate

@@ -8,7 +8,7 @@ The handler is made in the worker by a module-level factory, so that everything 
 
     handler = factory(*args)
     handler(items, emit)      # calls emit.begin(i), emit.done(i, value), any number of times
-    handler.ledger            # optional: what it spends its seconds on (outblas.core.phase_times)
+    handler.phase_timer       # optional: what it spends its seconds on (outblas.core.phase_times)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outblas.core.child_process import ChildProcess
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTotals
-from outblas.judge.faults import Faulted
+from outblas.judge.faults import ContextLost
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
@@ -38,7 +38,7 @@ _WATCH_S, _MESSAGE_BYTES, _WORDS = 1.0, 16 << 20, 400
 
 
 @dataclass(frozen=True)
-class Lost:
+class WorkerLoss:
     """An item that cost its worker: HANG, FAULT or EXITED, and one line on it."""
 
     status: Status
@@ -105,7 +105,7 @@ class Sandbox:
         return self._past + self._present
 
     def run(self, items: Sequence[Any], meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[int, Any]]:
-        """Answers as (index, value) in the order they come; a value is :class:`Lost` if the item cost its worker.
+        """Answers as (index, value) in the order they come; a value is :class:`WorkerLoss` if the item cost its worker.
 
         Every item is answered exactly once. Closing the iterator early stops the worker.
 
@@ -153,7 +153,7 @@ class Sandbox:
 
     def _batch(
         self, batch: list[tuple[int, Any]], left: set[int], meanwhile: Callable[[], None] | None
-    ) -> Generator[tuple[int, Any], None, tuple[int | None, Lost | None]]:
+    ) -> Generator[tuple[int, Any], None, tuple[int | None, WorkerLoss | None]]:
         """Run one batch; answered items leave ``left``. Returns whom to blame, if anyone, and the loss, if any."""
         child = self._ready()
         connection = child.connection
@@ -172,9 +172,9 @@ class Sandbox:
                     return current, loss
                 try:
                     kind, *rest = self._received(child, left)
-                except Unreadable as error:
+                except UnreadableMessage as error:
                     self._end(kill=True)
-                    return current, Lost(Status.EXITED, f"the worker sent what cannot be read ({error})")
+                    return current, WorkerLoss(Status.EXITED, f"the worker sent what cannot be read ({error})")
                 if kind == "begin":
                     current = rest[0]
                 elif kind == "done":
@@ -183,11 +183,11 @@ class Sandbox:
                     yield rest[0], rest[1]
                 elif kind == "fault":
                     self._end(kill=True)
-                    return current, Lost(Status.FAULT, rest[0])
+                    return current, WorkerLoss(Status.FAULT, rest[0])
                 elif kind == "error":
                     self._end(kill=True)
                     if self._codec is not None:  # by what was run there, for all that we know
-                        return current, Lost(Status.EXITED, f"the worker failed: {rest[0]}")
+                        return current, WorkerLoss(Status.EXITED, f"the worker failed: {rest[0]}")
                     raise DeviceError(
                         f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
                     )
@@ -195,7 +195,7 @@ class Sandbox:
                     self._present = rest[0] if rest else PhaseTotals()
                     if not left:
                         return None, None
-                    return min(left), Lost(Status.EXITED, "the worker left it unanswered")
+                    return min(left), WorkerLoss(Status.EXITED, "the worker left it unanswered")
         except (EOFError, OSError):
             return current, self._obituary(child)
 
@@ -210,29 +210,31 @@ class Sandbox:
         finally:
             overdue.cancel()
 
-    def _silent(self, child: ChildProcess, end: float | None) -> Lost | None:
+    def _silent(self, child: ChildProcess, end: float | None) -> WorkerLoss | None:
         """Wait for the worker's next word; why it is given up if that does not come."""
         deadline = time.monotonic() + self._step_s
         while True:
             now = time.monotonic()
             if end is not None and now > end:
-                return Lost(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
+                return WorkerLoss(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
             wait = deadline - now if end is None else min(deadline, end) - now
             if child.connection.poll(max(0.0, wait if self._memory is None else min(wait, _WATCH_S))):
                 return None
             used = resident_bytes(child.pid)
             if self._memory is not None and used > self._memory:
-                return Lost(Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}")
+                return WorkerLoss(
+                    Status.FAULT, f"it filled {used >> 20} MiB of host memory, at most {self._memory >> 20}"
+                )
             if time.monotonic() >= deadline:
-                return Lost(Status.HANG, f"no answer within {self._step_s:g} s")
+                return WorkerLoss(Status.HANG, f"no answer within {self._step_s:g} s")
 
-    def _obituary(self, child: ChildProcess) -> Lost:
+    def _obituary(self, child: ChildProcess) -> WorkerLoss:
         """What ended the worker, after its pipe broke."""
         code = child.exit_code()
         self._end(kill=True)
         if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):
-            return Lost(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
-        return Lost(Status.EXITED, f"the worker ended with exit code {code}")
+            return WorkerLoss(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
+        return WorkerLoss(Status.EXITED, f"the worker ended with exit code {code}")
 
     def _ready(self) -> ChildProcess:
         """A worker that has said hello."""
@@ -249,7 +251,7 @@ class Sandbox:
                     self._present = rest[0] if rest else PhaseTotals()
                     return child
                 reason = str(rest[0])
-        except Unreadable as error:
+        except UnreadableMessage as error:
             reason = str(error)
         except (EOFError, OSError):
             reason = f"it ended with exit code {child.exit_code()}"
@@ -266,12 +268,13 @@ class Sandbox:
             self.lost += kill and count
 
 
-def name_of(factory: Callable[..., Any]) -> str:
-    """Return the name that :func:`made` takes, ``module:callable``, of a callable at the top of its module."""
+def factory_name(factory: Callable[..., Any]) -> str:
+    """Return the name that :func:`make_from_name` takes, ``module:callable``, of a callable at the top of its
+    module."""
     return f"{factory.__module__}:{factory.__qualname__}"
 
 
-def made(factory: str, args: tuple[Any, ...]) -> Any:
+def make_from_name(factory: str, args: tuple[Any, ...]) -> Any:
     """What the callable named ``module:callable`` gives."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
@@ -286,7 +289,7 @@ def resident_bytes(pid: int | None) -> int:
         return 0
 
 
-class Unreadable(Exception):
+class UnreadableMessage(Exception):
     """What a worker sent is no message."""
 
 
@@ -313,8 +316,8 @@ def receive(connection: Connection, codec: str | None, left: Collection[int]) ->
         if kind == "done" and type(rest[0]) is int and rest[0] in left and len(rest) == 2:
             return kind, rest[0], importlib.import_module(codec).decode(rest[1])
     except Exception as error:  # whatever a stranger's message does to a reader is the message's fault
-        raise Unreadable(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
-    raise Unreadable("no message")
+        raise UnreadableMessage(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
+    raise UnreadableMessage("no message")
 
 
 class _Plain:
@@ -335,12 +338,12 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
     """The worker's life."""
     voice: Any = connection if codec is None else _Plain(connection, codec)
     try:
-        handler: Callable[[list[Any], Emit], None] = made(factory, args)
+        handler: Callable[[list[Any], Emit], None] = make_from_name(factory, args)
     except Exception as error:
         voice.send(("error", f"{type(error).__name__}: {error}"))
         return
-    ledger = getattr(handler, "ledger", None)
-    voice.send(("ready", ledger.totals() if ledger else PhaseTotals()))
+    phase_timer = getattr(handler, "phase_timer", None)
+    voice.send(("ready", phase_timer.totals() if phase_timer else PhaseTotals()))
     while True:
         try:
             batch: list[tuple[int, Any]] = connection.recv()
@@ -348,7 +351,7 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             return
         try:
             handler(batch, Emit(voice))
-        except Faulted as fault:
+        except ContextLost as fault:
             with contextlib.suppress(OSError):
                 voice.send(("fault", str(fault)))
             os._exit(1)  # the CUDA context is lost: its destructors would only fail
@@ -356,4 +359,4 @@ def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: st
             with contextlib.suppress(OSError):  # the driver may be gone
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
-        voice.send(("end", ledger.totals() if ledger else PhaseTotals()))
+        voice.send(("end", phase_timer.totals() if phase_timer else PhaseTotals()))

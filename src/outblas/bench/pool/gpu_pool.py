@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.bench.pool.compile_queue import Compile, CompileQueue
-from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Event, Pair, Transport
+from outblas.bench.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
 from outblas.bench.pool.units import WorkUnit, WorkUnits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, UsageError
@@ -21,19 +21,19 @@ from outblas.kernels.source import KernelKind, kernel_kind
 from outblas.workers.sandbox import START_TIMEOUT_S
 
 #: Workers that one unit may cost before its candidates are given up.
-MOST_TRIES = 3
+MAX_WORKERS_PER_UNIT = 3
 #: Workers lost one after another, with no unit finished in between, before their place is given up.
-MOST_LOSSES = MOST_TRIES + 1
+MAX_LOSSES_IN_A_ROW = MAX_WORKERS_PER_UNIT + 1
 #: Seconds without a word that count as a hang. Candidates that hang are the sandbox's affair, in seconds; this is for
 #: a worker whose machine or whose own process is stuck.
-QUIET_S = 900.0
+MAX_SILENCE_S = 900.0
 _LOOK_S, _SOON_S = 1.0, 0.01
 #: Problems whose candidates a worker is asked for at once.
 _LISTED = 8
 
 
 @dataclass
-class _Place:
+class _WorkerSlot:
     """Where one worker after another may sit."""
 
     state: str = "stopped"  # starting, idle, busy, or gone: given up
@@ -62,20 +62,20 @@ class PoolEvaluator(Evaluator):
 
     def __init__(
         self, transport: Transport, compiler: Callable[[Gpu], Compile] | None = None,
-        quiet_s: float = QUIET_S, start_s: float = START_TIMEOUT_S,
+        quiet_s: float = MAX_SILENCE_S, start_s: float = START_TIMEOUT_S,
     ) -> None:  # fmt: skip
         self._transport, self._quiet_s, self._start_s = transport, quiet_s, start_s
         self._compiler = compiler
         self._compile: Compile | None = None
-        self._places = [_Place() for _ in range(transport.size)]
-        self._about: dict[int, About] = {}
+        self._slots = [_WorkerSlot() for _ in range(transport.size)]
+        self._about: dict[int, WorkerAbout] = {}
         self._expected: list[Problem] = []
         self._proved: dict[KernelKind, None] = {}
         self._homes: dict[Problem, int] = {}
         self._notes: dict[Problem, BaselineNotes] = {}
         self._reasons: list[str] = []
-        self._ledger = PhaseTimer("other")
-        self._accounts: list[list[dict[str, PhaseTotals]]] = [[] for _ in self._places]  # of the workers of every place
+        self._phase_timer = PhaseTimer("other")
+        self._accounts: list[list[dict[str, PhaseTotals]]] = [[] for _ in self._slots]  # of the workers of every place
         #: Workers lost so far.
         self.lost = 0
 
@@ -105,7 +105,7 @@ class PoolEvaluator(Evaluator):
         return "cuda" if source.startswith("cuda") else source
 
     @property
-    def places(self) -> list[str]:
+    def workers(self) -> list[str]:
         """Where each worker runs: host, process, device."""
         return [self._about[index].place for index in sorted(self._about)]
 
@@ -114,7 +114,7 @@ class PoolEvaluator(Evaluator):
         ``other``: the caller, the store), and ``worker 0: gpu``, ``worker 0: host`` and so on, as the workers told with
         their last task (:meth:`outblas.bench.live_evaluator.LiveEvaluator.accounts`); those of one place are added
         up."""
-        found = {"driver": self._ledger.totals() + PhaseTotals({}, {"workers lost": self.lost})}
+        found = {"driver": self._phase_timer.totals() + PhaseTotals({}, {"workers lost": self.lost})}
         for index, lives in enumerate(self._accounts):
             for process in dict.fromkeys(name for life in lives for name in life):
                 found[f"worker {index}: {process}"] = sum_totals(life[process] for life in lives if process in life)
@@ -158,7 +158,7 @@ class PoolEvaluator(Evaluator):
                 for event in events:
                     yield from self._done(event, units)
                 if more and not events:
-                    with self._ledger.phase("agent"):
+                    with self._phase_timer.phase("agent"):
                         more = units.draw()
         finally:
             self._abandon()
@@ -174,12 +174,12 @@ class PoolEvaluator(Evaluator):
 
     def provenance(self, command: str) -> dict[str, Any]:
         """Of a worker's machine, and where all workers ran (key ``workers``)."""
-        return {**self._ask("provenance", [command])[0], "workers": self.places}
+        return {**self._ask("provenance", [command])[0], "workers": self.workers}
 
     def _open(self) -> None:
         """Start all workers; none may fail, and all must be of one kind."""
         self._start_stopped()
-        while any(place.state == "starting" for place in self._places):
+        while any(slot.state == "starting" for slot in self._slots):
             for event in self._transport.wait(_LOOK_S):
                 if event.kind != "ready":
                     raise event.value if event.kind == "error" else _cannot_start(event.worker, event.value)
@@ -190,19 +190,19 @@ class PoolEvaluator(Evaluator):
             self._compile = self._compiler(self.gpu)
 
     def _start_stopped(self) -> None:
-        for index, place in enumerate(self._places):
-            if place.state == "stopped":
+        for index, slot in enumerate(self._slots):
+            if slot.state == "stopped":
                 self._start(index)
 
     def _start(self, index: int) -> None:
-        place = self._places[index]
-        place.state, place.since, place.expected, place.proved = "starting", time.monotonic(), 0, 0
-        place.kernels.clear()
+        slot = self._slots[index]
+        slot.state, slot.since, slot.expected, slot.proved = "starting", time.monotonic(), 0, 0
+        slot.kernels.clear()
         self._accounts[index].append({})
         self._transport.start(index)
 
     def _ready(self, event: Event) -> None:
-        about: About = event.value
+        about: WorkerAbout = event.value
         for other in self._about.values():
             if (other.gpu, other.build) != (about.gpu, about.build):
                 raise UsageError(
@@ -212,31 +212,31 @@ class PoolEvaluator(Evaluator):
                     "choose GPUs of one kind, and install the same OutBLAS everywhere",
                 )
         self._about[event.worker] = about
-        self._places[event.worker].state = "idle"
+        self._slots[event.worker].state = "idle"
 
     @property
     def _at_work(self) -> bool:
-        return any(place.unit is not None for place in self._places)
+        return any(slot.unit is not None for slot in self._slots)
 
     def _hand_out(self, units: WorkUnits) -> None:
-        for index, place in enumerate(self._places):
-            if place.state == "idle":
-                others = [i for i, p in enumerate(self._places) if i != index and p.state != "gone"]
+        for index, slot in enumerate(self._slots):
+            if slot.state == "idle":
+                others = [i for i, p in enumerate(self._slots) if i != index and p.state != "gone"]
                 unit = units.take(index, others, self._elsewhere(index, others))
                 if unit is not None:
-                    place.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
-                    new, place.expected = self._expected[place.expected :], len(self._expected)
-                    proved, place.proved = [*self._proved][place.proved :], len(self._proved)
-                    self._send(index, Evaluate(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
+                    slot.kernels.update(kernel_kind(*pair) for pair in unit.pairs)
+                    new, slot.expected = self._expected[slot.expected :], len(self._expected)
+                    proved, slot.proved = [*self._proved][slot.proved :], len(self._proved)
+                    self._send(index, EvaluateTask(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
 
     def _elsewhere(self, index: int, others: Iterable[int]) -> set[KernelKind]:
         """Kernels that ``others`` were given and this worker was not."""
-        return set().union(*(self._places[i].kernels for i in others)) - self._places[index].kernels
+        return set().union(*(self._slots[i].kernels for i in others)) - self._slots[index].kernels
 
-    def _send(self, index: int, task: Evaluate | Ask, unit: WorkUnit | None = None) -> None:
-        place = self._places[index]
-        place.state, place.unit, place.since = "busy", unit, time.monotonic()
-        self._ledger.count("questions" if unit is None else "units")
+    def _send(self, index: int, task: EvaluateTask | QuestionTask, unit: WorkUnit | None = None) -> None:
+        slot = self._slots[index]
+        slot.state, slot.unit, slot.since = "busy", unit, time.monotonic()
+        self._phase_timer.count("questions" if unit is None else "units")
         self._transport.send(index, task)
 
     def _heard(self, timeout_s: float) -> list[Event]:
@@ -245,16 +245,16 @@ class PoolEvaluator(Evaluator):
         Raises:
             DeviceError: no worker is left.
         """
-        if all(place.state == "gone" for place in self._places):
+        if all(slot.state == "gone" for slot in self._slots):
             raise DeviceError(
-                f"no worker is left ({'; '.join(self._reasons[-len(self._places) :])})",
+                f"no worker is left ({'; '.join(self._reasons[-len(self._slots) :])})",
                 "at least one that answers",
                 "what was recorded is kept: see to the workers and run the same command again, it resumes",
             )
-        with self._ledger.phase("waiting"):
+        with self._phase_timer.phase("waiting"):
             events = self._transport.wait(timeout_s)
         for event in events:
-            self._places[event.worker].since = time.monotonic()
+            self._slots[event.worker].since = time.monotonic()
         for index in self._silent():
             self._transport.stop(index)
             events.append(_hang(index))
@@ -263,12 +263,12 @@ class PoolEvaluator(Evaluator):
     def _silent(self) -> list[int]:
         """Workers that owe a word for too long."""
         limits, now = {"starting": self._start_s, "busy": self._quiet_s}, time.monotonic()
-        return [i for i, p in enumerate(self._places) if p.state in limits and now - p.since > limits[p.state]]
+        return [i for i, p in enumerate(self._slots) if p.state in limits and now - p.since > limits[p.state]]
 
     def _done(self, event: Event, units: WorkUnits) -> Iterator[Evaluation]:
         """Take up what a worker said of its unit."""
-        place = self._places[event.worker]
-        unit = place.unit
+        slot = self._slots[event.worker]
+        unit = slot.unit
         if event.kind == "answer" and isinstance(event.value, BaselineNotes):
             self._notes[event.value.problem] = event.value
         elif event.kind == "answer" and unit is not None:
@@ -278,11 +278,11 @@ class PoolEvaluator(Evaluator):
                 self._proved[kernel_kind(*pair)] = None
             yield event.value
         self._settle(event)
-        if unit is None or place.unit is not None or not unit.pairs:
+        if unit is None or slot.unit is not None or not unit.pairs:
             return
         if event.kind != "error":  # an evaluator that raises is no fault of its candidates
             unit.lost_by.append(event.worker)
-        if len(unit.lost_by) < MOST_TRIES:
+        if len(unit.lost_by) < MAX_WORKERS_PER_UNIT:
             units.put_back(unit)
             return
         status = Status.HANG if event == _hang(event.worker) else Status.EXITED
@@ -292,35 +292,35 @@ class PoolEvaluator(Evaluator):
 
     def _settle(self, event: Event) -> None:
         """What an event makes of its worker's place; its unit is None when it is free of it."""
-        place = self._places[event.worker]
+        slot = self._slots[event.worker]
         if event.kind == "ready":
             self._ready(event)
         elif event.kind == "end":
-            if place.unit is not None and place.unit.pairs:
+            if slot.unit is not None and slot.unit.pairs:
                 self._reasons.append(f"worker {event.worker}: it left candidates unanswered")
-            place.state, place.unit, place.losses = "idle", None, 0
+            slot.state, slot.unit, slot.losses = "idle", None, 0
             self._accounts[event.worker][-1] = event.value or {}
         elif event.kind == "error":
-            place.state, place.unit = "idle", None
+            slot.state, slot.unit = "idle", None
             if not isinstance(event.value, DeviceError):
                 raise event.value
             self._reasons.append(f"worker {event.worker}: {event.value}")
             self._transport.stop(event.worker)
-            place.state = "gone"
+            slot.state = "gone"
         elif event.kind == "lost":
             self._reasons.append(f"worker {event.worker}: {event.value}")
             self.lost += 1
-            place.losses += 1
-            place.state, place.unit = "gone", None
-            if place.losses < MOST_LOSSES:
+            slot.losses += 1
+            slot.state, slot.unit = "gone", None
+            if slot.losses < MAX_LOSSES_IN_A_ROW:
                 self._start(event.worker)
 
     def _abandon(self) -> None:
         """Kill the workers that are at work, and start others in their places when they are needed."""
-        for index, place in enumerate(self._places):
-            if place.state == "busy":
+        for index, slot in enumerate(self._slots):
+            if slot.state == "busy":
                 self._transport.stop(index)
-                place.state, place.unit = "stopped", None
+                slot.state, slot.unit = "stopped", None
 
     def _ask(self, method: str, arguments: Sequence[Any]) -> list[Any]:
         """The answer to every argument, of any worker; of another, where one is lost over it."""
@@ -329,10 +329,10 @@ class PoolEvaluator(Evaluator):
         try:
             self._start_stopped()
             while todo or asked:
-                for worker, place in enumerate(self._places):
-                    if todo and place.state == "idle":
+                for worker, slot in enumerate(self._slots):
+                    if todo and slot.state == "idle":
                         asked[worker] = todo.pop()
-                        self._send(worker, Ask(method, (arguments[asked[worker]],)))
+                        self._send(worker, QuestionTask(method, (arguments[asked[worker]],)))
                 for event in self._heard(_LOOK_S):
                     if event.kind == "answer" and event.worker in asked:
                         answers[asked[event.worker]] = event.value

@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 
-from outblas.bench.pool.transport import Event, Spec, Task
-from outblas.bench.pool.worker_host import serve
+from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
+from outblas.bench.pool.worker_host import serve_connection
 from outblas.core.child_process import ChildProcess
 
 
 class LocalTransport:
     """One spawned process per spec (the contract of outblas.bench.pool.transport)."""
 
-    def __init__(self, specs: Sequence[Spec]) -> None:
+    def __init__(self, specs: Sequence[EvaluatorSpec]) -> None:
         self._specs = tuple(specs)
         self._children: dict[int, ChildProcess] = {}
         self._busy: set[int] = set()
@@ -31,7 +31,9 @@ class LocalTransport:
     def start(self, worker: int) -> None:
         self.stop(worker)
         self._busy.add(worker)  # until it says hello
-        self._children[worker] = ChildProcess(serve, (self._specs[worker],), daemon=False)  # its sandbox is its child
+        self._children[worker] = ChildProcess(
+            serve_connection, (self._specs[worker],), daemon=False
+        )  # its sandbox is its child
 
     def send(self, worker: int, task: Task) -> None:
         self._busy.add(worker)

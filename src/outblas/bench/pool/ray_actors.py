@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.pool.transport import Event, Spec, Task
-from outblas.bench.pool.worker_host import Host
+from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
+from outblas.bench.pool.worker_host import WorkerHost
 from outblas.core.child_process import JOIN_TIMEOUT_S
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 
@@ -28,20 +28,20 @@ class RayTransport:
             fewer GPUs than workers are asked for.
     """
 
-    def __init__(self, spec: Spec, size: int | None, gpus: int, address: str = "auto") -> None:
+    def __init__(self, spec: EvaluatorSpec, size: int | None, gpus: int, address: str = "auto") -> None:
         self._ray = _ray()
         self._leave = _join(self._ray, address)
         self._actors: dict[int, Any] = {}
         self._words: dict[Any, int] = {}
         try:
-            self._size = _places(self._ray, size) if gpus or size is None else size
+            self._size = _gpu_count(self._ray, size) if gpus or size is None else size
         except BaseException:
             self.close()
             raise
         self._spec = spec
         paths = os.pathsep.join(str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
         environment = {"env_vars": {"PYTHONPATH": paths}} if paths else {}  # a source tree, on a cluster of this host
-        self._actor = self._ray.remote(Host).options(num_gpus=gpus, max_restarts=0, runtime_env=environment)
+        self._actor = self._ray.remote(WorkerHost).options(num_gpus=gpus, max_restarts=0, runtime_env=environment)
 
     @property
     def size(self) -> int:
@@ -113,7 +113,7 @@ def _join(ray: Any, address: str) -> bool:
     return True
 
 
-def _places(ray: Any, size: int | None) -> int:
+def _gpu_count(ray: Any, size: int | None) -> int:
     there = int(ray.cluster_resources().get("GPU", 0))
     if there == 0:
         raise DeviceError("the Ray cluster has no GPU", "one or more", "start Ray on hosts with a GPU (`ray start`)")

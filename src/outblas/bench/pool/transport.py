@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Pair = tuple[Problem, KernelConfig]
 
 
-class Spec(NamedTuple):
+class EvaluatorSpec(NamedTuple):
     """An evaluator as ``module:callable`` and its arguments, all picklable; it is made in the worker."""
 
     factory: str
@@ -24,7 +24,7 @@ class Spec(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateTask:
     """Pairs of one problem, timed together.
 
     Attributes:
@@ -38,18 +38,18 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One question: a method of :class:`outblas.bench.pool.worker_host.Host` and its arguments."""
+class QuestionTask:
+    """One question: a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and its arguments."""
 
     method: str
     args: tuple[Any, ...] = ()
 
 
-Task = Union[Evaluate, Ask]
+Task = Union[EvaluateTask, QuestionTask]
 
 
 @dataclass(frozen=True)
-class About:
+class WorkerAbout:
     """A worker's hello: the GPU, the evaluator's own source, where it runs, and which OutBLAS it has."""
 
     gpu: Gpu
@@ -70,14 +70,14 @@ class BaselineNotes:
 #: ``ready`` (About), ``answer`` (to the task in hand; several may follow), ``end`` (of the task: process of the worker
 #: -> :class:`outblas.core.phase_times.PhaseTotals` of its seconds so far), ``error`` (an exception of the evaluator;
 #: the task is over), ``lost`` (why, one line: the process or its machine is gone).
-Kind = Literal["ready", "answer", "end", "error", "lost"]
+EventKind = Literal["ready", "answer", "end", "error", "lost"]
 
 
 class Event(NamedTuple):
     """Something that a worker said, or that happened to it."""
 
     worker: int
-    kind: Kind
+    kind: EventKind
     value: Any = None
 
 

@@ -8,26 +8,34 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from outblas.bench.pool.transport import About, Ask, BaselineNotes, Evaluate, Kind, Spec, Task
+from outblas.bench.pool.transport import (
+    BaselineNotes,
+    EvaluateTask,
+    EvaluatorSpec,
+    EventKind,
+    QuestionTask,
+    Task,
+    WorkerAbout,
+)
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
-from outblas.workers.sandbox import made
+from outblas.workers.sandbox import make_from_name
 
-Message = tuple[Kind, Any]
+Message = tuple[EventKind, Any]
 
 
-def live(gpu_index: int, compile_ahead: bool) -> Evaluator:
+def make_live_evaluator(gpu_index: int, compile_ahead: bool) -> Evaluator:
     """A GPU of this machine, with its sandbox."""
     from outblas.bench.live_evaluator import LiveEvaluator
 
     return LiveEvaluator(gpu_index, compile_ahead=compile_ahead)
 
 
-def replay(recording: str) -> Evaluator:
+def make_replay_evaluator(recording: str) -> Evaluator:
     """A recording by name or path."""
     from outblas.records.recording import Recording
     from outblas.records.replay import ReplayEvaluator
@@ -35,19 +43,19 @@ def replay(recording: str) -> Evaluator:
     return ReplayEvaluator(Recording.load(recording))
 
 
-class Host:
+class WorkerHost:
     """Owns the evaluator; used by one process or one Ray actor."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: EvaluatorSpec) -> None:
         self._spec = spec
         self._made: Evaluator | None = None
-        self._ledger = PhaseTimer("waiting")  # where the evaluator keeps none
+        self._phase_timer = PhaseTimer("waiting")  # where the evaluator keeps none
         self._messages: Iterator[Message] = iter(())
 
     def hello(self) -> Message:
         """Make the evaluator, with what it has to start, and say what it is, or why it cannot be."""
         try:
-            self._made = made(*self._spec)
+            self._made = make_from_name(*self._spec)
             if (start := getattr(self._made, "start", None)) is not None:
                 start()
             return "ready", self._about()
@@ -62,10 +70,10 @@ class Host:
 
     def messages(self, task: Task) -> Iterator[Message]:
         """The answers to a task, as they come, and its end, with what the worker's seconds went on so far."""
-        ledger: PhaseTimer = getattr(self._made, "ledger", self._ledger)
+        phase_timer: PhaseTimer = getattr(self._made, "phase_timer", self._phase_timer)
         try:
-            with ledger.phase("task"):
-                values = self._evaluated(task) if isinstance(task, Evaluate) else self._asked(task)
+            with phase_timer.phase("task"):
+                values = self._evaluated(task) if isinstance(task, EvaluateTask) else self._asked(task)
                 for value in values:
                     yield "answer", value
             yield "end", self._accounts()
@@ -99,18 +107,20 @@ class Host:
 
     def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
-        return {"host": self._ledger.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
+        return {"host": self._phase_timer.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
 
-    def _about(self) -> About:
+    def _about(self) -> WorkerAbout:
         from outblas.kernels.kernel_hash import kernels_sha
 
         place = f"{socket.gethostname()}, process {os.getpid()}, {self._evaluator.source}"
-        return About(self._evaluator.gpu, self._evaluator.source, place, f"{__version__}, kernels {kernels_sha()[:12]}")
+        return WorkerAbout(
+            self._evaluator.gpu, self._evaluator.source, place, f"{__version__}, kernels {kernels_sha()[:12]}"
+        )
 
-    def _asked(self, task: Ask) -> Iterator[Any]:
+    def _asked(self, task: QuestionTask) -> Iterator[Any]:
         yield getattr(self, task.method)(*task.args)
 
-    def _evaluated(self, task: Evaluate) -> Iterator[Any]:
+    def _evaluated(self, task: EvaluateTask) -> Iterator[Any]:
         self._evaluator.expect(task.expected)
         self._evaluator.trust(task.proved)
         known = False
@@ -121,9 +131,9 @@ class Host:
             yield self.baselines(task.pairs[0][0])
 
 
-def serve(connection: Connection, spec: Spec) -> None:
+def serve_connection(connection: Connection, spec: EvaluatorSpec) -> None:
     """The life of a local worker: one task at a time, until the pipe is closed."""
-    host = Host(spec)
+    host = WorkerHost(spec)
     try:
         connection.send(host.hello())
         while True:

@@ -11,13 +11,13 @@ from outblas.bench.pool import worker_host
 from outblas.bench.pool.compile_queue import Compile
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
-from outblas.bench.pool.transport import Spec, Transport
+from outblas.bench.pool.transport import EvaluatorSpec, Transport
 from outblas.core.errors import UsageError
 from outblas.core.roofline import Gpu
 from outblas.runtime.device import Device, gpu_count, parse_device, require_gpus
-from outblas.workers.sandbox import name_of
+from outblas.workers.sandbox import factory_name
 
-KINDS = ("local", "ray")
+WORKER_KINDS = ("local", "ray")
 #: Each worker of a replay is a process, or an actor, that reads the recording.
 MAX_REPLAYS = 256
 #: Workers of a replay, unless a number is given.
@@ -55,8 +55,8 @@ def make_plan(
     Raises:
         UsageError: options that do not go together. DeviceError: no such GPU.
     """
-    if kind not in KINDS:
-        raise UsageError(f"unknown workers {kind!r}", " or ".join(KINDS), "pass one of them as --workers")
+    if kind not in WORKER_KINDS:
+        raise UsageError(f"unknown workers {kind!r}", " or ".join(WORKER_KINDS), "pass one of them as --workers")
     if count is not None and count < 1:
         raise UsageError(f"--worker-count is {count}", "1 or more", "pass a larger one")
     if ray_address is not None and kind != "ray":
@@ -95,17 +95,20 @@ def open_pool(plan: WorkerPlan) -> Iterator[PoolEvaluator]:
 def _transport(plan: WorkerPlan) -> Transport:
     recording, replay = plan.device.recording, None
     if recording is not None:  # workers may have another working directory
-        replay = Spec(
-            name_of(worker_host.replay), (os.path.abspath(recording) if os.path.exists(recording) else recording,)
+        replay = EvaluatorSpec(
+            factory_name(worker_host.make_replay_evaluator),
+            (os.path.abspath(recording) if os.path.exists(recording) else recording,),
         )
     if plan.kind == "local":
-        specs = [Spec(name_of(worker_host.live), (index, False)) for index in plan.gpus]
+        specs = [EvaluatorSpec(factory_name(worker_host.make_live_evaluator), (index, False)) for index in plan.gpus]
         return LocalTransport(specs if replay is None else [replay] * (plan.count or REPLAYS))
     from outblas.bench.pool.ray_actors import RayTransport
 
     if replay is not None:
         return RayTransport(replay, plan.count, 0, plan.ray_address)
-    return RayTransport(Spec(name_of(worker_host.live), (0, True)), plan.count, 1, plan.ray_address)
+    return RayTransport(
+        EvaluatorSpec(factory_name(worker_host.make_live_evaluator), (0, True)), plan.count, 1, plan.ray_address
+    )
 
 
 def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:

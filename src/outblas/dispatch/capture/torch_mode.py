@@ -18,7 +18,7 @@ from outblas.dispatch.fold import fold
 from outblas.records.captured_products import CapturedProduct, layout_of
 
 #: Operator -> where its A stands among the arguments; B is the next.
-_PLACES: dict[str, int] = {
+_OPERAND_POSITIONS: dict[str, int] = {
     **dict.fromkeys(("outblas::mm", "aten::mm", "aten::bmm", "aten::mv"), 0),
     **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), 1),
     **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_", "aten::addmv", "aten::addmv_"), 1),
@@ -40,7 +40,7 @@ class ProductMode(TorchDispatchMode):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a tensor of another kind: its own handler runs first, and its products come here
         name = func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
-        place = _PLACES.get(name)
+        place = _OPERAND_POSITIONS.get(name)
         if place is None:
             if name:
                 # In inference mode torch.matmul and linear arrive whole: what they are made of is what is to be seen.

@@ -55,10 +55,10 @@ class Scorer(BaseFeaturesExtractor):
         # The last three of a candidate's belief, of the few that are believed best.
         untried = torch.where(table[:, :, OFFERED_COLUMN] > 0.5, -table[:, :, BEHIND_COLUMN], torch.full((), -1e3))
         front = untried.topk(VALUED_CANDIDATES, dim=1).indices
-        believed = torch.gather(table[:, :, BEHIND_COLUMN:OFFERED_COLUMN], 1, front[:, :, None].expand(-1, -1, 4))[
+        posterior = torch.gather(table[:, :, BEHIND_COLUMN:OFFERED_COLUMN], 1, front[:, :, None].expand(-1, -1, 4))[
             :, :, :3
         ]
-        seen = torch.cat([about, observations["state"], believed.flatten(1)], dim=1)
+        seen = torch.cat([about, observations["state"], posterior.flatten(1)], dim=1)
         return torch.cat([scores, self.value(seen)], dim=1)
 
     def arrays(self) -> dict[str, Features]:

@@ -154,10 +154,12 @@ def _train(
     begun = Policy(regressor, {})
     torch.manual_seed(settings.seed)
     model, done = _model(recording, learn, settings, begun, run)
-    judge = _Judge(recording, check, regressor, settings, run, progress, on_update)
+    evaluator_callback = _EvaluateOnCheck(recording, check, regressor, settings, run, progress, on_update)
     if done < settings.steps:
-        model.learn(settings.steps - done, callback=judge, reset_num_timesteps=done == 0, tb_log_name="ppo")
-    return judge.best()
+        model.learn(
+            settings.steps - done, callback=evaluator_callback, reset_num_timesteps=done == 0, tb_log_name="ppo"
+        )
+    return evaluator_callback.best()
 
 
 def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
@@ -202,7 +204,7 @@ def _model(
     return model, 0
 
 
-class _Judge(BaseCallback):
+class _EvaluateOnCheck(BaseCallback):
     """After every few updates: a checkpoint, its score on the validation problems, and what is logged."""
 
     def __init__(
@@ -238,16 +240,16 @@ class _Judge(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         if self._updates % CHECKPOINT_EVERY_UPDATES == 0:  # the first before any update: the regressor's greedy order
-            self._judge()
+            self._evaluate()
         self._updates += 1
 
     def _on_training_end(self) -> None:
-        self._judge()
+        self._evaluate()
         self.logger.dump(self.num_timesteps)
         if self._tracker is not None:
             self._tracker.finish()
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
         policy = Policy(self._regressor, arrays)
         budgets = [b for b in JUDGED_MEASUREMENTS if b <= self._settings.budget]

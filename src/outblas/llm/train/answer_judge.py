@@ -17,10 +17,10 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.judge.gates import Level
-from outblas.llm.evaluators import COMPILE, open_chosen_evaluator, parse_evaluator
+from outblas.judge.gates import ProofLevel
+from outblas.llm.evaluators import COMPILE_ONLY, open_chosen_evaluator, parse_evaluator
 from outblas.llm.train.answer_language import Language
-from outblas.llm.train.rewards import Parts, Refused, parts
+from outblas.llm.train.rewards import RefusedAnswer, RewardParts, reward_parts
 from outblas.records.store import Store
 
 #: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.
@@ -28,7 +28,7 @@ _ASKED_AGAIN = (Status.LAUNCH_ERROR,)
 _Key = tuple[str, str]
 
 
-class Judging(Protocol):
+class AnswerEvaluator(Protocol):
     """What is needed of an evaluator (:class:`outblas.core.evaluator.Evaluator`)."""
 
     @property
@@ -41,7 +41,7 @@ class Judging(Protocol):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedAnswer:
     """One answer, judged.
 
     Attributes:
@@ -54,7 +54,7 @@ class Judged:
     name: str
     outcome: str
     detail: str = ""
-    parts: Parts | None = None
+    parts: RewardParts | None = None
     speedup: float | None = None
 
 
@@ -70,7 +70,7 @@ class AnswerJudge:
     """
 
     def __init__(
-        self, evaluator: Judging, language: Language, timed: bool, store: Store | None = None,
+        self, evaluator: AnswerEvaluator, language: Language, timed: bool, store: Store | None = None,
         run_id: str = "train-llm", batch_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._evaluator, self._language, self._timed = evaluator, language, timed
@@ -81,14 +81,14 @@ class AnswerJudge:
         #: Candidates that the evaluator was asked for, by this process.
         self.evaluated = 0
 
-    def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[Judged]:
+    def judge(self, answers: Sequence[tuple[Problem, str]]) -> list[JudgedAnswer]:
         """One verdict an answer, in order.
 
         Raises:
             DeviceError, ToolchainMissing: of the evaluator; what it had answered before is in the store.
         """
         read = [(problem, self._language.read(problem, text)) for problem, text in answers]
-        wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, Refused)}
+        wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, RefusedAnswer)}
         self._recall({p for p, _ in wanted.values()})
         missing = [pair for key, pair in wanted.items() if key not in self._known]
         for evaluation in self._within_time(sorted(missing, key=lambda pair: (pair[0].key, pair[1].family))):
@@ -118,19 +118,19 @@ class AnswerJudge:
                 if evaluation.status not in _ASKED_AGAIN:
                     self._known.setdefault(_key(problem, config), evaluation)
 
-    def _judged(self, problem: Problem, found: Union[Candidate, Refused]) -> Judged:
+    def _judged(self, problem: Problem, found: Union[Candidate, RefusedAnswer]) -> JudgedAnswer:
         gpu = self._evaluator.gpu
-        if isinstance(found, Refused):
-            return Judged("", f"refused:{found.kind}", found.reason, parts(found, self._timed, gpu))
+        if isinstance(found, RefusedAnswer):
+            return JudgedAnswer("", f"refused:{found.kind}", found.reason, reward_parts(found, self._timed, gpu))
         key = _key(problem, found)
         evaluation = self._known.get(key)
         if evaluation is None:
-            return Judged(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
-        paid = parts(evaluation, self._timed, gpu)
+            return JudgedAnswer(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
+        paid = reward_parts(evaluation, self._timed, gpu)
         if is_below_floor(evaluation, gpu):
-            return Judged(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
+            return JudgedAnswer(key[1], Status.RULE_BROKEN.value, "faster than the floor of its problem", paid)
         low = None if evaluation.speedup is None else evaluation.speedup.low
-        return Judged(key[1], evaluation.status.value, evaluation.detail, paid, low)
+        return JudgedAnswer(key[1], evaluation.status.value, evaluation.detail, paid, low)
 
 
 def _key(problem: Problem, candidate: Candidate) -> _Key:
@@ -148,11 +148,11 @@ def _generator(evaluations: Iterable[Evaluation]) -> Generator[Evaluation, None,
             close()
 
 
-__all__ = ["COMPILE", "evaluator_of"]
+__all__ = ["COMPILE_ONLY", "evaluator_of"]
 
 
 @contextmanager
-def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
+def evaluator_of(device: str, proof: str = "full") -> Iterator[AnswerEvaluator]:
     """The evaluator that ``--device`` names, closed at the end; a GPU's worker is started: the first candidate must not
     pay for imports and a CUDA context.
 
@@ -163,8 +163,8 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Judging]:
     Raises:
         UsageError: none of them. DeviceError: no such GPU. RecordError: the file is no recording.
     """
-    if proof not in get_args(Level):
-        raise UsageError(f"--proof {proof!r}", " or ".join(get_args(Level)), "pass one of them")
+    if proof not in get_args(ProofLevel):
+        raise UsageError(f"--proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")
     place = parse_evaluator(device)
     if place.gpu_index is None:
         with open_chosen_evaluator(place) as evaluator:

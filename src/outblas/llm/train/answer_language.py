@@ -6,9 +6,9 @@ from typing import Any, Protocol, Union
 
 from outblas.core.config import Candidate
 from outblas.core.problem import Problem
-from outblas.llm.train.rewards import Refused
+from outblas.llm.train.rewards import RefusedAnswer
 
-Read = Union[Candidate, Refused]
+Read = Union[Candidate, RefusedAnswer]
 #: A prompt or an answer, as trl takes it: text, or the messages of a conversation.
 Text = Union[str, list[dict[str, str]]]
 

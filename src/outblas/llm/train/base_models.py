@@ -27,7 +27,7 @@ def check_installed() -> None:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model and its tokenizer, ready for a trainer; ``lora``: a peft configuration for a new adapter, or None."""
 
     model: Any
@@ -40,7 +40,7 @@ class Loaded:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
 
-def begun_from(run: Path, stage: str, model: str) -> str:
+def starting_model(run: Path, stage: str, model: str) -> str:
     """What a stage begins with: the last earlier stage that the run has finished, else ``model``."""
     for earlier in reversed(STAGES[: STAGES.index(stage)]):
         if (run / earlier / FINAL).is_dir():
@@ -48,7 +48,7 @@ def begun_from(run: Path, stage: str, model: str) -> str:
     return model
 
 
-def load(run: Path, settings: TrainSettings, bf16: bool) -> Loaded:
+def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     """Model and tokenizer of a stage.
 
     Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
@@ -60,7 +60,7 @@ def load(run: Path, settings: TrainSettings, bf16: bool) -> Loaded:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = begun_from(run, settings.stage, settings.model)
+    source = starting_model(run, settings.stage, settings.model)
     if source == RANDOM_TINY:
         source = str(run / "base")  # made by the first process
     adapter = Path(source) / _ADAPTER
@@ -81,10 +81,10 @@ def load(run: Path, settings: TrainSettings, bf16: bool) -> Loaded:
     if not settings.lora:
         if trained:
             raise UsageError(f"{source} is a LoRA adapter", "--lora, with its rank", "pass it, or begin another run")
-        return Loaded(model, tokenizer)
+        return LoadedModel(model, tokenizer)
     from peft import LoraConfig, PeftModel
 
     if trained:
-        return Loaded(PeftModel.from_pretrained(model, source, is_trainable=True), tokenizer)
+        return LoadedModel(PeftModel.from_pretrained(model, source, is_trainable=True), tokenizer)
     lora = LoraConfig(r=settings.lora, lora_alpha=2 * settings.lora, target_modules="all-linear", task_type="CAUSAL_LM")
-    return Loaded(model, tokenizer, lora)
+    return LoadedModel(model, tokenizer, lora)

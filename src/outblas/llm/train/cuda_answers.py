@@ -10,7 +10,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train.answer_language import Read, Text
-from outblas.llm.train.rewards import Refused
+from outblas.llm.train.rewards import RefusedAnswer
 
 
 class CudaAnswers:
@@ -35,7 +35,7 @@ class CudaAnswers:
         from outblas.llm.answer import read_answer
 
         found = read_answer(answer, "stop", problem, self._gpu)
-        return Refused(found.words, found.kind) if found.candidate is None else found.candidate
+        return RefusedAnswer(found.words, found.kind) if found.candidate is None else found.candidate
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
         if isinstance(candidate, FreeKernel):

@@ -15,7 +15,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.config_text import config_from_json
 from outblas.llm.train.answer_language import Language, Text
-from outblas.llm.train.rewards import Refused
+from outblas.llm.train.rewards import RefusedAnswer
 from outblas.records.evaluation_json import evaluation_from_json
 
 #: Kernels per problem that are learned from, the fastest.
@@ -23,18 +23,18 @@ KERNELS_PER_PROBLEM = 8
 _Known = tuple[Problem, Candidate]
 
 
-def asked(prompt: Text, chat: bool) -> Text:
+def prompt_messages(prompt: Text, chat: bool) -> Text:
     """A prompt for a model with a chat template (``chat``): messages; or without: text that an answer is joined to."""
     if chat:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return (prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)) + "\n"
 
 
-def answered(text: str, chat: bool) -> Text:
+def answer_messages(text: str, chat: bool) -> Text:
     return [{"role": "assistant", "content": text}] if chat else text
 
 
-def said(completion: Any) -> str:
+def completion_text(completion: Any) -> str:
     """The text of what a model has answered."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
@@ -43,13 +43,13 @@ def prompt_rows(problems: Sequence[Problem], language: Language, chat: bool, lea
     """Rows of a prompt dataset, ``problem`` the place in ``problems``; repeated until there are ``least`` of them."""
     times = -(-least // len(problems))
     return [
-        {"prompt": asked(language.prompt(problem), chat), "problem": index}
+        {"prompt": prompt_messages(language.prompt(problem), chat), "problem": index}
         for _ in range(times)
         for index, problem in enumerate(problems)
     ]
 
 
-def taught_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
+def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[dict[str, Any]]:
     """Rows of prompt and completion from an archive of kernels that passed.
 
     Args:
@@ -90,7 +90,10 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
             if "format" in row and "problem" not in row:
                 continue  # the head of a recording
             if "completion" in row:
-                yield {"prompt": asked(row["prompt"], chat), "completion": answered(row["completion"], chat)}
+                yield {
+                    "prompt": prompt_messages(row["prompt"], chat),
+                    "completion": answer_messages(row["completion"], chat),
+                }
             elif "answer" in row:
                 yield _row(_problem(row["problem"]), str(row["answer"]), language, chat)
             elif "status" in row:
@@ -127,9 +130,9 @@ def _known(problem: Problem, candidate: Candidate, language: Language, chat: boo
 
 def _row(problem: Problem, answer: str, language: Language, chat: bool) -> dict[str, Any]:
     read = language.read(problem, answer)
-    if isinstance(read, Refused):
+    if isinstance(read, RefusedAnswer):
         raise ValueError(f"an answer that would be refused: {read.reason}")
-    return {"prompt": asked(language.prompt(problem), chat), "completion": answered(answer, chat)}
+    return {"prompt": prompt_messages(language.prompt(problem), chat), "completion": answer_messages(answer, chat)}
 
 
 def _problem(data: Any) -> Problem:

@@ -11,7 +11,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.answer_language import Read
-from outblas.llm.train.rewards import Refused
+from outblas.llm.train.rewards import RefusedAnswer
 
 
 class KnobWords:
@@ -61,9 +61,9 @@ class KnobWords:
         return f"problem {problem.layout} {problem.dtype} {problem.acc} {extents} answer"
 
     def read(self, problem: Problem, answer: str) -> Read:
-        said, places = answer.split(), self.words()
-        if len(said) != len(places) or any(word not in place for word, place in zip(said, places, strict=False)):
-            return Refused(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
+        said, words_at = answer.split(), self.words()
+        if len(said) != len(words_at) or any(word not in place for word, place in zip(said, words_at, strict=False)):
+            return RefusedAnswer(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
         values: dict[str, Any] = {
             knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
         }
@@ -77,9 +77,9 @@ class KnobWords:
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
         """Every pair of words that the grammar does not allow, as ``bad_words_ids``: a place follows the one before."""
-        places = [["answer"], *self.words(), [tokenizer.eos_token]]
+        words_at = [["answer"], *self.words(), [tokenizer.eos_token]]
         banned: list[list[int]] = []
-        for here, there in itertools.pairwise(places):
+        for here, there in itertools.pairwise(words_at):
             allowed = set(tokenizer.convert_tokens_to_ids(list(there)))
             for before in tokenizer.convert_tokens_to_ids(list(here)):
                 banned += [[before, after] for after in range(vocabulary) if after not in allowed]

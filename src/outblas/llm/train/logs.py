@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outblas.llm.train.rewards import PARTS
+from outblas.llm.train.rewards import PART_NAMES
 from outblas.llm.train.training_folder import append_line
 
 #: trl's name -> ours, of figures beside the parts of the reward.
@@ -62,7 +62,7 @@ def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"step": step}
     rewards = {
         name: {"mean": _figure(logs[f"rewards/{name}/mean"]), "std": _figure(logs.get(f"rewards/{name}/std"))}
-        for name in (*PARTS, "total", "advantage")
+        for name in (*PART_NAMES, "total", "advantage")
         if f"rewards/{name}/mean" in logs
     }
     if rewards:
@@ -77,7 +77,7 @@ def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
     rewards = row.get("rewards", {})
     if "total" in rewards:
         said.append(f"reward {_text(rewards['total']['mean'])} ± {_text(rewards['total']['std'])}")
-        said += [f"{name} {_text(rewards[name]['mean'])}" for name in PARTS if rewards[name]["mean"]]
+        said += [f"{name} {_text(rewards[name]['mean'])}" for name in PART_NAMES if rewards[name]["mean"]]
     said += [f"{name} {_text(row[name])}" for name in ("loss", "kl") if name in row]
     said += [f"{row[f'share_{name}']:.0%} {name}" for name in ("compiled", "passed") if row.get(f"share_{name}")]
     if best is not None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.problem import Problem
-from outblas.llm.train.answer_judge import AnswerJudge, Judged
-from outblas.llm.train.dataset import said
-from outblas.llm.train.rewards import PARTS, advantages
+from outblas.llm.train.answer_judge import AnswerJudge, JudgedAnswer
+from outblas.llm.train.dataset import completion_text
+from outblas.llm.train.rewards import PART_NAMES, advantages
 from outblas.llm.train.training_folder import append_line
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
@@ -24,7 +24,7 @@ LEARNED = "advantage"
 class _Row:
     """One answer of the present step, on every process."""
 
-    judged: Judged
+    judged: JudgedAnswer
     advantage: float | None
 
 
@@ -56,16 +56,16 @@ class RewardFunctions:
 
     def functions(self) -> list[RewardFunction]:
         """The functions, each with the name that it is logged by."""
-        return [self._first(), *(self._part(name) for name in (*PARTS, "total"))]
+        return [self._first(), *(self._part(name) for name in (*PART_NAMES, "total"))]
 
     def weights(self) -> list[float]:
         """The weight of each function."""
-        return [1.0, *(0.0 for _ in (*PARTS, "total"))]
+        return [1.0, *(0.0 for _ in (*PART_NAMES, "total"))]
 
     def _first(self) -> RewardFunction:
         def learned(*, completions: list[Any], problem: list[int], **others: Any) -> list[float | None]:
             step = int(getattr(others.get("trainer_state"), "global_step", 0))
-            self._own = self._judged([(i, said(c)) for i, c in zip(problem, completions, strict=True)], step)
+            self._own = self._judged([(i, completion_text(c)) for i, c in zip(problem, completions, strict=True)], step)
             metric = others.get("log_metric")
             if metric is not None:
                 for name, value in _counts(self._own).items():
@@ -95,14 +95,14 @@ class RewardFunctions:
             self._prepare()
         state = PartialState()
         everyone: list[tuple[int, str]] = gather_object(own)
-        told: list[Any] = [None]
+        shared: list[Any] = [None]
         if state.is_main_process:
             try:
-                told = [self._rows(everyone, step)]
+                shared = [self._rows(everyone, step)]
             except Exception as error:  # the other processes wait: they must hear of it, and end as well
-                told = [error]
-        broadcast_object_list(told)
-        (found,) = told
+                shared = [error]
+        broadcast_object_list(shared)
+        (found,) = shared
         if isinstance(found, Exception):
             raise found
         start = state.process_index * len(own)
@@ -134,7 +134,7 @@ def _counts(rows: Sequence[_Row]) -> dict[str, float]:
     }
 
 
-def _line(step: int, problem: Problem, text: str, judged: Judged, advantage: float | None) -> dict[str, Any]:
+def _line(step: int, problem: Problem, text: str, judged: JudgedAnswer, advantage: float | None) -> dict[str, Any]:
     paid = None if judged.parts is None else {**asdict(judged.parts), "total": judged.parts.total}
     return {
         "step": step + 1,

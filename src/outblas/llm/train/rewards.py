@@ -28,7 +28,7 @@ _NOT_COMPILED = (Status.ILLEGAL, Status.COMPILE_ERROR)
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedAnswer:
     """An answer that is no candidate: no code, a broken launch block, not in the language.
 
     Attributes:
@@ -40,14 +40,14 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RewardParts:
     """A reward, part by part; their sum is the reward.
 
     Attributes:
         format: 0 if the answer is a candidate, else ``-STEP``. compiled, static: 0 if it compiled and passed the static
             gate, else ``-STEP``.
         correct: 0 if proven; of a failure ``outblas.learn.reward.gated_reward``, in [-2, -1); :data:`UNPROVEN_REWARD`
-        if nobody ran it. speed: :func:`speed` of a proven kernel, else 0.
+        if nobody ran it. speed: :func:`speed_reward` of a proven kernel, else 0.
     """
 
     format: float = 0.0
@@ -58,29 +58,29 @@ class Parts:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, name) for name in PARTS)
+        return sum(getattr(self, name) for name in PART_NAMES)
 
 
-PARTS: tuple[str, ...] = tuple(field.name for field in fields(Parts))
+PART_NAMES: tuple[str, ...] = tuple(field.name for field in fields(RewardParts))
 
 
-def parts(answer: Union[Evaluation, Refused], timed: bool, gpu: Gpu = H200) -> Parts:
+def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu = H200) -> RewardParts:
     """The reward of one answer.
 
     Args:
         timed: the stage pays for speed; else every proven kernel is worth the same.
         gpu: whose floor a time is held against.
     """
-    if isinstance(answer, Refused):
-        return Parts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)
+    if isinstance(answer, RefusedAnswer):
+        return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)
     if answer.status is Status.LEFT_OUT:
-        return Parts(correct=UNPROVEN_REWARD)
+        return RewardParts(correct=UNPROVEN_REWARD)
     if answer.status is not Status.PASSED or is_below_floor(answer, gpu):
         return _failed(answer)
-    return Parts(speed=speed(answer) if timed else 0.0)
+    return RewardParts(speed=speed_reward(answer) if timed else 0.0)
 
 
-def speed(evaluation: Evaluation) -> float:
+def speed_reward(evaluation: Evaluation) -> float:
     """tanh of the clipped logarithm of the speed-up's lower bound: -1 < speed < 1, 0 at parity, slope 1 there.
 
     Smooth, so that no step of speed is worth nothing; at the lower bound, so that luck is not paid. 0 where no baseline
@@ -120,11 +120,13 @@ def advantages(
     return found
 
 
-def _failed(evaluation: Evaluation) -> Parts:
+def _failed(evaluation: Evaluation) -> RewardParts:
     """Of a failure; a proof that ended in an impossible time counts as a broken rule."""
     status = evaluation.status
     if status is Status.PASSED:
-        return Parts(correct=-2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES))
+        return RewardParts(
+            correct=-2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES)
+        )
     compiled = -MISSED_STEP_COST if status in _NOT_COMPILED else 0.0
     static = -MISSED_STEP_COST if status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
-    return Parts(0.0, compiled, static, gated_reward(evaluation))
+    return RewardParts(0.0, compiled, static, gated_reward(evaluation))

@@ -122,7 +122,7 @@ def _begun_with(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def claim(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
+def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
     """Note in a stage's folder what it was begun with, or compare.
 
     Args:

@@ -16,15 +16,15 @@ from typing import Any
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.files import lock_folder
 from outblas.llm.evaluators import parse_evaluator
-from outblas.llm.train.answer_judge import COMPILE, AnswerJudge, evaluator_of
+from outblas.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
 from outblas.llm.train.answer_language import Language
-from outblas.llm.train.base_models import Loaded, check_installed, load
-from outblas.llm.train.dataset import prompt_rows, taught_rows
+from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
+from outblas.llm.train.dataset import prompt_rows, supervised_rows
 from outblas.llm.train.logs import set_callbacks
 from outblas.llm.train.reward_functions import RewardFunctions
-from outblas.llm.train.settings import TrainSettings, claim
+from outblas.llm.train.settings import TrainSettings, claim_folder
 from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
-from outblas.llm.train.training_folder import FINAL, keep_lines, last_checkpoint, publish_folder, trained_steps
+from outblas.llm.train.training_folder import FINAL, drop_later_lines, last_checkpoint, publish_folder, trained_steps
 
 Say = Callable[[str], None]
 #: Rows of a step of the supervised stage, over all processes.
@@ -32,7 +32,7 @@ SUPERVISED_ROWS_PER_STEP = 8
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedStage:
     """What a stage has left: the folder of the model, its steps, those of this call, and the best speed-up (if any)."""
 
     final: Path
@@ -41,7 +41,9 @@ class Trained:
     best: float | None = None
 
 
-def train(run: Path, settings: TrainSettings, language: Language, resume: bool = False, say: Say = print) -> Trained:
+def train(
+    run: Path, settings: TrainSettings, language: Language, resume: bool = False, say: Say = print
+) -> TrainedStage:
     """Train one stage in ``run/<stage>``; called by every process of an ``accelerate launch``.
 
     A stage begins with what the last earlier one has left in the same run, else with ``settings.model``. Killed at any
@@ -57,7 +59,7 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
     if settings.stage != "supervised":
         parse_evaluator(settings.device)  # before a large model is loaded
     elif settings.archive is not None:
-        taught_rows(settings.archive, language, chat=False)
+        supervised_rows(settings.archive, language, chat=False)
     warnings.filterwarnings("ignore", r".*gradient_checkpointing.* is deprecated", FutureWarning)  # trl's own use
     from accelerate.state import PartialState
 
@@ -66,16 +68,16 @@ def train(run: Path, settings: TrainSettings, language: Language, resume: bool =
         return _train(run, settings, language, resume, say, state)
 
 
-def _train(run: Path, settings: TrainSettings, language: Language, resume: bool, say: Say, state: Any) -> Trained:
+def _train(run: Path, settings: TrainSettings, language: Language, resume: bool, say: Say, state: Any) -> TrainedStage:
     stage = run / settings.stage
     checkpoint = None
     if state.is_main_process:
         stage.mkdir(parents=True, exist_ok=True)
         checkpoint = last_checkpoint(stage)
-        claim(stage, settings, resume, checkpoint is not None or (stage / FINAL).exists())
+        claim_folder(stage, settings, resume, checkpoint is not None or (stage / FINAL).exists())
         done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
         for name in ("log.jsonl", "answers.jsonl"):
-            keep_lines(stage / name, done)
+            drop_later_lines(stage / name, done)
         if settings.model == RANDOM_TINY:
             make_tiny(run / "base", language, settings.seed)
     state.wait_for_everyone()
@@ -83,10 +85,10 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
     done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
     if done >= settings.steps and (stage / FINAL).is_dir():
         say(f"{settings.stage}: {done} of {settings.steps} steps were taken before")
-        return Trained(stage / FINAL, done, 0)
-    if settings.stage == "speed" and settings.device == COMPILE:
+        return TrainedStage(stage / FINAL, done, 0)
+    if settings.stage == "speed" and settings.device == COMPILE_ONLY:
         say("note: --device compile times nothing, so that the stage pays for no speed")
-    loaded = load(run, settings, _bf16(settings))
+    loaded = load_model(run, settings, _bf16(settings))
     go_on = str(checkpoint) if checkpoint is not None else None
     if settings.stage == "supervised":
         trainer, best = _supervised(stage, settings, loaded, language, say), None
@@ -95,12 +97,12 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         trainer, best = _grpo(run, stage, settings, loaded, language, go_on, say, state.is_main_process)
     _publish(trainer, loaded, stage / FINAL, state)
     steps = int(trainer.state.global_step)
-    return Trained(stage / FINAL, steps, steps - done, best)
+    return TrainedStage(stage / FINAL, steps, steps - done, best)
 
 
 def _grpo(
-    run: Path, stage: Path, settings: TrainSettings, loaded: Loaded, language: Language, go_on: str | None, say: Say,
-    first: bool,
+    run: Path, stage: Path, settings: TrainSettings, loaded: LoadedModel, language: Language, go_on: str | None,
+    say: Say, first: bool,
 ) -> tuple[Any, float | None]:  # fmt: skip
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -148,12 +150,12 @@ def _grpo(
         return trainer, rewards.best
 
 
-def _supervised(stage: Path, settings: TrainSettings, loaded: Loaded, language: Language, say: Say) -> Any:
+def _supervised(stage: Path, settings: TrainSettings, loaded: LoadedModel, language: Language, say: Say) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     assert settings.archive is not None, "checked by the settings"
-    rows = taught_rows(settings.archive, language, loaded.chat)
+    rows = supervised_rows(settings.archive, language, loaded.chat)
     say(f"supervised: {len(rows)} answers to learn from")
     arguments = SFTConfig(
         **_common(stage, settings, SUPERVISED_ROWS_PER_STEP), max_length=None, completion_only_loss=True
@@ -247,7 +249,7 @@ def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
     return prepare
 
 
-def _publish(trainer: Any, loaded: Loaded, final: Path, state: Any) -> None:
+def _publish(trainer: Any, loaded: LoadedModel, final: Path, state: Any) -> None:
     """Save the model whole; every process takes part, as sharded weights need it."""
     scratch = final.with_name(".final.saved")
     if state.is_main_process:

@@ -71,7 +71,7 @@ def trained_steps(checkpoint: Path) -> int | None:
         return None
 
 
-def keep_lines(path: Path, steps: int) -> None:
+def drop_later_lines(path: Path, steps: int) -> None:
     """Drop the lines of a log that tell of steps after ``steps``: a resumed training takes those again.
 
     A last line that was cut off by a kill goes, too.

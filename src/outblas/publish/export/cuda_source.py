@@ -19,10 +19,10 @@ def standalone(target: Target) -> str:
         "NVRTC's code, as outblas export --format cubin has it; nvcc's may differ.) The kernel serves every M, N and K "
         "that its knobs are legal for; it was measured on this one. Made by outblas export; Apache-2.0."
     )
-    return f"{target.comment(then)}\n{inlined(make_source(target.problem, target.config))}"
+    return f"{target.comment(then)}\n{inline_includes(make_source(target.problem, target.config))}"
 
 
-def inlined(source: Source) -> str:
+def inline_includes(source: Source) -> str:
     """The source's text with its headers in the place of their includes, each once, as ``#pragma once`` has it.
 
     A header inside ``#if`` may be left out by the preprocessor: it does not count as seen by what comes after, and a

@@ -7,22 +7,22 @@ from html import escape
 from typing import Any
 
 from outblas.core.roofline import GPUS
-from outblas.publish.html.shell import chart, how_to_read, html_page, provenance_section, table, when
+from outblas.publish.html.shell import chart, date_text, how_to_read, html_page, provenance_section, table
 from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GRID, INK
 from outblas.publish.words import split_words
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.compare.compare_result import Comparison
 from outblas.search.compare.compare_stats import (
     Figure,
-    best_of,
+    best_agents,
     budget_words,
     figures,
     mean_regret,
-    overall,
+    overall_regret,
     regime_qualities,
 )
 
-Made = dict[tuple[str, int], Figure]
+FigureByAgent = dict[tuple[str, int], Figure]
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -34,7 +34,7 @@ def render_comparison(comparison: Comparison) -> str:
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
     gpu = str(comparison.measured.get("gpu", "unknown"))
     title = f"OutBLAS agents compared: {comparison.meta['suite']} on {gpu}"
-    date = when(comparison.measured.get("date", "unknown"))
+    date = date_text(comparison.measured.get("date", "unknown"))
     body = "\n".join(
         [
             f"<header><h1>{escape(title)}</h1><p class='origin replay'>Agents were answered from <strong>recorded "
@@ -52,7 +52,7 @@ def render_comparison(comparison: Comparison) -> str:
     return html_page(title, body, {"provenance": comparison.provenance, "groups": groups})
 
 
-def curves(comparison: Comparison, made: Made) -> dict[str, Any]:
+def curves(comparison: Comparison, made: FigureByAgent) -> dict[str, Any]:
     """Quality against budget as a Plotly figure: a line and a band of the 95% interval per agent."""
     data: list[dict[str, Any]] = []
     x = [str(b) for b in comparison.budgets]
@@ -90,9 +90,9 @@ def curves(comparison: Comparison, made: Made) -> dict[str, Any]:
     return {"data": data, "layout": layout}
 
 
-def _overall(comparison: Comparison, of_splits: dict[str, Made]) -> str:
+def _overall(comparison: Comparison, of_splits: dict[str, FigureByAgent]) -> str:
     lines = []
-    for agent, regret in overall(list(of_splits.values())):
+    for agent, regret in overall_regret(list(of_splits.values())):
         cost = comparison.meta["costs"][agent]
         each = [f"{mean_regret(made, agent):.2%}" for made in of_splits.values()]
         lines.append((agent, f"{regret:.2%}", *each, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"))
@@ -101,7 +101,7 @@ def _overall(comparison: Comparison, of_splits: dict[str, Made]) -> str:
     return f"<section aria-labelledby='all'><h2 id='all'>Overall</h2>{table(caption, head, lines)}</section>"
 
 
-def _section(comparison: Comparison, split: str, made: Made, index: int) -> str:
+def _section(comparison: Comparison, split: str, made: FigureByAgent, index: int) -> str:
     budgets = comparison.budgets
     quality = [
         (a, *(f"{made[a, b].quality:.3f} ({made[a, b].low:.3f} to {made[a, b].high:.3f})" for b in budgets))
@@ -123,10 +123,10 @@ def _head(budgets: Sequence[int]) -> tuple[str, ...]:
     return ("Agent", *(f"b = {b}" for b in budgets))
 
 
-def _winners(made: Made, budgets: Sequence[int]) -> list[tuple[Any, ...]]:
+def _winners(made: FigureByAgent, budgets: Sequence[int]) -> list[tuple[Any, ...]]:
     lines = []
     for budget in budgets:
-        best, level = best_of(made, budget)
+        best, level = best_agents(made, budget)
         lines.append((budget, best.agent, f"{best.regret:.2%}", ", ".join(f.agent for f in level) or "none"))
     return lines
 

@@ -18,15 +18,15 @@ from outblas.llm.archive import Archive, ArchiveShape, Entry
 from outblas.llm.budget import Cost
 from outblas.llm.evolve_folder import EvolveFiles, read_run
 from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
-from outblas.llm.feedback import KINDS
+from outblas.llm.feedback import OUTCOME_KINDS
 from outblas.records.store import Store
 
 #: Ancestors of a kernel that are told of, at most: a longer lineage is no picture.
-ANCESTORS = 200
+MAX_ANCESTORS = 200
 
 
 @dataclass(frozen=True)
-class Node:
+class LineageNode:
     """A candidate in a lineage.
 
     Attributes:
@@ -42,7 +42,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Side:
+class GroupTotals:
     """What a kind of answers, or a model, has cost and gained; ``kinds``: its outcomes."""
 
     name: str
@@ -87,24 +87,24 @@ class EvolveRun:
         by_id = {q.id: q for q in self.questions}
         return [(by_id[o.question], o) for o in self.outcomes.values() if by_id[o.question].problem == problem]
 
-    def lineage(self, problem: str, name: str) -> list[Node]:
-        """A candidate and what it comes from, ancestors first: the :data:`ANCESTORS` that are nearest."""
+    def lineage(self, problem: str, name: str) -> list[LineageNode]:
+        """A candidate and what it comes from, ancestors first: the :data:`MAX_ANCESTORS` that are nearest."""
         first = {o.name: (q, o) for q, o in reversed(self.of(problem)) if o.name and o.kind != "duplicate"}
         if name not in first:
             return []
         parents: dict[str, list[str]] = {}
         waiting = deque([name])
-        while waiting and len(parents) <= ANCESTORS:
+        while waiting and len(parents) <= MAX_ANCESTORS:
             one = waiting.popleft()
             if one not in parents:
                 parents[one] = [p for p in self._parents(first[one][0]) if p in first]
                 waiting.extend(parents[one])
-        made: dict[str, Node] = {}
+        made: dict[str, LineageNode] = {}
         tried = {one: place for place, one in enumerate(reversed(first))}
         for one in sorted(parents, key=tried.__getitem__):  # what a model was shown had been tried before
             mine = [p for p in parents[one] if p in made]
             generation = 1 + max((made[p].generation for p in mine), default=-1)
-            made[one] = Node(one, first[one][1], generation, tuple(mine))
+            made[one] = LineageNode(one, first[one][1], generation, tuple(mine))
         return sorted(made.values(), key=lambda node: (node.generation, node.outcome.question))
 
     def text(self, problem: str, name: str) -> str:
@@ -112,18 +112,18 @@ class EvolveRun:
         found = self.evaluations.get((problem, name))
         return "" if found is None else text_of(found.config)
 
-    def by_answer(self) -> list[Side]:
+    def by_answer(self) -> list[GroupTotals]:
         """Code, knobs, and answers with neither."""
         return self._sides(lambda question, outcome: outcome.answer or "neither", ("code", "config", "neither"))
 
-    def by_model(self) -> list[Side]:
+    def by_model(self) -> list[GroupTotals]:
         names = dict.fromkeys(q.model for q in self.questions)
         return self._sides(lambda question, outcome: question.model, names)
 
     def kinds(self) -> list[tuple[str, int]]:
         """Outcomes that occurred, with how many."""
         counts = Counter(o.kind for o in self.outcomes.values())
-        return [(kind, counts[kind]) for kind in KINDS if counts[kind]]
+        return [(kind, counts[kind]) for kind in OUTCOME_KINDS if counts[kind]]
 
     def _parents(self, question: Question) -> list[str]:
         """Of a first question the kernels that it shows; of a repair the candidate that was last answered before it."""
@@ -134,14 +134,14 @@ class EvolveRun:
                 return [outcome.name]
         return list(question.parents)
 
-    def _sides(self, side_of: Callable[[Question, AnswerOutcome], str], names: Iterable[str]) -> list[Side]:
+    def _sides(self, side_of: Callable[[Question, AnswerOutcome], str], names: Iterable[str]) -> list[GroupTotals]:
         by_id = {q.id: q for q in self.questions}
         sides = []
         for name in names:
             mine = [o for o in self.outcomes.values() if side_of(by_id[o.question], o) == name]
             spent = sum((self.costs.get(o.question, Cost()) for o in mine), Cost())
             best = sum(o.gain > 0 for o in mine)
-            sides.append(Side(name, Counter(o.kind for o in mine), spent, best, sum(o.gain for o in mine)))
+            sides.append(GroupTotals(name, Counter(o.kind for o in mine), spent, best, sum(o.gain for o in mine)))
         return [side for side in sides if side.kinds]
 
 
@@ -157,14 +157,14 @@ def load_evolution(path: Path) -> EvolveRun:
         raise RecordError(f"{path} has no {files.store.name}", "a run that has begun", "repeat `outblas evolve`")
     with Store(files.store) as store:
         evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
-    with EvolveJournal(files.store) as ledger:
+    with EvolveJournal(files.store) as journal:
         costs: dict[int, Cost] = {}
         attempts: Counter[str] = Counter()
-        for question, reply in ledger.replies():
+        for question, reply in journal.replies():
             costs[question] = costs.get(question, Cost()) + reply.took
             attempts[reply.outcome] += 1
-        questions, entries = tuple(replace(q, messages=()) for q in ledger.questions()), tuple(ledger.entries())
-        return EvolveRun(path, about, questions, ledger.outcomes(), costs, attempts, entries, evaluations)
+        questions, entries = tuple(replace(q, messages=()) for q in journal.questions()), tuple(journal.entries())
+        return EvolveRun(path, about, questions, journal.outcomes(), costs, attempts, entries, evaluations)
 
 
 def text_of(candidate: Candidate) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, H200, floor_us
-from outblas.llm.feedback import KINDS
-from outblas.publish.html.evolve_data import ANCESTORS, EvolveRun, Side
-from outblas.publish.html.lineage import code, difference, progress, tree
-from outblas.publish.html.shell import chart, how_to_read, html_page, provenance_section, spelt, table, when
+from outblas.llm.feedback import OUTCOME_KINDS
+from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, GroupTotals
+from outblas.publish.html.lineage import code_html, difference_html, lineage_figure, progress_figure
+from outblas.publish.html.shell import chart, date_text, fact_text, how_to_read, html_page, provenance_section, table
 from outblas.records.results import PROVENANCE_FIELDS
 
 
@@ -49,8 +49,8 @@ def _figures(run: EvolveRun, key: str) -> dict[str, Any]:
     ]
     best = run.archive.best(key)
     return {
-        "curve": progress(points, _floor_ratio(run, key)),
-        "tree": tree(run.lineage(key, best.name) if best else []),
+        "curve": progress_figure(points, _floor_ratio(run, key)),
+        "tree": lineage_figure(run.lineage(key, best.name) if best else []),
     }
 
 
@@ -69,8 +69,8 @@ def _origin(run: EvolveRun) -> str:
     who = f"Kernels by {escape(models)}.{escape(ended)}"
     if recorded:
         text = (
-            f"Candidates were answered from <strong>recorded measurements of {escape(spelt(recorded.get('gpu')))}, "
-            f"{escape(when(recorded.get('date')))}</strong>; others were compiled and not run."
+            f"Candidates were answered from <strong>recorded measurements of {escape(fact_text(recorded.get('gpu')))}, "
+            f"{escape(date_text(recorded.get('date')))}</strong>; others were compiled and not run."
         )
         return f"<p class='origin replay'>{text} {who}</p>"
     if about["device"] == "compile":
@@ -97,7 +97,7 @@ def _overall(run: EvolveRun) -> str:
         f"<strong>{escape(value)}</strong><span>{escape(label)}</span></li>"
         for name, value, label in cards
     )
-    kinds = [(kind, count, KINDS[kind]) for kind, count in run.kinds()]
+    kinds = [(kind, count, OUTCOME_KINDS[kind]) for kind, count in run.kinds()]
     attempts = sorted(run.attempts.items())
     parts = [
         f"<section aria-labelledby='all'><h2 id='all'>Overall</h2><ul class='cards'>{items}</ul>",
@@ -109,7 +109,7 @@ def _overall(run: EvolveRun) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _sides(caption: str, what: str, sides: list[Side]) -> str:
+def _sides(caption: str, what: str, sides: list[GroupTotals]) -> str:
     head = (what, "Answers", "Proven", "New bests", "Gain", "Requests", "Tokens", "USD", "Gain per 100k tokens")
     lines = []
     for s in sides:
@@ -134,7 +134,7 @@ def _section(run: EvolveRun, key: str, index: int) -> str:
         parts += [
             "<h3>Lineage of the best</h3>",
             chart(index, "tree", "Lineage", "The best kernel is at the right; an edge leads from each kernel that its "
-                  f"model was shown or has corrected, of the {ANCESTORS} nearest. Filled: proven."),
+                  f"model was shown or has corrected, of the {MAX_ANCESTORS} nearest. Filled: proven."),
             "<h3>The best kernel</h3>",
             *_best(run, key, best.name),
         ]  # fmt: skip
@@ -163,12 +163,12 @@ def _archive(run: EvolveRun, key: str) -> str:
 
 def _best(run: EvolveRun, key: str, name: str) -> list[str]:
     text = run.text(key, name)
-    parts = [f"<p class='note'>{escape(name)}</p>", code(text)]
+    parts = [f"<p class='note'>{escape(name)}</p>", code_html(text)]
     node = next((n for n in run.lineage(key, name) if n.name == name), None)
     for parent in node.parents if node else ():
         parts += [
             f"<h4>What it changed of {escape(parent)}</h4>",
-            difference(run.text(key, parent), text, (parent, name)),
+            difference_html(run.text(key, parent), text, (parent, name)),
         ]
     return parts
 

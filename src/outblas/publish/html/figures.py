@@ -17,14 +17,14 @@ from outblas.records.averages import Row, decade_order, figures_by_key, flop_dec
 
 Figure = dict[str, Any]
 
-COLOURS = {False: "#c2570c", True: "#0b5fcc"}
+SERIES_COLOURS = {False: "#c2570c", True: "#0b5fcc"}
 #: Slower is orange, faster is blue: told apart with every common colour blindness.
 SCALE = [[0.0, "#b04a06"], [0.25, "#efa26a"], [0.5, "#f7f7f5"], [0.75, "#7db0ee"], [1.0, "#0a4fae"]]
 #: Ratio at which the colour scale saturates at most, and at least.
 SCALE_MOST, SCALE_LEAST = 2.0, 1.1
 
 
-def figures(group: Group, gpu_name: str) -> dict[str, Figure]:
+def group_figures(group: Group, gpu_name: str) -> dict[str, Figure]:
     """Every figure of a group by name; roofline only where times are GPU times."""
     made = {"curve": curve(group), "histogram": histogram(group), "heat": heat(group), "decades": decades(group)}
     if group.mode != "server":
@@ -46,7 +46,7 @@ def curve(group: Group) -> Figure:
                 "y": [r["published"] for r in rows],
                 "text": [_hover(r) for r in rows],
                 "hovertemplate": "%{text}<extra></extra>",
-                "line": {"color": COLOURS[pdl], "width": 2.5, "dash": "solid" if pdl else "dot"},
+                "line": {"color": SERIES_COLOURS[pdl], "width": 2.5, "dash": "solid" if pdl else "dot"},
             }
         )
     low, high = _extent([r["published"] for r in group.rows])
@@ -79,7 +79,7 @@ def histogram(group: Group) -> Figure:
                 "text": [f"{2 ** (b * step):.3f}× to {2 ** ((b + 1) * step):.3f}×" for b in bins],
                 "textposition": "none",
                 "hovertemplate": "%{y} problems<br>%{text}<extra>" + PDL_NAMES[pdl] + "</extra>",
-                "marker": {"color": COLOURS[pdl], "opacity": 0.6},
+                "marker": {"color": SERIES_COLOURS[pdl], "opacity": 0.6},
             }
         )
     ticks = ratio_ticks(low, high)
@@ -105,7 +105,7 @@ def decades(group: Group) -> Figure:
                 "hovertemplate": "%{customdata[0]:.3f}×, %{customdata[1]} problems<extra>"
                 + PDL_NAMES[pdl]
                 + "</extra>",
-                "marker": {"color": COLOURS[pdl]},
+                "marker": {"color": SERIES_COLOURS[pdl]},
             }
         )
     layout = _layout("FLOP of the problem (decade)", "geometric mean of the speed-up (×)")
@@ -148,7 +148,12 @@ def roofline(group: Group, gpu: Gpu | None) -> Figure:
         times = [published_us(r) for r in ours]
         data.append(
             _points(
-                f"OutBLAS {PDL_NAMES[pdl]}", ours, [_intensity(r) for r in ours], times, COLOURS[pdl], "circle-open"
+                f"OutBLAS {PDL_NAMES[pdl]}",
+                ours,
+                [_intensity(r) for r in ours],
+                times,
+                SERIES_COLOURS[pdl],
+                "circle-open",
             )
         )
     if gpu is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from outblas.publish.html.evolve_data import Node
+from outblas.publish.html.evolve_data import LineageNode
 from outblas.publish.palette import GREY, GRID, INK
 
 BLUE, ORANGE = "#0072b2", "#d55e00"
@@ -16,9 +16,9 @@ BLUE, ORANGE = "#0072b2", "#d55e00"
 _LINES = 400
 
 
-def tree(nodes: Sequence[Node]) -> dict[str, Any]:
+def lineage_figure(nodes: Sequence[LineageNode]) -> dict[str, Any]:
     """Generations from left to right; an edge from every parent. Proven kernels are filled, others hollow."""
-    rows: dict[int, list[Node]] = defaultdict(list)
+    rows: dict[int, list[LineageNode]] = defaultdict(list)
     for node in nodes:
         rows[node.generation].append(node)
     place = {n.name: (g, i - (len(row) - 1) / 2) for g, row in rows.items() for i, n in enumerate(row)}
@@ -48,9 +48,9 @@ def tree(nodes: Sequence[Node]) -> dict[str, Any]:
             "mode": "markers+text",
             "x": [place[n.name][0] for n in nodes],
             "y": [place[n.name][1] for n in nodes],
-            "text": [label(n) for n in nodes],
+            "text": [node_label(n) for n in nodes],
             "textposition": "top center",
-            "hovertext": [f"question {n.outcome.question}: {escape(n.name)}, {label(n)}" for n in nodes],
+            "hovertext": [f"question {n.outcome.question}: {escape(n.name)}, {node_label(n)}" for n in nodes],
             "hovertemplate": "%{hovertext}<extra></extra>",
             "showlegend": False,
             "marker": marks,
@@ -66,7 +66,7 @@ def tree(nodes: Sequence[Node]) -> dict[str, Any]:
     return {"data": data, "layout": layout}
 
 
-def label(node: Node) -> str:
+def node_label(node: LineageNode) -> str:
     """Its time and speed-up, or what became of it."""
     o = node.outcome
     if o.kind != "proven" or o.us is None:
@@ -74,7 +74,7 @@ def label(node: Node) -> str:
     return f"{o.us:.2f} µs" + ("" if o.ratio is None else f", {o.ratio:.3f}×")
 
 
-def progress(points: Sequence[tuple[int, float, str]], floor_ratio: float | None) -> dict[str, Any]:
+def progress_figure(points: Sequence[tuple[int, float, str]], floor_ratio: float | None) -> dict[str, Any]:
     """Speed-ups of proven kernels by number of answers, the best so far, and the floor's where it is known.
 
     Args:
@@ -114,16 +114,16 @@ def progress(points: Sequence[tuple[int, float, str]], floor_ratio: float | None
     return {"data": data, "layout": layout}
 
 
-def difference(before: str, after: str, names: tuple[str, str]) -> str:
+def difference_html(before: str, after: str, names: tuple[str, str]) -> str:
     """A unified difference as HTML, its lines marked; says so where there is none."""
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=2))
     if not lines:
         return "<p class='note'>The texts are the same.</p>"
     cut = "" if len(lines) <= _LINES else f"\n{len(lines) - _LINES} more lines"
-    return code("\n".join(lines[:_LINES]) + cut, marked=True)
+    return code_html("\n".join(lines[:_LINES]) + cut, marked=True)
 
 
-def code(text: str, marked: bool = False) -> str:
+def code_html(text: str, marked: bool = False) -> str:
     """A block of code; ``marked``: lines that a difference adds or takes away stand out."""
     lines = []
     for line in text.splitlines():

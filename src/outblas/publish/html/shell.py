@@ -73,17 +73,17 @@ def chart(index: int, name: str, title: str, note: str) -> str:
     )
 
 
-def when(date: Any) -> str:
+def date_text(date: Any) -> str:
     """A UTC time of ISO 8601 to the minute, as one reads it; anything else as it is."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(\+00:00|Z)", str(date))
     return f"{found[1]} {found[2]} UTC" if found else str(date)
 
 
-def spelt(value: Any) -> str:
+def fact_text(value: Any) -> str:
     """A fact in words."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {spelt(v)}" for key, v in value.items())
-    return ", ".join(map(spelt, value)) if isinstance(value, list) else str(value)
+        return ", ".join(f"{key} {fact_text(v)}" for key, v in value.items())
+    return ", ".join(map(fact_text, value)) if isinstance(value, list) else str(value)
 
 
 def how_to_read(points: Iterable[str]) -> str:
@@ -95,7 +95,7 @@ def how_to_read(points: Iterable[str]) -> str:
 
 def provenance_section(facts: Mapping[str, Any]) -> str:
     """The section that says where figures come from: name -> fact."""
-    lines = [(name, spelt(value)) for name, value in facts.items()]
+    lines = [(name, fact_text(value)) for name, value in facts.items()]
     found = table("Where these figures come from", ("Fact", "Value"), lines)
     return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
 

@@ -14,9 +14,9 @@ from outblas.llm.evolve_folder import is_evolution
 from outblas.publish.html.compare_page import render_comparison
 from outblas.publish.html.evolve_data import load_evolution
 from outblas.publish.html.evolve_page import render_evolution
-from outblas.publish.html.figures import figures
+from outblas.publish.html.figures import group_figures
 from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, load_run, regime_rows, shape, tflops
-from outblas.publish.html.shell import chart, how_to_read, html_page, provenance_section, table, when
+from outblas.publish.html.shell import chart, date_text, how_to_read, html_page, provenance_section, table
 from outblas.publish.words import PDL_NAMES, short_config
 from outblas.records.averages import Row, figures_of, published_us, torch_ratio
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
@@ -73,7 +73,7 @@ def render(run: ReportedRun) -> str:
 def _payload(group: Group, gpu: str) -> dict[str, Any]:
     return {
         "title": group.title,
-        "figures": figures(group, gpu),
+        "figures": group_figures(group, gpu),
         "summary": [{"pdl": pdl, **figures_of(group.of_pdl(pdl))} for pdl in group.pdls],
         "columns": EMBEDDED,
         "rows": [[row[c] for c in EMBEDDED] for row in group.rows],
@@ -222,7 +222,7 @@ def _counters(run: ReportedRun) -> str:
 def _origin(run: ReportedRun) -> str:
     """Where the figures come from, in words; a replay says so before anything else."""
     m = run.measured
-    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(when(m.get("date", "unknown")))
+    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(date_text(m.get("date", "unknown")))
     bias = f" {_SELECTION}" if run.tuned else ""
     if run.replayed:
         return (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outblas.publish.words import split_words
 from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import best_of, budget_words, figures, overall
+from outblas.search.compare.compare_stats import best_agents, budget_words, figures, overall_regret
 
 COMPARE_BEGIN, COMPARE_END = "<!-- compare:begin -->", "<!-- compare:end -->"
 #: Beside the bench files; where it is not there nothing is published of it.
@@ -29,7 +29,7 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
     ]
     for split in sorted(comparison.splits, key=lambda name: name != FIRST):
         lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *_table(comparison, split)]
-    (name, regret), *_ = overall([figures(comparison, s) for s in comparison.splits])
+    (name, regret), *_ = overall_regret([figures(comparison, s) for s in comparison.splits])
     lines += [
         "",
         f"Lowest mean regret (1 / geometric mean - 1) over budgets {budget_words(comparison.budgets)} and all splits "
@@ -44,7 +44,7 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
 
 def _table(comparison: Comparison, split: str) -> list[str]:
     made, budgets = figures(comparison, split), comparison.budgets
-    best = {budget: best_of(made, budget) for budget in budgets}
+    best = {budget: best_agents(made, budget) for budget in budgets}
     lines = ["| agent | " + " | ".join(f"{b}" for b in budgets) + " |", "| --- |" + " ---: |" * len(budgets)]
     for agent in comparison.agents:
         cells = []

@@ -17,7 +17,7 @@ from outblas.records.results import Result, bench_files, read_result
 from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 
 
-def replaced(result: Result, library: Library) -> int:
+def count_replaced_rows(result: Result, library: Library) -> int:
     """Rows of a bench whose kernel is not what the library has there; what the bench itself demoted is not counted."""
     return sum(_is_replaced(row, library) for row in result.rows)
 
@@ -40,7 +40,7 @@ def notes_of_replaced(directory: Path) -> list[str]:
     notes = []
     for path in bench_files(directory) if library.rows else ():
         result = read_result(path)
-        count = replaced(result, library) if result.suite in SUITES else 0
+        count = count_replaced_rows(result, library) if result.suite in SUITES else 0
         if count:
             table = table_label(result.suite, result.rows[0])
             notes.append(

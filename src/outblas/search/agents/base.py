@@ -80,7 +80,7 @@ def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]
     return [config for config in candidates if config not in tried]
 
 
-def by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCHES) -> list[list[KernelConfig]]:
+def group_by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCHES) -> list[list[KernelConfig]]:
     """The configs of each launch option, in their order."""
     listed = list(order)
     return [[config for config in listed if launch_of(config) == launch] for launch in launches]
@@ -98,7 +98,7 @@ def each_launch(
         order: called with an option's candidates and its part of the history; its proposals, most wanted first.
     """
     orders, made = [], []
-    for group in by_launch(candidates):
+    for group in group_by_launch(candidates):
         if group:
             own = [e for e in history if launch_of(e.config) == launch_of(group[0])]
             orders.append(order(group, own)[:n])
@@ -111,6 +111,6 @@ def each_launch(
     return chosen
 
 
-def in_turns(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:
+def interleave(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:
     """The first of every order, then the second of every order, and so on."""
     return [config for group in zip_longest(*orders) for config in group if config is not None]

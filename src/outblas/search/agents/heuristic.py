@@ -12,7 +12,7 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 
 #: What a fit leaves: coefficients by family, and the residual's.
 Fitted = tuple[dict[str, dict[str, float]], np.ndarray]
@@ -52,7 +52,7 @@ class Heuristic(Agent):
         if not candidates:
             return []
         ranked = [candidates[i] for i in self._rank(problem, candidates)]
-        return unexplored(in_turns(*by_launch(ranked)), history)[:n]
+        return unexplored(interleave(*group_by_launch(ranked)), history)[:n]
 
     def _rank(self, problem: Problem, candidates: Sequence[KernelConfig]) -> np.ndarray:
         if self._fitted is None:

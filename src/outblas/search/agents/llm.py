@@ -25,7 +25,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.reward import reward
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 from outblas.search.agents.evolution import knob_distance
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class LanguageModel(Agent):
         """In the order of the ranking model, launch options in turns."""
         from outblas.kernels.cost.cost_model import rank
 
-        return in_turns(*by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
+        return interleave(*group_by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
 
 
 def read_choices(text: str) -> list[KernelConfig]:
@@ -116,7 +116,7 @@ def connect() -> Ask:
     account = SpendingAccount(parse_budget(limits) if limits else Budget())
 
     async def asked(messages: Sequence[Message], seed: int) -> str:
-        client = Client(None, account, _NoBook(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
+        client = Client(None, account, _NoRequestLog(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
         try:
             return (await client.ask(0, messages, Model(name))).text
         finally:
@@ -133,7 +133,7 @@ def connect() -> Ask:
     return ask
 
 
-class _NoBook:
+class _NoRequestLog:
     """Attempts that nobody writes down: what is heard is kept in the cache."""
 
     def sent(self, question: int, most: object) -> int:

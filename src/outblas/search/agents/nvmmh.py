@@ -15,7 +15,7 @@ from outblas.core.roofline import Gpu
 from outblas.judge.matmul_heuristics import ranked_choices
 from outblas.kernels.families.family import TileChoice
 from outblas.kernels.families.registry import FAMILIES
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 
 #: Choices asked for each problem; the package has fewer for most.
 CHOICES = 64
@@ -51,16 +51,16 @@ class HeuristicsAgent(Agent):
             return []
         if problem not in self._known:
             self._known.update(ranked_choices([problem], self.gpu, CHOICES))
-        orders = [_order(group, self._known[problem]) for group in by_launch(candidates)]
-        return unexplored(in_turns(*orders), history)[:n]
+        orders = [_order(group, self._known[problem]) for group in group_by_launch(candidates)]
+        return unexplored(interleave(*orders), history)[:n]
 
 
 def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) -> list[KernelConfig]:
     if not candidates or not choices:
         return list(candidates)
-    places = np.stack([_place_of_config(config) for config in candidates])
+    positions = np.stack([_place_of_config(config) for config in candidates])
     foreign = FOREIGN * np.array([not FAMILIES[config.family].follows_heuristics for config in candidates])
-    distances = {choice: np.abs(places - _place(choice)).sum(axis=1) + foreign for choice in choices}
+    distances = {choice: np.abs(positions - _place(choice)).sum(axis=1) + foreign for choice in choices}
     taken: list[int] = []
     for choice in choices[: len(candidates)]:
         distance = distances[choice].copy()

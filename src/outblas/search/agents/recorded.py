@@ -11,7 +11,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import STATUSES, Recording
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
 RECORDING_VARIABLE = "OUTBLAS_RECORDING"
@@ -50,7 +50,9 @@ class RecordedAgent(Agent):
         known = {**measured, **guessed}
         fastest = sorted(known, key=known.__getitem__)
         return (
-            in_turns(*by_launch(fastest)) + self._by_model(problem, [c for c in unknown if c not in guessed]) + failed
+            interleave(*group_by_launch(fastest))
+            + self._by_model(problem, [c for c in unknown if c not in guessed])
+            + failed
         )
 
     def _sorted_out(

@@ -14,7 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
-from outblas.search.agents.base import Agent, by_launch, in_turns, unexplored
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 from outblas.search.agents.recorded import RECORDING_VARIABLE
 
 #: (layout, dtype, accumulator) of every problem that M, N and K can have.
@@ -65,7 +65,7 @@ class Transfer(Agent):
 
         ranked = [candidates[i] for i in rank(problem, candidates, self.gpu)]
         measured = self._measured(problem, candidates)
-        return in_turns(*map(_mixed, by_launch(measured), by_launch(ranked)))
+        return interleave(*map(_mixed, group_by_launch(measured), group_by_launch(ranked)))
 
     def _measured(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
         """Offered candidates by what the sisters tell, nearest sister first; each once."""
@@ -87,13 +87,13 @@ class Transfer(Agent):
     def _known(self, problem: Problem) -> Iterator[KernelConfig]:
         if self._recordings is None:
             self._recordings = (Recording.load(os.environ.get(RECORDING_VARIABLE) or self.gpu.name),)
-        for sister in sisters(problem):
+        for sister in sister_problems(problem):
             yield from self._winners.get(sister, ())
             for recording in self._recordings:
                 yield from _fastest_first(recording, sister)
 
 
-def sisters(problem: Problem) -> list[Problem]:
+def sister_problems(problem: Problem) -> list[Problem]:
     """The problem itself, then those of the same M, N and K by how much they differ: dtype, accumulator, layout."""
 
     def distance(p: Problem) -> int:

@@ -21,8 +21,8 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
-from outblas.search.build_library.build_steps import MAKING, STEPS
-from outblas.search.build_library.build_work import TABLES, BuildFolder, begin_with, fill_from
+from outblas.search.build_library.build_steps import LIBRARY_STEPS, STEPS
+from outblas.search.build_library.build_work import TABLES, BuildFolder, copy_tables_from, fill_from
 
 
 def build(
@@ -47,9 +47,9 @@ def build(
         UsageError: the directory or a library does not fit.
     """
     with lock_folder(work.path):
-        begin_with(work, libraries)
+        copy_tables_from(work, libraries)
         fill_from(work, fillers, tables)
-        work_through(work, listed)
+        run_jobs(work, listed)
 
 
 def jobs(
@@ -75,7 +75,7 @@ def run_job(work: BuildFolder, job: Sequence[str]) -> None:
     STEPS[step](work, Table.parse(table), *mode)
 
 
-def work_through(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
+def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
     """The jobs one after the other, each in a fresh process; prints the seconds of each."""
     seconds: dict[str, float] = {}
     for job in listed:
@@ -90,7 +90,7 @@ def work_through(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
             ) from error
         finally:
             spent = monotonic() - begin
-            seconds = note_seconds(work, job, spent)
+            seconds = add_seconds(work, job, spent)
             print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
     print(publish_seconds(work, seconds), flush=True)
 
@@ -103,7 +103,7 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
     return [*command, "--job", " ".join(job)]
 
 
-def note_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
+def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
     """Add to the seconds of a job, over all times that it was begun; returns those of every job."""
     path = work.path / "seconds.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -115,7 +115,7 @@ def note_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[
 
 def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     """Write the seconds into the library's provenance, and a record of it if it is from nothing; returns the totals."""
-    made_in = {name: s for name, s in seconds.items() if name.split()[0] in MAKING}
+    made_in = {name: s for name, s in seconds.items() if name.split()[0] in LIBRARY_STEPS}
     making = sum(made_in.values())
     if work.library.exists():
         library = Library.load(work.library)
@@ -129,7 +129,7 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
 
 
-def named(text: str, known: Sequence[str], option: str) -> list[str]:
+def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     """Words separated by commas, each one of ``known``; raises UsageError."""
     words = text.split(",")
     unknown = [word for word in words if word not in known]

@@ -24,9 +24,16 @@ from outblas.runtime.device import gpu_of_device
 from outblas.search.agents.base import Agent
 from outblas.search.agents.recorded import RecordedAgent
 from outblas.search.agents.transfer import Transfer
-from outblas.search.build_library.build_work import DONE_AS, SEEDS, TABLES, BuildFolder, printer, proved
+from outblas.search.build_library.build_work import PROVENANCE_KEYS, SEEDS, TABLES, BuildFolder, printer, proved
 from outblas.search.neighbour_winners import neighbour_winners
-from outblas.search.refine import Before, InOrder, Untried, near_the_best, tried_by_problem, winners
+from outblas.search.refine import (
+    InOrderAgent,
+    PreferredFirstAgent,
+    UntriedAgent,
+    neighbours_of_winners,
+    tried_by_problem,
+    winners,
+)
 from outblas.search.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 
 #: Measurements per problem, beside those of packaged kernels: of a recorded table, of one that goes by its sisters and
@@ -35,16 +42,16 @@ from outblas.search.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 RECORDED_BUDGET, TRANSFER_BUDGET, TWIN_BUDGET, LLM_BUDGET, UNRECORDED_BUDGET = 6, 10, 6, 15, 16
 TUNE_ROUNDS = 11
 #: A candidate over this x the fastest baseline, or the fastest of its launch option, is timed three rounds only.
-HOPELESS = 1.06
+SINGLE_LOOK_BEYOND = 1.06
 #: Candidates in the same rounds: all of a problem, so that its baselines are timed once.
-CHUNK = 24
+CANDIDATES_PER_ROUNDS = 24
 #: What is searched again, with how many measurements.
 AGAIN_BELOW, AGAIN_BUDGET = 1.03, 16
 #: Neighbours of a row's best candidates that are tried: in the first table and in suite llm. Sister tables begin where
 #: those led; most of the cost is proving configs that are new. Of 6 in the first table the last three brought 0.05%.
 REFINE_BUDGET, REFINE_LLM_BUDGET = 3, 4
 #: Winners of shapes nearby that are tried; most of them are proved already.
-BORROW_BUDGET = 5
+NEIGHBOUR_WINNERS_BUDGET = 5
 
 
 def tune_table(work: BuildFolder, table: Table) -> None:
@@ -55,9 +62,9 @@ def tune_table(work: BuildFolder, table: Table) -> None:
         print(f"tune {table}: done before", flush=True)
         return
     gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
-    agent, budget = searcher(work, table, library, gpu)
-    options, known = tuning(work, table, "tune"), packaged_kernels(work, gpu)
-    agent, budget = Before(known, agent), budget + max((len(known.get(p, ())) for p in todo), default=0)
+    agent, budget = agent_and_budget(work, table, library, gpu)
+    options, known = judge_options(work, table, "tune"), packaged_kernels(work, gpu)
+    agent, budget = PreferredFirstAgent(known, agent), budget + max((len(known.get(p, ())) for p in todo), default=0)
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         return list(dict.fromkeys((*known.get(problem, ()), *first_search_candidates(problem, gpu))))
@@ -75,7 +82,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
             library = with_table_rows(library, found.rows, table, measured)
             library.save(work.library)
             progress(start + len(group), len(todo), f"geomean {library.restricted_to(problems).geomean('pdl'):.3f}x")
-        print(f"tune {table}: {failures(store.evaluations('tune'))}; {spent(evaluator)}", flush=True)
+        print(f"tune {table}: {failure_counts(store.evaluations('tune'))}; {seconds_spent(evaluator)}", flush=True)
 
 
 def command_of(step: str, table: Table) -> str:
@@ -91,16 +98,16 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
     return {p: [c for c in configs if why_illegal(p, c, gpu) is None] for p, configs in installed.items()}
 
 
-def tuning(work: BuildFolder, table: Table, step: str) -> Options:
+def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
     """How candidates are evaluated in a search."""
     gpu = gpu_of_device(work.gpu_index)
     return Options(
         work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
-        chunk=CHUNK, hopeless=HOPELESS, algorithms=str(work.path / "algorithms.jsonl"),
+        chunk=CANDIDATES_PER_ROUNDS, drop_beyond=SINGLE_LOOK_BEYOND, algorithms=str(work.path / "algorithms.jsonl"),
     )  # fmt: skip
 
 
-def searcher(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
+def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
     """Who proposes for a table, and how much may be tried."""
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
@@ -117,23 +124,23 @@ def searcher(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tup
     return agent, LLM_BUDGET if table.suite == "llm" else TRANSFER_BUDGET
 
 
-def again(work: BuildFolder, table: Table) -> None:
+def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
     """A second search of the weak rows, in the store beside the first; the better kernel of the two stays."""
     weak = [
         row.problem for row in rows_of_table(work.load(), table).rows if any(map(_is_weak, map(row.choice, LAUNCHES)))
     ]
-    tried = {p: {e.template for e in known} for p, known in searched(work, table, "again").items()}
+    tried = {p: {e.template for e in known} for p, known in earlier_searches(work, table, "again").items()}
     gpu = gpu_of_device(work.gpu_index)
-    agent = Untried(0, gpu, tried)
+    agent = UntriedAgent(0, gpu, tried)
     second_search(work, table, "again", weak, agent, AGAIN_BUDGET, lambda p: first_search_candidates(p, gpu))
 
 
-def refine(work: BuildFolder, table: Table) -> None:
+def refine_table(work: BuildFolder, table: Table) -> None:
     """Neighbours of the best candidates of every row (hints, order of tiles, parts of K); the better kernel stays."""
     if "refined" in rows_of_table(work.load(), table).provenance:
         print(f"refine {table}: done before", flush=True)
         return
-    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "refine")
+    gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, "refine")
     budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LLM_BUDGET if table.suite == "llm" else 0
     if not budget:
         print(f"refine {table}: left to the tables that it begins with", flush=True)
@@ -141,31 +148,31 @@ def refine(work: BuildFolder, table: Table) -> None:
     problems = [p for p in table.problems() if p in tried]
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
-        return near_the_best(problem, tried[problem], gpu)[:budget]
+        return neighbours_of_winners(problem, tried[problem], gpu)[:budget]
 
-    second_search(work, table, "refine", problems, InOrder(0, gpu), budget, offered)
+    second_search(work, table, "refine", problems, InOrderAgent(0, gpu), budget, offered)
 
 
-def borrow(work: BuildFolder, table: Table) -> None:
+def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
     """What won on shapes nearby; the better kernel stays."""
     if "borrowed" in rows_of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return
-    gpu, tried = gpu_of_device(work.gpu_index), searched(work, table, "borrow")
+    gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, "borrow")
     won = {p: winners(known) for p, known in tried.items()}
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = {e.template for e in tried[problem]}
-        return neighbour_winners(problem, won, known, gpu)[:BORROW_BUDGET]
+        return neighbour_winners(problem, won, known, gpu)[:NEIGHBOUR_WINNERS_BUDGET]
 
     problems = [p for p in table.problems() if p in tried]
-    second_search(work, table, "borrow", problems, InOrder(0, gpu), BORROW_BUDGET, offered)
+    second_search(work, table, "borrow", problems, InOrderAgent(0, gpu), NEIGHBOUR_WINNERS_BUDGET, offered)
 
 
-def searched(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
+def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
     """What all searches of a table tried, ``but`` one: that is the one about to be made, or to go on."""
     with Store(work.store(table)) as store:
-        runs = (run for run in ("tune", *DONE_AS) if run != but)
+        runs = (run for run in ("tune", *PROVENANCE_KEYS) if run != but)
         return tried_by_problem(e for run in runs for e in store.evaluations(run))
 
 
@@ -180,7 +187,7 @@ def second_search(
     """
     progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
     with (
-        LiveEvaluator(work.gpu_index, tuning(work, table, step), offered=offered) as evaluator,
+        LiveEvaluator(work.gpu_index, judge_options(work, table, step), offered=offered) as evaluator,
         Store(work.store(table)) as store,
     ):
         for start in range(0, len(problems), PROBLEMS_AT_ONCE):
@@ -191,29 +198,29 @@ def second_search(
                 old, rows[row.problem] = rows[row.problem], merge_rows(rows[row.problem], row)
                 better += rows[row.problem] != old
             progress(start + len(group), len(problems), f"{better} better")
-        failed = f"{failures(store.evaluations(step))}; {spent(evaluator)}"
+        failed = f"{failure_counts(store.evaluations(step))}; {seconds_spent(evaluator)}"
     library = work.load()
     about = {
         k: v for k, v in rows_of_table(library, table).provenance.items() if k not in ("confirmed", "not_confirmed")
     }
-    about |= {DONE_AS[step]: len(problems)}
+    about |= {PROVENANCE_KEYS[step]: len(problems)}
     with_table_rows(replace(library, rows=tuple(rows.values())), (), table, about).save(work.library)
     print(f"{step} {table}: {len(problems)} problems, {better} have a better kernel; {failed}", flush=True)
 
 
-def failures(evaluations: Iterable[Evaluation]) -> str:
+def failure_counts(evaluations: Iterable[Evaluation]) -> str:
     """How many candidates failed, and how: a family that fails as a whole is a bug, not a slow kernel."""
     counts = Counter(e.status.value for e in evaluations if e.status is not Status.PASSED)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no candidate failed"
 
 
-def spent(evaluator: LiveEvaluator) -> str:
+def seconds_spent(evaluator: LiveEvaluator) -> str:
     """Where the seconds of a search went (outblas.core.phase_times), the longest phases first."""
-    told = []
+    lines = []
     for process, account in evaluator.accounts().items():
         seconds = account.to_json()["seconds"]
-        told.append(f"{process}: " + ", ".join(f"{phase} {s:.0f} s" for phase, s in seconds.items() if s >= 1))
-    return "; ".join(told)
+        lines.append(f"{process}: " + ", ".join(f"{phase} {s:.0f} s" for phase, s in seconds.items() if s >= 1))
+    return "; ".join(lines)
 
 
 def _is_weak(choice: LibraryChoice | None) -> bool:

@@ -24,7 +24,12 @@ from outblas.records.library_tables import (
     without_slow_algorithms,
 )
 from outblas.runtime.device import gpu_of_device
-from outblas.search.build_library.build_searches import again, borrow, refine, tune_table
+from outblas.search.build_library.build_searches import (
+    refine_table,
+    search_weak_rows_again,
+    try_neighbour_winners,
+    tune_table,
+)
 from outblas.search.build_library.build_work import SEEDS, TABLES, BuildFolder, printer, proved
 
 BENCH_ROUNDS = 11
@@ -116,7 +121,7 @@ def demote(work: BuildFolder, table: Table) -> None:
     print(f"demote {table}: {len(lost)} kernels not kept", flush=True)
 
 
-def settle(work: BuildFolder, table: Table) -> None:
+def settle_by_offline_bench(work: BuildFolder, table: Table) -> None:
     """Let the offline bench be the last: what was not surely ahead in it falls back, in the library and in its rows.
 
     Such a row counts as 1, as a fall-back does, and still tells its kernel, times and speed-up (needs no GPU).
@@ -138,11 +143,16 @@ Step = Callable[..., None]
 DEFAULT_STEPS: dict[str, Step] = {
     "record": record,
     "tune": tune_table,
-    "borrow": borrow,
-    "refine": refine,
+    "borrow": try_neighbour_winners,
+    "refine": refine_table,
     "confirm": confirm,
     "bench": bench,
 }
-STEPS: dict[str, Step] = {**DEFAULT_STEPS, "demote": demote, "settle": settle, "again": again}
+STEPS: dict[str, Step] = {
+    **DEFAULT_STEPS,
+    "demote": demote,
+    "settle": settle_by_offline_bench,
+    "again": search_weak_rows_again,
+}
 #: What makes the library; the rest looks at it.
-MAKING = ("record", "tune", "borrow", "refine", "again", "confirm")
+LIBRARY_STEPS = ("record", "tune", "borrow", "refine", "again", "confirm")

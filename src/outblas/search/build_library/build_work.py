@@ -27,7 +27,7 @@ from outblas.runtime.device import gpu_of_device
 #: Of every step that draws something at random.
 SEEDS = {"tune": 2, "confirm": 3, "bench": 4, "again": 5, "refine": 6, "borrow": 7}
 #: What a second search leaves in the table's provenance, with the number of problems.
-DONE_AS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
+PROVENANCE_KEYS = {"again": "searched_again", "refine": "refined", "borrow": "borrowed"}
 
 TABLES = tuple(
     Table(*text.split(":"))
@@ -94,7 +94,7 @@ def built_by() -> dict[str, str | None]:
     return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
-def begin_with(work: BuildFolder, files: Sequence[Path]) -> None:
+def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     """Give a new directory the tables of other libraries; of a problem the row of the first that has one.
 
     A directory that has these tables already is left as it is.
@@ -181,7 +181,7 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
         names |= {config_name(c) for c, ok in zip(recording.catalogue, passed, strict=True) if ok}
     for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
         with Store(path) as store:
-            runs = ("tune", *DONE_AS)
+            runs = ("tune", *PROVENANCE_KEYS)
             names |= {config_name(e.config) for run in runs for e in store.evaluations(run) if _passed_all(e)}
     return frozenset(names)
 

@@ -176,8 +176,8 @@ def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[
         raise RecordError(
             f"{path}: {what} {', '.join(odd)} is in the rows or in the metadata, not in both", "both", _AGAIN
         )
-    places = np.array([names.index(str(value)) for value in values], dtype=np.int64)
-    return names, places[codes]
+    positions = np.array([names.index(str(value)) for value in values], dtype=np.int64)
+    return names, positions[codes]
 
 
 def _schema() -> Any:

@@ -16,7 +16,7 @@ from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.compare.compare_pool import run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
-from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out
+from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
 from outblas.search.compare.splits import SPLITS
 from outblas.search.tune import Interrupted
 
@@ -80,7 +80,7 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> Pa
     recording = Recording.load(plan.recording)
     if request.resume and out_path.exists():
         _check_replaced(request, recording)
-    made = {name: held_out(plan, recording, name) for name in request.splits}
+    made = {name: held_out_tasks(plan, recording, name) for name in request.splits}
     units = _units(request, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)

@@ -64,7 +64,7 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
     return made
 
 
-def best_of(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, list[Figure]]:
+def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, list[Figure]]:
     """The best agent after ``budget`` measurements, and the others whose interval overlaps its interval."""
     ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
     return ranked[0], [f for f in ranked[1:] if f.overlaps(ranked[0])]
@@ -77,7 +77,7 @@ def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
     return sum(f.regret for f in within) / len(within)
 
 
-def overall(of_splits: Sequence[dict[tuple[str, int], Figure]]) -> list[tuple[str, float]]:
+def overall_regret(of_splits: Sequence[dict[tuple[str, int], Figure]]) -> list[tuple[str, float]]:
     """Agents and their mean regret over all splits, the best agent first."""
     agents = dict.fromkeys(agent for agent, _ in of_splits[0])
     regrets = {agent: sum(mean_regret(made, agent) for made in of_splits) / len(of_splits) for agent in agents}

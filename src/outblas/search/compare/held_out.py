@@ -92,7 +92,7 @@ def check_agents(agents: Sequence[str]) -> None:
         raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
 
 
-def held_out(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
+def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
     """A split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
     A launch option of which no candidate passed is no task.
@@ -124,7 +124,7 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     return tasks
 
 
-def search(
+def search_task(
     agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budgets: Sequence[int]
 ) -> tuple[list[float], list[bool]]:
     """Ask for one candidate at a time; tell the answer before asking for the next.
@@ -170,7 +170,7 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     Raises:
         UsageError: the agent breaks its contract. ToolchainMissing: it needs a package that is not there.
     """
-    split, tasks = held_out(plan, recording, unit.split)
+    split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
     training = recording.restricted_to(split.training)  # what is held out is not even there to be looked at
@@ -183,7 +183,7 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     began, finished = time.monotonic(), list[list[Any]]()
     for task in tasks:
         searcher = copy.deepcopy(agent, {id(training): training}) if learns else agent
-        finished.append([*task.key, *search(searcher, task, evaluator, plan.budgets)])
+        finished.append([*task.key, *search_task(searcher, task, evaluator, plan.budgets)])
         if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
             now = time.process_time()
             yield {**head, "prepare_s": prepare_s, "seconds": now - cpu, "tasks": finished}

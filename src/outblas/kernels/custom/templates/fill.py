@@ -220,10 +220,10 @@ def template_text(name: str) -> str:
 def _filled(name: str, **values: object) -> str:
     """The template with every place filled, and every value used."""
     text = template_text(name)
-    places = set(_PLACE.findall(text))
-    if places != set(values):
+    placeholders = set(_PLACE.findall(text))
+    if placeholders != set(values):
         raise ConfigError(
-            f"{name} has other places than values are given for: {', '.join(sorted(places ^ set(values)))}",
+            f"{name} has other places than values are given for: {', '.join(sorted(placeholders ^ set(values)))}",
             "a value for each place",
             "correct the template",
         )
