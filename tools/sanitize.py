@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
+from typing import Any
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
@@ -21,10 +23,6 @@ from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
 from outblas.judge.reference import Reference
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import load
@@ -36,101 +34,111 @@ TOKENS, FEW, FEW_NN = (8, 128, 1024), (3, 77, 456), (11, 136, 456)
 #: More tiles than CTAs are resident: whole steps; a ragged last tile, and K less than a round of the ring.
 WALK, WALK_RAGGED, WALK_NN = (8, 16 * 3000, 512), (3, 16 * 2500 + 5, 328), (11, 64 * 1300 + 8, 456)
 
+
+def config_of(family: str, *knobs: Any, **more: Any) -> KernelConfig | None:
+    """A config of a family by its knobs. Return None if there is no such family."""
+    found = FAMILIES.get(family)
+    return None if found is None else found.config(*knobs, **more)
+
+
+wgmma, mma = partial(config_of, "sm90_wgmma_gemm"), partial(config_of, "sm80_mma_gemm")
+direct, gemv = partial(config_of, "sm80_direct_gemm"), partial(config_of, "sm80_gemv_mma")
 #: name, problems' extents, layout, dtype, accumulator, config
-CASES: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelConfig]] = [
-    ("wgmma", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 64, stages=3)),
-    ("wgmma", (WHOLE, RAGGED), "NN", "bf16", "fp32", Sm90WgmmaConfig(128, 64, stages=3, consumers=2)),
-    ("wgmma-acc16", (RAGGED,), "TN", "fp16", "fp16", Sm90WgmmaConfig(64, 32, stages=2, store="direct")),
-    ("wgmma-cluster", (RAGGED,), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, cluster_m=2)),
-    ("wgmma-cluster", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, cluster_m=2, cluster_n=2)),
+_BY_HAND: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelConfig | None]] = [
+    ("wgmma", (WHOLE, RAGGED), "TN", "fp16", "fp32", wgmma(64, 64, stages=3)),
+    ("wgmma", (WHOLE, RAGGED), "NN", "bf16", "fp32", wgmma(128, 64, stages=3, consumers=2)),
+    ("wgmma-acc16", (RAGGED,), "TN", "fp16", "fp16", wgmma(64, 32, stages=2, store="direct")),
+    ("wgmma-cluster", (RAGGED,), "TN", "fp16", "fp32", wgmma(64, 32, stages=2, cluster_m=2)),
+    ("wgmma-cluster", (RAGGED,), "NN", "fp16", "fp32", wgmma(64, 32, stages=2, cluster_m=2, cluster_n=2)),
     (
         "wgmma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=2, split_k=3, store="direct"),
+        wgmma(64, 32, stages=2, split_k=3, store="direct"),
     ),
-    ("wgmma-split", (RAGGED,), "NN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=2, split_k=2, store="direct")),
+    ("wgmma-split", (RAGGED,), "NN", "fp16", "fp32", wgmma(64, 32, stages=2, split_k=2, store="direct")),
     (
         "wgmma-workspace", (WHOLE, RAGGED), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=2, split_k=3, store="direct", split_kind="workspace"),
+        wgmma(64, 32, stages=2, split_k=3, store="direct", split_kind="workspace"),
     ),
     (
         "wgmma-workspace", (RAGGED,), "NN", "fp16", "fp16",
-        Sm90WgmmaConfig(128, 32, stages=2, consumers=2, split_k=2, store="direct", split_kind="workspace"),
+        wgmma(128, 32, stages=2, consumers=2, split_k=2, store="direct", split_kind="workspace"),
     ),
     (
         "wgmma-workspace-multicast", (WHOLE, RAGGED), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=6, cluster_n=2, split_k=4, store="direct", split_kind="workspace"),
+        wgmma(64, 32, stages=6, cluster_n=2, split_k=4, store="direct", split_kind="workspace"),
     ),
     (
         "wgmma-pingpong", (RAGGED,), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=3, consumers=2, schedule="pingpong", persistent=True),
+        wgmma(64, 32, stages=3, consumers=2, schedule="pingpong", persistent=True),
     ),
     (
         "wgmma-persistent", (RAGGED,), "NN", "fp16", "fp32",
-        Sm90WgmmaConfig(128, 32, stages=3, consumers=2, persistent=True),
+        wgmma(128, 32, stages=3, consumers=2, persistent=True),
     ),
     (
         "wgmma-multicast-deep", (WHOLE, RAGGED), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=8, cluster_m=2, cluster_n=2, persistent=True),
+        wgmma(64, 32, stages=8, cluster_m=2, cluster_n=2, persistent=True),
     ),
     (
         "wgmma-multicast-split", (RAGGED,), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=6, cluster_n=2, split_k=2, store="direct"),
+        wgmma(64, 32, stages=6, cluster_n=2, split_k=2, store="direct"),
     ),
     (
         "wgmma-stagger", (WHOLE, RAGGED), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(128, 32, stages=3, consumers=2, schedule="stagger", persistent=True),
+        wgmma(128, 32, stages=3, consumers=2, schedule="stagger", persistent=True),
     ),
     (
         "wgmma-stagger", (RAGGED,), "NN", "fp16", "fp32",
-        Sm90WgmmaConfig(128, 32, stages=6, consumers=2, schedule="stagger", cluster_m=2),
+        wgmma(128, 32, stages=6, consumers=2, schedule="stagger", cluster_m=2),
     ),
-    ("mma", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(64, 64)),
-    ("mma", (RAGGED,), "NN", "bf16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4)),
-    ("mma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, 1, 1, 4, split_k=3)),
-    ("mma-split", (RAGGED,), "NN", "fp16", "fp16", Sm80MmaConfig(32, 32, 64, 3, 2, 2, split_k=2)),
-    ("direct", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80DirectConfig(32, 32, 1, 1, 1, 2)),
-    ("direct", (RAGGED,), "NN", "bf16", "fp32", Sm80DirectConfig(64, 32, 2, 2, 1, 1)),
-    ("direct-warps", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80DirectConfig(16, 16, 1, 1, 3, 2)),
-    ("direct-warps", (RAGGED,), "NN", "fp16", "fp16", Sm80DirectConfig(32, 16, 1, 2, 4, 1)),
-    ("gemv", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 32, 1, 4, 2)),
-    ("gemv", (FEW_NN,), "NN", "bf16", "fp32", Sm80GemvConfig(16, 128, 2, 2, 2)),
-    ("gemv-shared", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 64, 2, 4, 3, "shared")),
-    ("gemv-shared", (FEW_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 4, 2, "shared")),
-    ("gemv-split", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 64, 1, 2, 2, split_k=3)),
-    ("gemv-split", (FEW_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 2, 2, "shared", 2)),
-    ("gemv-walk", (WALK, WALK_RAGGED), "TN", "fp16", "fp32", Sm80GemvConfig(8, 16, 1, 4, 2, persistent=True)),
-    ("gemv-walk", (WALK_NN,), "NN", "bf16", "fp32", Sm80GemvConfig(16, 64, 1, 2, 2, persistent=True)),
+    ("mma", (WHOLE, RAGGED), "TN", "fp16", "fp32", mma(64, 64)),
+    ("mma", (RAGGED,), "NN", "bf16", "fp32", mma(32, 32, 64, 3, 1, 1, 4)),
+    ("mma-split", (WHOLE, RAGGED), "TN", "fp16", "fp32", mma(32, 32, 64, 3, 1, 1, 4, split_k=3)),
+    ("mma-split", (RAGGED,), "NN", "fp16", "fp16", mma(32, 32, 64, 3, 2, 2, split_k=2)),
+    ("direct", (WHOLE, RAGGED), "TN", "fp16", "fp32", direct(32, 32, 1, 1, 1, 2)),
+    ("direct", (RAGGED,), "NN", "bf16", "fp32", direct(64, 32, 2, 2, 1, 1)),
+    ("direct-warps", (WHOLE, RAGGED), "TN", "fp16", "fp32", direct(16, 16, 1, 1, 3, 2)),
+    ("direct-warps", (RAGGED,), "NN", "fp16", "fp16", direct(32, 16, 1, 2, 4, 1)),
+    ("gemv", (TOKENS, FEW), "TN", "fp16", "fp32", gemv(8, 32, 1, 4, 2)),
+    ("gemv", (FEW_NN,), "NN", "bf16", "fp32", gemv(16, 128, 2, 2, 2)),
+    ("gemv-shared", (TOKENS, FEW), "TN", "fp16", "fp32", gemv(8, 64, 2, 4, 3, "shared")),
+    ("gemv-shared", (FEW_NN,), "NN", "fp16", "fp32", gemv(16, 64, 1, 4, 2, "shared")),
+    ("gemv-split", (TOKENS, FEW), "TN", "fp16", "fp32", gemv(8, 64, 1, 2, 2, split_k=3)),
+    ("gemv-split", (FEW_NN,), "NN", "fp16", "fp32", gemv(16, 64, 1, 2, 2, "shared", 2)),
+    ("gemv-walk", (WALK, WALK_RAGGED), "TN", "fp16", "fp32", gemv(8, 16, 1, 4, 2, persistent=True)),
+    ("gemv-walk", (WALK_NN,), "NN", "bf16", "fp32", gemv(16, 64, 1, 2, 2, persistent=True)),
     (
         "gemv-walk-kept", (WALK, WALK_RAGGED), "TN", "fp16", "fp32",
-        Sm80GemvConfig(8, 16, 1, 16, 4, persistent=True, l2="stream_b", kept_k=1024),
+        gemv(8, 16, 1, 16, 4, persistent=True, l2="stream_b", kept_k=1024),
     ),
     (
         "gemv-walk-shared", (WALK, WALK_RAGGED), "TN", "fp16", "fp32",
-        Sm80GemvConfig(8, 16, 1, 8, 4, "shared", persistent=True, kept_k=4096),
+        gemv(8, 16, 1, 8, 4, "shared", persistent=True, kept_k=4096),
     ),
-    ("gemv-walk-shared", (WALK_NN,), "NN", "fp16", "fp32", Sm80GemvConfig(16, 64, 1, 8, 2, "shared", persistent=True)),
+    ("gemv-walk-shared", (WALK_NN,), "NN", "fp16", "fp32", gemv(16, 64, 1, 8, 2, "shared", persistent=True)),
     (
         "wgmma-few-rows", (TOKENS, (13, 136, 456)), "TN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, 128, stages=4, a_rows=16),
+        wgmma(64, 32, 128, stages=4, a_rows=16),
     ),
     (
         "wgmma-few-rows", (FEW_NN,), "NN", "bf16", "fp32",
-        Sm90WgmmaConfig(64, 16, stages=3, store="direct", a_rows=16),
+        wgmma(64, 16, stages=3, store="direct", a_rows=16),
     ),
-    ("wgmma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm90WgmmaConfig(64, 32, stages=3, pdl=True, early=True)),
+    ("wgmma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", wgmma(64, 32, stages=3, pdl=True, early=True)),
     (
         "wgmma-early-multicast", (RAGGED,), "NN", "fp16", "fp32",
-        Sm90WgmmaConfig(64, 32, stages=8, cluster_m=2, persistent=True, pdl=True, early=True),
+        wgmma(64, 32, stages=8, cluster_m=2, persistent=True, pdl=True, early=True),
     ),
-    ("mma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 64, 3, pdl=True, early=True)),
-    ("direct-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", Sm80DirectConfig(16, 16, wk=3, pdl=True, early=True)),
-    ("gemv-early", (TOKENS, FEW), "TN", "fp16", "fp32", Sm80GemvConfig(8, 32, 1, 4, 2, pdl=True, early=True)),
+    ("mma-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", mma(32, 32, 64, 3, pdl=True, early=True)),
+    ("direct-early", (WHOLE, RAGGED), "TN", "fp16", "fp32", direct(16, 16, wk=3, pdl=True, early=True)),
+    ("gemv-early", (TOKENS, FEW), "TN", "fp16", "fp32", gemv(8, 32, 1, 4, 2, pdl=True, early=True)),
     (
         "gemv-early-shared", (FEW_NN,), "NN", "fp16", "fp32",
-        Sm80GemvConfig(16, 64, 1, 4, 2, "shared", pdl=True, early=True),
+        gemv(16, 64, 1, 4, 2, "shared", pdl=True, early=True),
     ),
-    ("mma-scalar", (ODD,), "TN", "fp16", "fp32", Sm80MmaConfig(32, 32, 32, 3, 2, 2, vec=1)),
+    ("mma-scalar", (ODD,), "TN", "fp16", "fp32", mma(32, 32, 32, 3, 2, 2, vec=1)),
 ]  # fmt: skip
+CASES = [(*case, config) for *case, config in _BY_HAND if config is not None]
 for _family in FAMILIES.values():
     if all(case[-1].family != _family.name for case in CASES):  # one of its kernels, on small problems
         _config: KernelConfig = next(iter(_family.pool()))
