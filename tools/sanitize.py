@@ -43,8 +43,9 @@ def config_of(family: str, *knobs: Any, **more: Any) -> KernelConfig | None:
 
 wgmma, mma = partial(config_of, "sm90_wgmma_gemm"), partial(config_of, "sm80_mma_gemm")
 direct, gemv = partial(config_of, "sm80_direct_gemm"), partial(config_of, "sm80_gemv_mma")
+Extents = tuple[tuple[int, int, int], ...]
 #: name, problems' extents, layout, dtype, accumulator, config
-_BY_HAND: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, KernelConfig | None]] = [
+_BY_HAND: list[tuple[str, Extents, str, str, str, KernelConfig | None]] = [
     ("wgmma", (WHOLE, RAGGED), "TN", "fp16", "fp32", wgmma(64, 64, stages=3)),
     ("wgmma", (WHOLE, RAGGED), "NN", "bf16", "fp32", wgmma(128, 64, stages=3, consumers=2)),
     ("wgmma-acc16", (RAGGED,), "TN", "fp16", "fp16", wgmma(64, 32, stages=2, store="direct")),
@@ -138,7 +139,11 @@ _BY_HAND: list[tuple[str, tuple[tuple[int, int, int], ...], str, str, str, Kerne
     ),
     ("mma-scalar", (ODD,), "TN", "fp16", "fp32", mma(32, 32, 32, 3, 2, 2, vec=1)),
 ]  # fmt: skip
-CASES = [(*case, config) for *case, config in _BY_HAND if config is not None]
+CASES: list[tuple[str, Extents, str, str, str, KernelConfig]] = [
+    (name, extents, layout, dtype, acc, config)
+    for name, extents, layout, dtype, acc, config in _BY_HAND
+    if config is not None
+]
 for _family in FAMILIES.values():
     if all(case[-1].family != _family.name for case in CASES):  # one of its kernels, on small problems
         _config: KernelConfig = next(iter(_family.pool()))
@@ -158,7 +163,7 @@ def run(problem: Problem, config: KernelConfig) -> float:
     torch.cuda.synchronize()
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
-    return float(Reference(problem, a.cpu(), b.cpu()).worst(c.cpu()))
+    return float(Reference(problem, a.cpu(), b.cpu()).worst_error_ratio(c.cpu()))
 
 
 def main(wanted: str = "") -> int:

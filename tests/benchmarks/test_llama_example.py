@@ -178,7 +178,7 @@ def test_what_is_fused_is_compiled_before_the_first_step_that_counts(
 ) -> None:
     """Of every shape that greedy decoding has, too: no step begins a compiler, or is torch's until it is done."""
     waited: list[bool] = []
-    ready = host.ready
+    ready = host.kernel_ready
 
     def recorded(problem: Problem, config: Any, epilogue: Any, wait: bool = False, capturing: bool = False) -> bool:
         found = ready(problem, config, epilogue, wait, capturing)
@@ -186,7 +186,7 @@ def test_what_is_fused_is_compiled_before_the_first_step_that_counts(
         assert found
         return found
 
-    monkeypatch.setattr(host, "ready", recorded)
+    monkeypatch.setattr(host, "kernel_ready", recorded)
     prompt, variant = torch.zeros((2, 5), dtype=torch.int64), code.model_runs.VARIANTS["outblas_fused"]
     code.model_greedy.decoded(model, prompt, 3, variant)
     assert waited == [True, False] * (2 * FOLLOWED) + [False] * (3 * FOLLOWED)

@@ -19,7 +19,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often it was asked whether torch should compute a product, and how often operands were folded."""
     counts: Counter[str] = Counter()
     for module in (autograd, aten_products, matmul, product):
-        for name in ("why_torchs", "fold"):
+        for name in ("why_left_to_torch", "fold"):
             original = getattr(module, name, None)
             if original is not None:
 
@@ -37,7 +37,7 @@ def test_the_forward_product(rows: tuple[int, ...], grad: bool, served: Served, 
     a, b = numbers(*rows, 8, grad=grad), numbers(8, 4)
     c = outblas.matmul(a, b)
     assert len(served.ran) == 1 and c.requires_grad is grad and c.equal(a @ b)
-    assert counted == {"why_torchs": 1, "fold": 1}
+    assert counted == {"why_left_to_torch": 1, "fold": 1}
 
 
 def test_each_product_of_the_gradients(served: Served, counted: Counter[str]) -> None:
@@ -45,4 +45,4 @@ def test_each_product_of_the_gradients(served: Served, counted: Counter[str]) ->
     c = outblas.matmul(a, b)
     counted.clear()
     c.backward(numbers(6, 4))
-    assert counted == {"why_torchs": 2}, "nothing is folded: both are products of matrices"
+    assert counted == {"why_left_to_torch": 2}, "nothing is folded: both are products of matrices"

@@ -254,9 +254,9 @@ def test_ncu_is_looked_for(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert ncu.find_ncu() == ncu.find_ncu(fake.path) == fake.path
     assert ncu.version(fake.path) == "2025.3.0.0"
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    monkeypatch.setattr(ncu, "_PLACES", (f"{tmp_path}/b*/ncu",))
+    monkeypatch.setattr(ncu, "_NCU_GLOBS", (f"{tmp_path}/b*/ncu",))
     assert ncu.find_ncu() == fake.path
-    monkeypatch.setattr(ncu, "_PLACES", ())
+    monkeypatch.setattr(ncu, "_NCU_GLOBS", ())
     for named in (None, str(tmp_path / "other")):
         with pytest.raises(ToolchainMissing, match="is not installed"):
             ncu.find_ncu(named)
