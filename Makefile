@@ -31,8 +31,8 @@ demo: $(VENV)/.base
 	@echo "Report: $(abspath $(RUN))/report.html"
 
 # Tests on a GPU one after the other: they time, and fill its memory. The others side by side, marked ones first: files
-# with few tests have the longest ones, and pytest-xdist would begin those last.
-test: prepare
+# with few tests have the longest ones, and pytest-xdist would begin those last. PREPARED=1: `make prepare` has just run.
+test: $(if $(PREPARED),,prepare)
 	$(MAKE) --no-print-directory imports-here
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/adversarial
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
