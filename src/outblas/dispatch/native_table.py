@@ -26,7 +26,7 @@ def table_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) ->
 
 
 def open_once() -> None:
-    """Open the table, or find out that there is none. Whoever calls holds the lock of the devices."""
+    """Open the table, or find out that there is none. The caller holds the lock of the devices."""
     global table, why_no_table, table_matmul, is_compiling
     if table is not None or why_no_table:
         return
