@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # where the locale knows ASCII only, a name must not end the command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         from outblas.cli.main import app
 

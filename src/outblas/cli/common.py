@@ -88,6 +88,10 @@ class OutblasGroup(TyperGroup):
             _fail(
                 f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path"
             )
+        except MemoryError:
+            _fail(
+                "no memory is left; what was recorded is kept; expected more; lift its limit (ulimit -v), then repeat"
+            )
         except KeyboardInterrupt as error:
             said = str(error) or "interrupted; what was recorded is kept"
             err.print(f"\n{said}\nresume with: {command_line()}", markup=False)
@@ -95,7 +99,8 @@ class OutblasGroup(TyperGroup):
 
 
 def _fail(message: str) -> None:
-    err.print("error: " + " ".join(message.split()), markup=False)
+    whole = message.encode("utf-8", "backslashreplace").decode()  # a file's name may hold what is no UTF-8
+    err.print("error: " + " ".join(whole.split()), markup=False)
     raise typer.Exit(EXIT_ERROR)
 
 

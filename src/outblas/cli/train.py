@@ -81,11 +81,12 @@ def sweep(
 
 def _read(path: Path) -> PpoSettings:
     from outblas.core.errors import RecordError
+    from outblas.core.plain_files import read_json
     from outblas.learn.train.regression import RegressSettings
     from outblas.learn.train.train_ppo import PpoSettings
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         return PpoSettings(**{**data, "regress": RegressSettings(**data["regress"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(

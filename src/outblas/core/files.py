@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from outblas.core.errors import RecordError, UsageError
+from outblas.core.plain_files import open_lock
 
 #: File in a run's folder that the process holds which works there.
 FOLDER_LOCK = ".driver.lock"
@@ -25,7 +26,8 @@ def write_atomic(path: Path, data: bytes) -> Path:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(scratch, "wb") as file:
+        scratch.unlink(missing_ok=True)  # of a process that had our number and was killed
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -98,7 +100,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / FOLDER_LOCK).open("wb")
+        file = open_lock(folder / FOLDER_LOCK)
     except OSError as error:
         raise RecordError(
             f"{folder} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
@@ -119,6 +121,12 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     def ours(file: Path) -> bool:  # what a run has before its first file has its name
         return file.name == FOLDER_LOCK or is_unfinished(file, name)
 
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:  # its name goes into the store and into reports
+        raise UsageError(
+            f"the name {ascii(str(folder))} is no UTF-8", "a name that is", "choose another --run"
+        ) from error
     try:
         is_run = (folder / name).exists() or not folder.exists()
         if not is_run and not (folder.is_dir() and all(map(ours, folder.iterdir()))):
@@ -141,7 +149,7 @@ def lock_for_update(path: Path, do: str) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock").open("wb")
+        lock = open_lock(path.with_name(f".{path.name}.lock"))
     except OSError as error:
         raise RecordError(f"cannot write to {path.parent} ({error.strerror})", "a writable folder", do) from error
     with lock:

@@ -15,6 +15,7 @@ from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import lock_file
+from outblas.core.plain_files import open_plain
 
 
 class Journal:
@@ -36,7 +37,7 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a line that the disk refuses must not come back when the file is closed.
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+            self._file = open_plain(path)
         except OSError as error:
             raise self._failed(error) from error
         try:
@@ -94,7 +95,7 @@ class Journal:
             return 0
         try:
             found, *entries = [json.loads(line) for line in lines]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordError(
                 f"journal {self.path} is damaged ({error})", "one JSON value per line", "move it away to start afresh"
             ) from error

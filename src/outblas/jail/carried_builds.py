@@ -10,6 +10,7 @@ from pathlib import Path
 from outblas.core.errors import CompileError, ContractError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.files import write_atomic
+from outblas.core.plain_files import read_own_file
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, architecture
 from outblas.jail.build import BuiltKernel, build
@@ -41,8 +42,8 @@ class CarriedBuilds:
     def get(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel | None:
         """The compiled kernel; None: it is not there, damaged, or of other kernel files."""
         try:
-            data = self.path(kernel, problem).read_bytes()
-        except FileNotFoundError:
+            data = read_own_file(self.path(kernel, problem))
+        except OSError:  # not there, or another user's machine code
             return None
         cubin = decode(data, self._key(kernel, problem))
         return (

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.evaluation import Evaluation
+from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, Gpu
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -57,7 +58,7 @@ def load(path: str | Path) -> RecordedEvaluations:
     """
     path = Path(path)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_plain_file(path).split(b"\n")
     except OSError as error:
         raise _refused(path, f"cannot be read ({error.strerror})") from error
     head = _head(path, lines[0])
@@ -111,7 +112,7 @@ class Recorder:
 
     def _cut(self) -> None:
         """Remove half a line that a killed run has left."""
-        data = self._path.read_bytes()
+        data = read_plain_file(self._path)
         if b"\n" not in data:  # a whole head, or load() would have refused it
             self._file.seek(0, os.SEEK_END)
             self._file.write(b"\n")

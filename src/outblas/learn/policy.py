@@ -74,7 +74,7 @@ class Policy:
             regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
             return cls(regressor, scorer, str(arrays["about"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise RecordError(
                 f"policy {text} cannot be read ({error})", f"format {FORMAT}", "train it again: outblas train"
             ) from error

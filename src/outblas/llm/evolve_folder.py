@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
 from outblas.records.provenance import utc_now
@@ -72,7 +72,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """
     file = EvolveFiles(path).run
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
     except (OSError, ValueError) as error:
         raise RecordError(f"{file} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
     if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
@@ -83,7 +83,7 @@ def read_run(path: Path) -> dict[str, Any]:
 def is_evolution(path: Path) -> bool:
     """Whether a folder is of `outblas evolve`."""
     try:
-        data = json.loads(EvolveFiles(path).run.read_text(encoding="utf-8"))
+        data = read_json(EvolveFiles(path).run)
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and data.get("kind") == KIND

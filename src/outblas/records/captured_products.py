@@ -8,7 +8,6 @@ writes its file again and again (:class:`CaptureFile`): each time whole, and no 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import uuid
@@ -20,6 +19,7 @@ from typing import Any
 
 from outblas.core.errors import OutblasError, ProblemError, RecordError, ToolchainMissing
 from outblas.core.files import lock_for_update, write_json
+from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem, row_major
 
 FORMAT = 1
@@ -141,7 +141,7 @@ class CapturedProducts:
         """
         wrong, do = f"captured problems {path} cannot be used", "make the file again with: outblas capture"
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = read_json(Path(path))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"truncated or damaged: {error}"
             raise RecordError(f"{wrong} ({reason})", "a whole JSON file", do) from error

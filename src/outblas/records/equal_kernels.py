@@ -6,7 +6,6 @@ machine code. ``tools/restamp.py`` finds out and writes the table; nothing else 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from outblas.core.errors import RecordError
 from outblas.core.files import write_json
+from outblas.core.plain_files import read_json
 
 FORMAT = "outblas-equal-kernels-1"
 TABLE_PATH = Path(__file__).parents[1] / "data" / "equal_kernels.json"
@@ -52,7 +52,7 @@ class EqualKernels:
             RecordError: it is missing, or damaged.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = read_json(Path(path))
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']!r}")
             return cls(_from_json(data), tuple(map(_from_json, data["equal"])))

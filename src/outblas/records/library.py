@@ -25,6 +25,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, lau
 from outblas.core.errors import ConfigError, OutblasError, RecordError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
+from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
 from outblas.kernels.config_text import config_from_name
@@ -222,7 +223,7 @@ class Library:
             RecordError: the file is missing, truncated, of another version or holds what no release writes.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_plain_file(Path(path)).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror or error) if isinstance(error, OSError) else "not UTF-8 text"
             raise RecordError(

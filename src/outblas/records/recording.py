@@ -296,6 +296,8 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
             "two files written together",
             "write or copy both again",
         )
+    import pyarrow as pa
+
     try:
         problems = tuple(Problem.from_key(key) for key in metadata["problems"])
         catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
@@ -308,7 +310,9 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
             *baselines_to_arrays(baselines, len(problems)),
             dict(metadata["provenance"]),
         )
-    except (OutblasError, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (
+        OutblasError, pa.ArrowException, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError
+    ) as error:  # fmt: skip
         raise RecordError(
             f"recording {stem} cannot be used ({error})", f"a whole recording of format {FORMAT}", "record it again"
         ) from error

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_atomic
+from outblas.core.plain_files import read_plain_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,9 +64,10 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(path.read_bytes()))
+        data = read_plain_file(path) if isinstance(path, Path) else path.read_bytes()
+        table = pq.read_table(pa.BufferReader(data))
         metadata = json.loads((table.schema.metadata or {}).get(b"outblas", b"{}"))
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
         raise RecordError(
             f"recording file {path} cannot be read ({reason})",

@@ -189,7 +189,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} has no outblas metadata", "a Parquet file written by outblas", "pass another file")
     try:
         meta = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} has damaged metadata", "JSON under the schema key 'outblas'", _AGAIN) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         version = meta.get("format") if isinstance(meta, dict) else meta

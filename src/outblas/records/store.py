@@ -25,6 +25,7 @@ from outblas.core.config import Candidate, config_name
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.provenance import utc_now
@@ -102,7 +103,7 @@ class Store:
         with self._guard("written"):
             self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, _now(), _dump(settings)))
             (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone()
-        if was := json.loads(text):
+        if was := self._settings(text):
             what = f"run {run_id!r} in {self.path} was started with other settings"
             do = "repeat those settings to resume it, or choose another run id"
             check_same_settings(what, was, json.loads(_dump(settings)), do)
@@ -195,7 +196,13 @@ class Store:
         query = """SELECT run, started, settings, (SELECT count(*) FROM evaluations e WHERE e.run = r.run)
                    FROM runs r ORDER BY started, run"""
         with self._guard("read"):
-            return [StoredRun(run, at, json.loads(settings), n) for run, at, settings, n in self._db.execute(query)]
+            found = self._db.execute(query).fetchall()
+        return [StoredRun(run, at, self._settings(settings), n) for run, at, settings, n in found]
+
+    def _settings(self, text: str) -> dict[str, Any]:
+        """A run's settings, as they stand in its row."""
+        with self._readable("settings"):
+            return dict(json.loads(text).items())
 
     def sync(self) -> None:
         """Move the log into the file and fsync both: from here on a power cut loses nothing."""
@@ -242,7 +249,7 @@ class Store:
     def _readable(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (AttributeError, KeyError, TypeError, ValueError, OutblasError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
             raise RecordError(
                 f"store {self.path} holds {what} that cannot be read ({error})",
                 f"what schema version {VERSION} writes",
@@ -273,7 +280,7 @@ class Store:
     def _guard(self, what: str) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:  # a cell that is no UTF-8, a name that cannot be
             raise _failure(self.path, what, error) from error
 
 
@@ -305,8 +312,7 @@ def _check(path: Path) -> None:
     wal = path.with_name(path.name + "-wal")
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+        header = read_plain_file(path, _HEADER_BYTES)
         logged = wal.exists() and wal.stat().st_size > 0
     except OSError as error:
         raise _failure(path, "opened", error) from error

@@ -10,8 +10,11 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
+
+from outblas.core.plain_files import NotOursError, check_own_folder, open_lock, read_own_file
 
 #: Leads every file and every key; a new number leaves files of the old format unread.
 FORMAT = "outblas-cubin-3"
@@ -72,7 +75,8 @@ class CubinCache:
     """Cubins on disk, one checksummed file per key.
 
     It is an accelerator only: a damaged file counts as absent, and a directory that cannot be
-    written or a full disk costs one warning, never a failure.
+    written or a full disk costs one warning, never a failure. So does what others may have written: a file that is
+    a link or another user's, a directory that is another user's or that everybody may write to.
 
     Args:
         directory: where the files are; None: ``$OUTBLAS_CACHE_DIR``, else ``~/.cache/outblas``.
@@ -82,6 +86,7 @@ class CubinCache:
     def __init__(self, directory: str | os.PathLike[str] | None = None, quiet: bool = False) -> None:
         self._directory = None if directory is None else Path(directory)
         self._quiet = quiet
+        self._checked: Path | None = None
         #: What keeps the cache from being written (empty: nothing so far).
         self.trouble = ""
 
@@ -95,11 +100,11 @@ class CubinCache:
     def get(self, key: str) -> Cubin | None:
         """The cubin kept under ``key``; None where there is none or its file is damaged."""
         try:
-            data = self.path(key).read_bytes()
+            data = read_own_file(self.path(key))
         except FileNotFoundError:
             return None
         except OSError as error:
-            self.stop_writing(f"cannot be read: {error}")
+            self._stop("read", error)
             return None
         return decode(data, key)
 
@@ -108,9 +113,10 @@ class CubinCache:
         if self.trouble:
             return
         try:
+            self._make_directory()
             _publish(self.path(key), encode(cubin, key))
         except OSError as error:
-            self.stop_writing(f"cannot be written: {error}")
+            self._stop("written", error)
 
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -119,12 +125,27 @@ class CubinCache:
         with contextlib.ExitStack() as held:
             if not self.trouble:
                 try:
+                    self._make_directory()
                     path = self.directory / "lock" / key[:2]
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    fcntl.flock(held.enter_context(path.open("wb")), fcntl.LOCK_EX)
+                    path.parent.mkdir(exist_ok=True)
+                    fcntl.flock(held.enter_context(open_lock(path)), fcntl.LOCK_EX)
                 except OSError as error:
-                    self.stop_writing(f"cannot be written: {error}")
+                    self._stop("written", error)
             yield
+
+    def _make_directory(self) -> None:
+        """Make the directory, and look once at who may write to it. Raises OSError."""
+        directory = self.directory
+        if directory != self._checked:
+            directory.mkdir(parents=True, exist_ok=True)
+            check_own_folder(directory)
+            self._checked = directory
+
+    def _stop(self, what: str, error: OSError) -> None:
+        if isinstance(error, NotOursError):
+            self.stop_writing(f"is not used: {error.filename} {error.strerror}")
+        else:
+            self.stop_writing(f"cannot be {what}: {error}")
 
     def stop_writing(self, trouble: str) -> None:
         """Go on without writing; the first time with a warning."""
@@ -133,7 +154,7 @@ class CubinCache:
         self.trouble = trouble
         if not self._quiet:
             warnings.warn(
-                f"compile cache {self.directory} {trouble}; expected a writable directory with space; "
+                f"compile cache {self.directory} {trouble}; expected a writable directory of your own with space; "
                 "set OUTBLAS_CACHE_DIR (kernels are compiled afresh meanwhile)",
                 RuntimeWarning,
                 stacklevel=2,
@@ -158,18 +179,40 @@ def encode(cubin: Cubin, key: str) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Cubin | None:
-    """Inverse of :func:`encode`; None: damaged, or another key's."""
+    """Inverse of :func:`encode`. Return None if it is damaged, another key's, or holds what no cubin has."""
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != hashlib.sha256(body).digest():
         return None
     text, _, image = body.partition(b"\n")
-    record = json.loads(text)
-    if record.pop("key") != key:  # a file moved to another's name
-        return None
-    facts = record.pop("facts")
-    facts["accumulators"] = tuple(facts["accumulators"])
-    return Cubin(image=image, facts=SassFacts(**facts), **{**record, "from_cache": True})
+    try:
+        record = json.loads(text)
+        if record.pop("key") != key:  # a file moved to another's name
+            return None
+        facts = record.pop("facts")
+        facts["accumulators"] = tuple(facts["accumulators"])
+        cubin = Cubin(image=image, facts=SassFacts(**facts), **{**record, "from_cache": True})
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None  # only who makes checksums for it writes such a file
+    return cubin if _has_its_types(cubin) and _has_its_types(cubin.facts) else None
+
+
+#: Types of fields, by their annotations.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "bytes": (bytes,), "str": (str,), "int": (int,), "bool": (bool,), "float": (float, int), "SassFacts": (SassFacts,),
+}  # fmt: skip
+
+
+def _has_its_types(record: Any) -> bool:
+    """Whether every field of a record holds what it is annotated with."""
+    for field in fields(record):
+        value, wanted = getattr(record, field.name), str(field.type)
+        if wanted == "tuple[str, ...]":
+            if not all(type(each) is str for each in value):
+                return False
+        elif type(value) not in _TYPES[wanted]:
+            return False
+    return True
 
 
 def _publish(path: Path, data: bytes) -> None:

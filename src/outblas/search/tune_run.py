@@ -15,6 +15,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_run_folder, write_json
 from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
@@ -284,7 +285,7 @@ def _open(files: RunFiles, settings: TuneSettings, command: str) -> dict[str, An
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise RecordError(
             f"{path} cannot be read ({error})", "a whole JSON file", "choose another --run, or restore the file"

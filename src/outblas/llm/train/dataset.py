@@ -10,6 +10,7 @@ from typing import Any
 from outblas.core.config import Candidate
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.plain_files import read_plain_file
 from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
@@ -82,7 +83,7 @@ def _of_store(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
 
 def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
     evaluations: list[Evaluation] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_plain_file(path).decode().splitlines(), 1):
         if not line.strip():
             continue
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_folder import STAGES
@@ -114,7 +114,7 @@ class TrainSettings:
 
 def _begun_with(path: Path) -> dict[str, Any]:
     try:
-        was = json.loads(path.read_text(encoding="utf-8"))
+        was = read_json(path)
         return dict(was)
     except (OSError, ValueError, TypeError) as error:
         raise RecordError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
 from outblas.core.stats import LOSS_BELOW
 from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
 from outblas.records.results import Result, read_result
@@ -164,7 +164,7 @@ def _run_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise RecordError(
             f"{path} cannot be read", "a JSON object", "restore it or run `outblas tune` again"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.publish.words import short_config
@@ -42,7 +42,7 @@ def read_counters(path: Path) -> dict[str, Any]:
     """
     do = "make it again: python benchmarks/profile_regimes.py"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, RecordError
+from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.records.averages import launch_of_row, problem_of, table_label
@@ -61,7 +61,7 @@ def note_of(path: Path, form: str, made_by: str, line: Callable[[dict[str, Any]]
     if not path.exists():
         return []
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         if data["format"] != form:
             raise ValueError(f"it is not of format {form}")
         return [line(data)]

@@ -20,6 +20,7 @@ import numpy as np
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
+from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.records.recording import STATUSES, Recording
 from outblas.search.kernel_tuner.knob_space import PARAMETERS, config_at, point, tunable
@@ -205,8 +206,8 @@ def read_task(path: Path, problem: Problem | None = None) -> T4Task:
         UsageError: the file does not name its problem, and none was given; or it names another.
     """
     try:
-        data = json.loads(_closed(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        data = json.loads(_closed(read_plain_file(path).decode()))
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"cannot read {path} ({error})", "JSON of Kernel Tuner", "export or copy it again") from error
     try:
         return _from_cache(data, problem) if "cache" in data else _from_t4(data, problem)
