@@ -29,6 +29,7 @@ NAMES = {
     "nvcc",
     "cutlass",
     "jail",
+    "jail canary",
     "shipped cubins",
     "native path",
     "nvdisasm",
