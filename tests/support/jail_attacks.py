@@ -83,20 +83,11 @@ class Attacker:
     def try_priority_of_others(self):
         os.setpriority(os.PRIO_PROCESS, self.pid, 1)
 
-    def try_pages_of_others(self):
-        call("migrate_pages", self.pid, 0, 0, 0)
-
-    def try_where_pages_of_others_are(self):
-        call("move_pages", self.pid, 0, 0, 0, 0, 0)
-
     def try_owner_of_a_signal(self):
         fcntl.fcntl(self.open, fcntl.F_SETOWN, self.pid)
 
     def try_signal_of_a_file(self):
         fcntl.fcntl(self.open, fcntl.F_SETSIG, signal.SIGKILL)
-
-    def try_compare_others(self):
-        call("kcmp", self.pid, self.pid, 1, 0, 0)
 
     def try_leave_the_group(self):
         os.setsid()
@@ -143,9 +134,6 @@ class Attacker:
 
     def try_watch_with_an_old_watcher(self):
         call("inotify_add_watch", self.open, self.victim, 1)
-
-    def try_watch_all(self):
-        call("fanotify_init", 0, 0)
 
     def try_notify(self):
         fcntl.fcntl(self.open, fcntl.F_NOTIFY, fcntl.DN_ACCESS)
