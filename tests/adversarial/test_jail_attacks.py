@@ -13,9 +13,10 @@ import pytest
 from outblas.jail import landlock, seccomp
 from outblas.jail.canary import ATTACKS, run_canary
 from outblas.workers.sandbox import Sandbox, WorkerLoss
-from support.jail_attacks import Attacker
+from support.jail_inside.jail_attacks import Attacker
 
 HERE = Path(__file__).resolve().parents[1]
+INSIDE = "support.jail_inside.jail_attacks"
 ATTEMPTS = [name for name in dir(Attacker) if name.startswith("try_")]
 #: Those that tell something; all others must be refused.
 TOLD = {
@@ -53,7 +54,7 @@ def answers(tmp_path_factory):
             patch.syspath_prepend(str(HERE))
             post.bind(f"{short.name}/post")
             given = (str(base / "cell"), str(base / "victim"), bystander.pid, f"{short.name}/post")
-            with Sandbox("support.jail_attacks:attacker", given, 30.0, 60.0, codec="support.jail_attacks") as box:
+            with Sandbox(f"{INSIDE}:attacker", given, 30.0, 60.0, codec=INSIDE) as box:
                 found = {ATTEMPTS[index]: answer for index, answer in box.run(ATTEMPTS)}
             post.setblocking(False)
             try:
@@ -92,7 +93,7 @@ def test_a_worker_that_closes_its_pipes_and_lives_on_is_not_waited_for(tmp_path,
     monkeypatch.setattr("outblas.core.child_process.JOIN_TIMEOUT_S", 0.2)
     (tmp_path / "victim").write_text("")
     given = (str(tmp_path), str(tmp_path / "victim"), 0, "")
-    with Sandbox("support.jail_attacks:attacker", given, 30.0, 60.0, codec="support.jail_attacks") as box:
+    with Sandbox(f"{INSIDE}:attacker", given, 30.0, 60.0, codec=INSIDE) as box:
         ((_, loss),) = box.run(["live on"])
     assert isinstance(loss, WorkerLoss) and "went on" in loss.detail
 
@@ -104,7 +105,7 @@ def test_the_canary_finds_that_this_jail_holds():
 def test_a_jail_that_is_open_is_seen(monkeypatch):
     """The canary's worker is told to shut in nothing: all that it tries gets through."""
     monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setattr("outblas.jail.canary.FACTORY", "support.jail_attacks:open_canary")
+    monkeypatch.setattr("outblas.jail.canary.FACTORY", f"{INSIDE}:open_canary")
     outcomes = {each.attack: each.held for each in run_canary()}
     held = {attack for attack, held in outcomes.items() if held}
     assert held <= {"use an inherited pipe", "change a file's attributes"}, outcomes

@@ -9,7 +9,7 @@ import pytest
 
 from outblas.jail import seccomp
 from outblas.jail.system_calls import BY_ARGUMENT, HARMLESS, HIGHEST, REFUSED
-from support import bpf
+from support.jail_inside import bpf
 
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50001, 0x50026
 PID, OTHER = 1234, 4321
