@@ -18,6 +18,7 @@ own, passed = os.pipe()
 os.set_inheritable(passed, True)
 opened = {"kept": kept.fileno(), "other": other.fileno(), "own": own, "passed": passed,
           "file": os.open(sys.executable, os.O_RDONLY), "device": os.open(sys.argv[1] + "0", os.O_RDONLY)}
+os.set_inheritable(opened["device"], True)
 child_process.close_inherited(kept)
 ends = {name: os.readlink(f"/proc/self/fd/{number}") for name, number in opened.items()}
 print(json.dumps([name for name in opened if ends[name] != os.devnull]))

@@ -88,7 +88,8 @@ def close_inherited(kept: Connection) -> None:
     for descriptor, link in links.items():
         if descriptor <= 2 or descriptor == kept.fileno():
             continue
-        if cuda and not os.get_inheritable(descriptor) and link.startswith((_CUDA_FILES, *_NAMELESS)):
+        its_own = not os.get_inheritable(descriptor) and link.startswith(_NAMELESS)
+        if cuda and (its_own or link.startswith(_CUDA_FILES)):
             continue
         os.dup2(null, descriptor, inheritable=False)
     os.close(null)
