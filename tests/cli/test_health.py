@@ -13,6 +13,8 @@ import pytest
 from outblas.cli import health
 from outblas.cli.health import Check, diagnose
 from outblas.core.errors import ToolchainMissing
+from outblas.jail import canary
+from outblas.jail.canary import AttackOutcome
 
 H200 = health._Gpu("NVIDIA H200", (9, 0))
 NAMES = {
@@ -29,6 +31,7 @@ NAMES = {
     "nvcc",
     "cutlass",
     "jail",
+    "jail canary",
     "shipped cubins",
     "native path",
     "nvdisasm",
@@ -37,6 +40,17 @@ NAMES = {
     "extra [llm]",
     "extra [train-llm]",
 }
+
+
+REAL_CANARY = canary.run_canary
+HELD, THROUGH = AttackOutcome("read a file", True, "no"), AttackOutcome("open a socket", False, "")
+UNTRIED = AttackOutcome("watch a folder", None, "Function not here")
+
+
+@pytest.fixture(autouse=True)
+def quick_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real one starts a process, which only one test needs."""
+    monkeypatch.setattr(canary, "run_canary", lambda: [HELD])
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +162,33 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(health, "_nvdisasm", broken)
     found = [c for c in diagnose() if c.ok is False and "inside" in c.found]
     assert len(found) == 1
+
+
+def jail_canary(monkeypatch: pytest.MonkeyPatch, outcomes: list[AttackOutcome], complete: bool = True) -> Check:
+    monkeypatch.setattr("outblas.jail.landlock.abi", lambda: 7 if complete else 0)
+    monkeypatch.setattr("outblas.jail.seccomp.available", lambda: True)
+    monkeypatch.setattr(canary, "run_canary", lambda: outcomes)
+    return health._canary()
+
+
+def test_a_canary_that_was_held_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = jail_canary(monkeypatch, [HELD, UNTRIED])
+    assert check.ok is True and "held: read a file; could not be tried: watch a folder (Function" in check.found
+
+
+def test_a_canary_that_got_through_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = jail_canary(monkeypatch, [HELD, THROUGH])
+    assert check.ok is False and not check.required and "got through: open a socket" in check.found
+    assert "container" in check.do and "report" in check.do
+
+
+def test_a_canary_gets_through_where_the_kernel_has_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = jail_canary(monkeypatch, [THROUGH], complete=False)
+    assert check.ok is None and "container" in check.do and "report" not in check.do
+
+
+def test_doctor_lets_a_real_canary_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "run_canary", REAL_CANARY)
+    check = machine(monkeypatch, [], None)["jail canary"]
+    for attack in canary.ATTACKS:
+        assert attack in check.found

@@ -84,6 +84,7 @@ def diagnose() -> list[Check]:
         _nvcc,
         _cutlass,
         _jail,
+        _canary,
         *(functools.partial(_extra, extra) for extra in _EXTRAS),
     ]
     return [_safely(look) for look in looks]
@@ -263,6 +264,24 @@ def _jail() -> Check:
     absent = "; ".join(f"{line.part}: {line.words}" for line in lines if not line.on)
     do = "" if not missing else "run free kernels in a container: " + "; ".join(line.words for line in missing)
     return Check("jail", None if missing else True, f"{found}. Not covered: {absent}", do)
+
+
+def _canary() -> Check:
+    """What a worker in that jail has tried, and what came of it."""
+    from outblas.jail import canary, landlock, seccomp
+
+    outcomes = canary.run_canary()
+    found = []
+    for title, held in (("held", True), ("got through", False), ("could not be tried", None)):
+        if attacks := [each for each in outcomes if each.held is held]:
+            words = (f"{each.attack} ({each.words})" if held is None else each.attack for each in attacks)
+            found.append(f"{title}: {', '.join(words)}")
+    if not any(each.held is False for each in outcomes):
+        return Check("jail canary", True, "; ".join(found))
+    do = "run free kernels in a container"
+    if not (landlock.abi() and seccomp.available()):
+        return Check("jail canary", None, "; ".join(found), do)
+    return Check("jail canary", False, "; ".join(found), f"{do}, and report this line")
 
 
 def _wheel(name: str, package: str, need: bool) -> Check:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outblas.jail import landlock, seccomp
+from outblas.jail.system_calls import CHECKED_RELEASE
 
 #: Environment that a worker keeps; everything else, keys and tokens among it, is taken away.
 KEPT_ENVIRONMENT = (
@@ -124,7 +125,8 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
         ConfinementLine(
             "calls",
             calls,
-            "seccomp: no new socket, program, process, trace, mount or signal"
+            "seccomp: no new socket, program, process, trace, mount or signal; no limits of others; no modes, owners "
+            f"or attributes of files; no call that Linux {CHECKED_RELEASE} has not"
             if calls
             else "no seccomp: sockets, programs and processes are not refused; run it in a container",
         ),
@@ -132,10 +134,12 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
         ConfinementLine(
             "limits", True, "processor time, file size, threads (not for root), no core; memory watched every second"
         ),
+        ConfinementLine("descriptors", True, "none of those that it was started with, but its pipe to the driver"),
         ConfinementLine("answers", True, "cross to the driver as JSON, never as pickles"),
         ConfinementLine(
             "older threads", False, "CUDA's own open what the user may: host code could make one run its code"
         ),
+        ConfinementLine("names", False, "which files there are, their sizes, times and owners, is told (stat)"),
         ConfinementLine("address space", False, "not limited: CUDA maps all of the GPU's memory"),
         ConfinementLine("GPU memory", False, "that of other processes is kept apart by the driver alone"),
         ConfinementLine(

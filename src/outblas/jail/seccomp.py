@@ -1,6 +1,9 @@
-"""A seccomp filter by hand: system calls that a worker needs no more are refused with EPERM, in all of its threads.
+"""A seccomp filter by hand: of the system calls, those that a worker needs no more are refused in all of its threads.
 
-Source: https://docs.kernel.org/userspace-api/seccomp_filter.html; numbers of calls from the kernel's unistd tables.
+:mod:`outblas.jail.system_calls` says which are; here are the rules of those that depend on their arguments. A call that
+is in none of its tables fails with ENOSYS, as on an older kernel, and C libraries then do without it.
+
+Source: https://docs.kernel.org/userspace-api/seccomp_filter.html; requests from the kernel's uapi headers.
 """
 
 from __future__ import annotations
@@ -9,58 +12,33 @@ import ctypes
 import os
 import platform
 import signal
+import socket
 import struct
 
+from outblas.jail.system_calls import BY_ARGUMENT, HARMLESS, HIGHEST, REFUSED
+
 _SET_FILTER, _TSYNC = 1, 1
-_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
-_LOAD, _JUMP_EQUAL, _JUMP_ANY, _RETURN = 0x20, 0x15, 0x45, 0x06  # ld word, jeq, jset, ret
+_NO_NEW_PRIVS = 38
+# ld word, jeq, jge, jset, and, ret
+_LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_ANY, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
-_CLONE_THREAD = 0x10000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
-#: Machine -> (audit architecture, seccomp's own number, calls by name).
-_X86: dict[str, int] = {
-    "socket": 41, "connect": 42, "bind": 49, "listen": 50, "accept": 43, "accept4": 288, "execve": 59, "execveat": 322,
-    "fork": 57, "vfork": 58, "clone": 56, "clone3": 435, "ptrace": 101, "process_vm_readv": 310,
-    "process_vm_writev": 311, "process_madvise": 440, "kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129,
-    "rt_tgsigqueueinfo": 297, "pidfd_open": 434, "pidfd_send_signal": 424, "pidfd_getfd": 438, "mount": 165,
-    "umount2": 166, "pivot_root": 155, "chroot": 161, "move_mount": 429, "open_tree": 428, "fsopen": 430,
-    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "setns": 308, "unshare": 272, "bpf": 321,
-    "perf_event_open": 298, "keyctl": 250, "add_key": 248, "request_key": 249, "init_module": 175,
-    "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320, "reboot": 169, "swapon": 167,
-    "swapoff": 168, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "userfaultfd": 323,
-    "open_by_handle_at": 304, "name_to_handle_at": 303, "acct": 163, "quotactl": 179, "settimeofday": 164,
-    "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "io_uring_setup": 425, "io_uring_enter": 426,
-    "io_uring_register": 427, "syslog": 103, "mknod": 133, "mknodat": 259, "chmod": 90, "fchmod": 91, "fchmodat": 268,
-    "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189,
-    "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "utimensat": 280, "utime": 132,
-    "utimes": 235, "futimesat": 261, "shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66,
-    "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240, "mq_unlink": 241, "setpriority": 141,
-    "sched_setscheduler": 144, "sched_setattr": 314, "ioprio_set": 251, "prctl": 157,
-}  # fmt: skip
-_ARM: dict[str, int] = {
-    "socket": 198, "connect": 203, "bind": 200, "listen": 201, "accept": 202, "accept4": 242, "execve": 221,
-    "execveat": 281, "clone": 220, "clone3": 435, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
-    "process_madvise": 440, "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138,
-    "rt_tgsigqueueinfo": 240, "pidfd_open": 434, "pidfd_send_signal": 424, "pidfd_getfd": 438, "mount": 40,
-    "umount2": 39, "pivot_root": 41, "chroot": 51, "move_mount": 429, "open_tree": 428, "fsopen": 430, "fsconfig": 431,
-    "fsmount": 432, "fspick": 433, "mount_setattr": 442, "setns": 268, "unshare": 97, "bpf": 280,
-    "perf_event_open": 241, "keyctl": 219, "add_key": 217, "request_key": 218, "init_module": 105,
-    "finit_module": 273, "delete_module": 106, "kexec_load": 104, "kexec_file_load": 294, "reboot": 142, "swapon": 224,
-    "swapoff": 225, "sethostname": 161, "setdomainname": 162, "userfaultfd": 282, "open_by_handle_at": 265,
-    "name_to_handle_at": 264, "acct": 89, "quotactl": 60, "settimeofday": 170, "clock_settime": 112,
-    "clock_adjtime": 266, "adjtimex": 171, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-    "syslog": 116, "mknodat": 33, "fchmod": 52, "fchmodat": 53, "fchmodat2": 452, "fchown": 55, "fchownat": 54,
-    "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16,
-    "utimensat": 88, "shmget": 194, "shmat": 196, "shmctl": 195, "semget": 190, "semop": 193, "semctl": 191,
-    "msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180, "mq_unlink": 181, "setpriority": 140,
-    "sched_setscheduler": 119, "sched_setattr": 274, "ioprio_set": 30, "prctl": 167,
-}  # fmt: skip
-_MACHINES = {"x86_64": (0xC000003E, 317, _X86), "aarch64": (0xC00000B7, 277, _ARM)}
-#: Those with a rule of their own; all others of the tables are refused.
-_RULED = ("clone", "clone3", "tgkill", "prctl")
-_X32 = 0x40000000
+#: Machine -> audit architecture, seccomp's own number, column of the tables.
+_MACHINES = {"x86_64": (0xC000003E, 317, 0), "aarch64": (0xC00000B7, 277, 1)}
+
+_CLONE_THREAD = 0x10000
+#: PR_SET_DUMPABLE, PR_SET_MM, PR_SET_PTRACER: they undo what protects others. PR_SCHED_CORE: slows others down.
+_PRCTL_REFUSED = (4, 35, 0x59616D61, 62)
+#: F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to others. F_SETLEASE, F_NOTIFY, F_SETDELEG: watch or block other openers.
+_FCNTL_REFUSED = (8, 10, 15, 1024, 1026, 1040)
+#: Requests by their second byte: flags and attributes of files ("f", "v", "X", btrfs), owners of sockets' signals.
+_IOCTL_REFUSED = (0x6600, 0x7600, 0x5800, 0x9400, 0x8900)
+#: Of a terminal's ("T"), where TIOCSTI types into it: TCGETS, TIOCGPGRP, TIOCOUTQ, TIOCGWINSZ, FIONREAD, FIONBIO,
+#: TIOCGSID, FIONCLEX, FIOCLEX, FIOQSIZE, TCGETS2. The rest is refused.
+_TERMINAL = 0x5400
+_TERMINAL_ALLOWED = (0x5401, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5429, 0x5450, 0x5451, 0x5460, 0x802C542A)
 
 
 def available() -> bool:
@@ -94,38 +72,82 @@ def restrict() -> bool:
 
 def program(machine: str, pid: int) -> bytes:
     """The filter as BPF instructions of 8 bytes, for one process of one kind of machine."""
-    audit, _, calls = _MACHINES[machine]
-    deny, unknown, allow = _return(_ERRNO | _EPERM), _return(_ERRNO | _ENOSYS), _return(_ALLOW)
-    code = [_load(_ARCH), _jump(_JUMP_EQUAL, audit, 1, 0), deny, _load(_NUMBER)]
-    if machine == "x86_64":  # the x32 calls have other numbers
-        code += [_jump(_JUMP_ANY, _X32, 0, 1), deny]
-    code += _if(calls["clone3"], [unknown])  # glibc then asks for clone, whose flags can be read
-    code += _if(calls["clone"], [_load(_ARGUMENTS), _jump(_JUMP_ANY, _CLONE_THREAD, 1, 0), deny, allow])
-    # A process may abort itself; a signal to another thread, or process, is nobody's business.
-    code += _if(
-        calls["tgkill"],
-        [
-            _load(_ARGUMENTS), _jump(_JUMP_EQUAL, pid, 0, 2),
-            _load(_ARGUMENTS + 16), _jump(_JUMP_EQUAL, signal.SIGABRT, 1, 0),
-            deny, allow,
+    audit, _, column = _MACHINES[machine]
+    code = [_load(_ARCH), _jump(_JUMP_EQUAL, audit, 1, 0), _DENY, _load(_NUMBER)]
+    for name, rule in _rules(pid).items():
+        call = BY_ARGUMENT[name][column]
+        if call is not None:
+            code += [_jump(_JUMP_EQUAL, call, 0, len(rule)), *rule]
+    (_, lowest), *higher = _ranges(column)
+    for start, answer in reversed(higher):
+        code += [_jump(_JUMP_FROM, start, 0, 1), answer]
+    code.append(lowest)
+    return b"".join(code)
+
+
+def _ranges(column: int) -> list[tuple[int, bytes]]:
+    """Where each run of numbers with one answer begins, from 0 on; the last has no end."""
+    answers = {numbers[column]: _DENY for numbers in REFUSED.values()}
+    answers |= {numbers[column]: _PASS for numbers in HARMLESS.values()}
+    ruled = {numbers[column] for numbers in BY_ARGUMENT.values()}
+    found: list[tuple[int, bytes]] = []
+    for call in range(HIGHEST + 2):
+        answer = answers.get(call, _UNKNOWN)
+        if call not in ruled and (not found or found[-1][1] != answer):
+            found.append((call, answer))
+    return found
+
+
+def _rules(pid: int) -> dict[str, list[bytes]]:
+    """What decides on each call of BY_ARGUMENT; every way through ends in an answer."""
+    own = [_argument(0), *_unless((0, pid), _DENY)]
+    return {
+        "clone3": [_UNKNOWN],  # glibc then asks for clone, whose flags can be read
+        "clone": [_argument(0), _jump(_JUMP_ANY, _CLONE_THREAD, 1, 0), _DENY, _PASS],
+        # A process may abort itself; a signal to another thread, or process, is nobody's business.
+        "tgkill": [
+            _argument(0), *_unless((pid,), _DENY), _argument(2), *_unless((signal.SIGABRT,), _DENY), _PASS,
         ],
-    )  # fmt: skip
-    # PR_SET_PTRACER, PR_SET_MM, PR_SET_DUMPABLE: only to undo what protects others.
-    forbidden = (0x59616D61, 35, 4)
-    code += _if(calls["prctl"], [_load(_ARGUMENTS), *(x for f in forbidden for x in (_jump(_JUMP_EQUAL, f, 0, 1), deny)), allow])  # fmt: skip # noqa: E501
-    for name, call in calls.items():
-        if name not in _RULED:
-            code += [_jump(_JUMP_EQUAL, call, 0, 1), deny]
-    return b"".join([*code, allow])
+        "prctl": [_argument(0), *_where(_PRCTL_REFUSED, _DENY), _PASS],
+        # Limits are told. New ones are refused: a thread that has kept root's privileges could undo the jail's.
+        "prlimit64": [*own, _argument(2), *_unless((0,), _DENY), _argument(2, 1), *_unless((0,), _DENY), _PASS],
+        "sched_setaffinity": [*own, _PASS],
+        "migrate_pages": [*own, _PASS],
+        "move_pages": [*own, _PASS],
+        # A pair of datagram sockets can send to any address, without a connection.
+        "socketpair": [
+            _argument(0), *_unless((socket.AF_UNIX,), _DENY), _argument(1), _mask(0xF),
+            *_unless((socket.SOCK_STREAM,), _DENY), _PASS,
+        ],
+        "ioctl": [
+            _argument(1), _mask(0xFF00), *_where(_IOCTL_REFUSED, _DENY), *_unless((_TERMINAL,), _PASS),
+            _argument(1), *_where(_TERMINAL_ALLOWED, _PASS), _DENY,
+        ],
+        "fcntl": [_argument(1), *_where(_FCNTL_REFUSED, _DENY), _PASS],
+    }  # fmt: skip
 
 
-def _if(call: int, then: list[bytes]) -> list[bytes]:
-    """``then``, which returns, where the number loaded is ``call``."""
-    return [_jump(_JUMP_EQUAL, call, 0, len(then)), *then]
+def _where(values: tuple[int, ...], answer: bytes) -> list[bytes]:
+    """``answer`` where what is loaded is one of these; else what follows."""
+    return [step for value in values for step in (_jump(_JUMP_EQUAL, value, 0, 1), answer)]
+
+
+def _unless(values: tuple[int, ...], answer: bytes) -> list[bytes]:
+    """``answer`` where what is loaded is none of these; else what follows."""
+    return [*(_jump(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)), answer]
+
+
+def _argument(index: int, half: int = 0) -> bytes:
+    """Load the lower half of an argument, or its upper one; both machines have the lower one first."""
+    return _load(_ARGUMENTS + 8 * index + 4 * half)
 
 
 def _load(offset: int) -> bytes:
     return struct.pack("<HBBI", _LOAD, 0, 0, offset)
+
+
+def _mask(bits: int) -> bytes:
+    return struct.pack("<HBBI", _AND, 0, 0, bits)
 
 
 def _jump(kind: int, value: int, yes: int, no: int) -> bytes:
@@ -134,3 +156,6 @@ def _jump(kind: int, value: int, yes: int, no: int) -> bytes:
 
 def _return(value: int) -> bytes:
     return struct.pack("<HBBI", _RETURN, 0, 0, value)
+
+
+_DENY, _UNKNOWN, _PASS = _return(_ERRNO | _EPERM), _return(_ERRNO | _ENOSYS), _return(_ALLOW)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from outblas.core.child_process import ChildProcess
+from outblas.core.child_process import ChildProcess, close_inherited
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTotals
@@ -234,7 +234,8 @@ class Sandbox:
         self._end(kill=True)
         if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):
             return WorkerLoss(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
-        return WorkerLoss(Status.EXITED, f"the worker ended with exit code {code}")
+        ended = f"ended with exit code {code}" if code is not None else "closed its pipe and went on"
+        return WorkerLoss(Status.EXITED, f"the worker {ended}")
 
     def _ready(self) -> ChildProcess:
         """A worker that has said hello."""
@@ -336,6 +337,8 @@ class _Plain:
 
 def _work(connection: Connection, factory: str, args: tuple[Any, ...], codec: str | None = None) -> None:
     """The worker's life."""
+    if codec is not None:  # before anything is imported that opens files of its own, such as CUDA
+        close_inherited(connection)
     voice: Any = connection if codec is None else _Plain(connection, codec)
     try:
         handler: Callable[[list[Any], Emit], None] = make_from_name(factory, args)

@@ -1,0 +1,40 @@
+"""Descriptors of a process that is not trusted: which lead nowhere from its beginning on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, os, sys
+from multiprocessing import Pipe
+from outblas.core import child_process
+child_process._CUDA_FILES = sys.argv[1]
+kept, other = Pipe()
+own, passed = os.pipe()
+os.set_inheritable(passed, True)
+opened = {"kept": kept.fileno(), "other": other.fileno(), "own": own, "passed": passed,
+          "file": os.open(sys.executable, os.O_RDONLY), "device": os.open(sys.argv[1] + "0", os.O_RDONLY)}
+os.set_inheritable(opened["device"], True)
+child_process.close_inherited(kept)
+ends = {name: os.readlink(f"/proc/self/fd/{number}") for name, number in opened.items()}
+print(json.dumps([name for name in opened if ends[name] != os.devnull]))
+print(os.path.exists(f"/proc/self/fd/{max(opened.values()) + 1}"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+@pytest.mark.parametrize(("cuda", "left"), [(False, ["kept"]), (True, ["kept", "other", "own", "device"])])
+def test_descriptors_lead_nowhere_but_the_connection_and_what_cuda_has_open(tmp_path, cuda, left):
+    """CUDA is up where its devices are open: then what is this process's own, and has no name, may be CUDA's."""
+    device = tmp_path / "nvidia0"
+    device.touch()
+    told = str(tmp_path / "nvidia") if cuda else str(tmp_path / "none")
+    if not cuda:
+        (tmp_path / "none0").symlink_to(device)  # opened by this name, it leads to the other
+    done = subprocess.run([sys.executable, "-c", PROGRAM, told], capture_output=True, text=True, check=True)
+    found, leaked = done.stdout.splitlines()
+    assert json.loads(found) == left and leaked == "False"
