@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -209,6 +210,15 @@ def test_mutants_are_killed_or_survive_and_a_cut_line_is_run_again(tool: Any, to
     assert len(said) == len(found) == 4
     after = (toy / FILE).stat()
     assert (toy / FILE).read_text() == TOY and after.st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_run_within_a_run_is_told_nothing_of_it(tool: Any, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUTATION_COVERAGE", "outer")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), "elsewhere"]))
+    inner = tool.covering_tests.environment(toy, MUTATION_TESTS="inner")
+    assert {name: value for name, value in inner.items() if name.startswith("MUTATION_")} == {"MUTATION_TESTS": "inner"}
+    path = inner["PYTHONPATH"].split(os.pathsep)
+    assert path[0] == str(toy / "src") and path[-1] == "elsewhere" and str(ROOT / "src") not in path
 
 
 def test_a_test_that_fails_alone_kills_nothing(tool: Any, toy: Path, plan: Any) -> None:
