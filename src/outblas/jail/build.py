@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, architecture
-from outblas.jail.confined_compiler import CompileFolder, CompileLimits, memory_limit, run_confined
+from outblas.jail.compiler_words import own_words
+from outblas.jail.confined_compiler import LOG_BYTES, CompileFolder, CompileLimits, memory_limit, run_confined
 from outblas.jail.elf import cubins, global_bytes
 from outblas.jail.nvrtc_headers import FORCED_INCLUDE, HEADERS
 from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
@@ -36,7 +37,7 @@ MAX_IMAGE_BYTES = 64 << 20
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
 _NVCC = (
     "-std=c++17", "-O3", "-shared", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--no-compress",
-    "-Xcompiler=-fPIC", "-Xptxas=-v", "-cudart=none",
+    "-Xcompiler=-fPIC,-fno-diagnostics-show-caret", "-Xptxas=-v", "-cudart=none",
 )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ class _Job:
 
     def key(self) -> str:
         """SHA-256 (hex) of all that the result depends on."""
-        parts = [FORMAT, "free-1", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
+        parts = [FORMAT, "free-2", self.toolchain(), self.arch, self.cutlass[1] if self.cutlass else ""]
         parts += [
             *macro_definitions(self.problem),
             self.kernel.text,
@@ -133,14 +134,19 @@ class _Job:
         return cutlass_folders() if self.cutlass else []
 
     def words(self, said: str) -> str:
-        """What the compiler said, without where this machine keeps its headers."""
+        """What the compiler said, without lines of other files and without where this machine keeps its headers."""
+        said = own_words(said, self.kernel.text, LOG_BYTES)
         for path in sorted(map(str, self.includes()), key=len, reverse=True):
             said = said.replace(f"{path}/", "")
         return said
 
     def confined(self, job: dict[str, object], folder: Path, readable: Iterable[Path]) -> tuple[int, str]:
         limits = replace(self.limits, memory_bytes=memory_limit(self.limits.memory_bytes))
-        return run_confined(job, folder, [str(path) for path in readable], limits)
+        try:
+            return run_confined(job, folder, [str(path) for path in readable], limits)
+        except CompileError as error:  # it took too long
+            error.log = self.words(error.log)
+            raise
 
 
 class _Device(_Job):
@@ -166,7 +172,7 @@ class _Device(_Job):
         with CompileFolder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
-                raise _error_of(json.loads(self.words((folder / "error").read_text())))
+                raise _error_of(json.loads((folder / "error").read_text()), self.words)
             cubin = decode(_made(folder / "cubin"), key) if (folder / "cubin").is_file() else None
         if cubin is None:
             raise _died("NVRTC", code, said)
@@ -246,11 +252,11 @@ def _built(kernel: FreeKernel, cubin: Cubin) -> BuiltKernel:
     return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
 
 
-def _error_of(error: dict[str, Any]) -> CompileError | ToolchainMissing:
-    wrong, expected, do = (str(part) for part in error["parts"])
+def _error_of(error: dict[str, Any], words: Callable[[str], str]) -> CompileError | ToolchainMissing:
+    wrong, expected, do = (words(str(part)) for part in error["parts"])
     if error["kind"] == "ToolchainMissing":
         return ToolchainMissing(wrong, expected, do)
-    return CompileError(wrong, expected, do, str(error["log"]))
+    return CompileError(wrong, expected, do, words(str(error["log"])))
 
 
 def _refused(said: str) -> CompileError:

@@ -24,7 +24,7 @@ from outblas.jail.confinement import KEPT_ENVIRONMENT
 
 _BOOT = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main()"
 #: What a compiler may say at most, bytes kept.
-_LOG_BYTES = 256 * 1024
+LOG_BYTES = 256 * 1024
 _FILE_BYTES = 1 << 30
 
 
@@ -139,7 +139,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _read(path: Path) -> str:
     with path.open("rb") as file:
-        return file.read(_LOG_BYTES).decode(errors="replace")
+        return file.read(LOG_BYTES).decode(errors="replace")
 
 
 def memory_limit(nbytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from outblas.kernels.custom.cuda_text import join_continued_lines, split_text
+from outblas.kernels.custom.cuda_text import join_continued_lines, split_text, without_comments
 
 _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
 _HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
@@ -26,7 +26,25 @@ _LITERALS = {
     "int $0x80": "assembly that calls the system",
     "sysenter": "assembly that calls the system",
     "svc #0": "assembly that calls the system",
+    ".mri": "an assembler's other syntax (.mri)",
+    ".macro": "an assembler's macro (.macro)",
+    ".altmacro": "an assembler's macro (.altmacro)",
+    ".irp": "an assembler's loop (.irp)",
+    ".rep": "an assembler's loop (.rept)",
 }
+#: Characters by number: what they spell is not seen by who reads the text.
+_BY_NUMBER = re.compile(r"\\(?:[uU][0-9a-fA-F{]|N\{)")
+_PRAGMA_WORD = re.compile(r'\b_?_pragma\b(?!\s*\(\s*"(?:no)?unroll(?:\s+\w+)?"\s*\))', re.IGNORECASE)
+_HAS_WORD = re.compile(r"__has_(?:include|embed)\w*(?!\w)(?!\s*\()")
+_ASSEMBLY = re.compile(r"\b(?:asm|__asm|__asm__)\b")
+#: Of a template: literals (blanks by now) and names, up to the operands.
+_TEMPLATE = re.compile(r"\b(?:asm|__asm|__asm__)\b(?:\s|\b\w+\b)*\(([^:;)]*)")
+_CALL = re.compile(r"\w+\s*\(")
+_QUOTING = re.compile(r"\b\w*STR(?:ING|INGIZE|INGIFY|IZE)?\w*\s*\(")
+_PASTES = re.compile(r"##|%:%:|CONCAT|_CAT\b|JOIN")
+#: A macro that makes a literal of its argument: one # before a name.
+_QUOTES = re.compile(r"define\s+\w+\(.*?(?<![#:=])(?:#|%:|\?\?=)(?![#%?])\s*\w")
+_FILE_PRAGMAS = ("dependency", "pch_preprocess", "include_alias", "interface", "implementation")
 _INTERNAL = re.compile(
     r"nv_?\w{0,40}[fF]at[bB]in\w*|__cuda(?:Register|Unregister|Init|Push|Pop)\w*|__nv_\w{0,60}[Rr]egister\w*"
 )
@@ -38,6 +56,8 @@ def refusal(text: str) -> str | None:
     for line in (*_directives(text), *_anywhere(text), *_anywhere(join_continued_lines(text))):
         if reason := _directive(line):
             return reason
+    if reason := _unreadable(text):
+        return reason
     code, literals = _split(text)
     joined = literals.lower()
     pasted = re.sub(r"##|\s", "", code).lower()  # a macro makes a literal of it
@@ -50,9 +70,28 @@ def refusal(text: str) -> str | None:
     return None
 
 
+def _unreadable(text: str) -> str | None:
+    """What a text says in a way that only a compiler reads."""
+    code, _ = _split(text)
+    plain = without_comments(text).replace("\\\\", "")
+    if found := _BY_NUMBER.search(plain):
+        return f"it spells characters by number ({found[0]}...)"
+    if _PRAGMA_WORD.search(plain):
+        return "_Pragma: write #pragma on a line of its own"
+    if found := _HAS_WORD.search(code):
+        return f"{found[0]} without a header in parentheses"
+    pasted = re.sub(r"[\s(),#%:]", "", code) if _PASTES.search(code) else ""  # macros may make the word of its parts
+    if _ASSEMBLY.search(code) or "asm" in pasted:
+        if any(_QUOTES.search(line) for line in _directives(text)) or _QUOTING.search(code):
+            return "a macro that makes literals (#), beside assembly: write the literal"
+        if any(_CALL.search(found[1]) for found in _TEMPLATE.finditer(code)):
+            return "assembly that a macro writes: write it as literals"
+    return None
+
+
 def _directives(text: str) -> list[str]:
     """Lines that begin with a #, without comments."""
-    plain = "".join(" " if p.kind == "comment" else p.text for p in split_text(join_continued_lines(text)))
+    plain = without_comments(text)
     return [line.strip() for line in plain.split("\n") if line.lstrip().startswith(("#", "%:", "??="))]
 
 
@@ -75,6 +114,8 @@ def _directive(line: str) -> str | None:
     for asked in _HAS.findall(rest):
         if not (_HEADER.fullmatch(asked.strip()) and _inside(asked.strip())):
             return f"it asks whether {asked.strip()[:60]} exists"
+    if name == "line" or name.isdigit():
+        return "#line: a text does not name other files' lines"
     if name == "embed":
         return "#embed reads files"
     if name in ("include", "include_next", "import"):
@@ -82,8 +123,8 @@ def _directive(line: str) -> str | None:
             return f'#{name} {rest[:60]}: a header is named as it is, <name> or "name"'
         if not _inside(rest):
             return f"#{name} {rest[:60]}: only headers that are given"
-    if name == "pragma" and "dependency" in rest:
-        return "#pragma dependency asks for files"
+    if name == "pragma" and any(word in rest for word in _FILE_PRAGMAS):
+        return f"#pragma {rest[:60]} asks for files"
     return None
 
 

@@ -49,6 +49,27 @@ def is_ambiguous(text: str) -> bool:
     return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(plain) or ('R"' in plain and _CONTINUED.search(text)))
 
 
+#: What makes a number or a literal of where or how something is written: in itself, or in a header's macro.
+_AS_WRITTEN = re.compile(
+    r"__LINE__|__builtin_(?:LINE|COLUMN|FILE)|source_location|\\[uUN]|\bassert\b(?!\.h)|__assert|__STRING|BUILTIN_LINE|_TRACE_|TO_STRING|CubDebug|CUDA_PERROR"
+    r"|\b(?!\w*STATIC_ASSERT)\w*ASSERT\w*|(?:#|%:|\?\?=)[ \t]*line\b"
+)
+#: A function-like macro with an operator that makes literals or pastes names: # or ##.
+_OPERATOR = re.compile(r"^[ \t]*(?:#|%:|\?\?=)[ \t]*define[ \t]+\w+\([^\n]*?(?:#|%:|\?\?=)", re.MULTILINE)
+
+
+def depends_on_spelling(text: str) -> bool:
+    """Whether a text may mean something else with other white space: it asks for its lines, or quotes itself."""
+    plain = without_comments(text)
+    # A comment may be none to a compiler: what is not sure to be one counts.
+    return any(_AS_WRITTEN.search(each) or _OPERATOR.search(each) for each in (plain, join_continued_lines(text)))
+
+
+def without_comments(text: str) -> str:
+    """The text with continued lines joined, and a space for each comment."""
+    return "".join(" " if p.kind == "comment" else p.text for p in split_text(join_continued_lines(text)))
+
+
 def comments(text: str) -> list[str]:
     """The block comments, without their marks."""
     return [p.text[2:-2] for p in split_text(text) if p.kind == "comment" and p.text.startswith("/*")]

@@ -77,13 +77,15 @@ class FreeKernel:
 
 
 def normalised(text: str) -> str:
-    """The launch block as canonical JSON, then the text without comments and needless white space; all of it as it is,
-    where compilers may not agree on what a comment is.
+    """The launch block as canonical JSON, then the text without comments and needless white space.
+
+    The text counts as it is where compilers may not agree on what a comment is, and where it asks for its own spelling.
 
     Raises:
         ContractError: as :meth:`FreeKernel.parse` for the launch block.
     """
     from outblas.kernels.custom.contract import LAUNCH_MARK, read_launch
-    from outblas.kernels.custom.cuda_text import canonical, is_ambiguous
+    from outblas.kernels.custom.cuda_text import canonical, depends_on_spelling, is_ambiguous
 
-    return f"/* {LAUNCH_MARK} {read_launch(text).canonical()} */\n{text if is_ambiguous(text) else canonical(text)}"
+    as_it_is = is_ambiguous(text) or depends_on_spelling(text)
+    return f"/* {LAUNCH_MARK} {read_launch(text).canonical()} */\n{text if as_it_is else canonical(text)}"
