@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +29,8 @@ class Say:
     body: bytes | None = None
     wait: Callable[[], Any] | None = None
     half: bool = False  # the connection is dropped in the middle of the body
+    parts: Iterable[bytes] | None = None  # a body without a length, until it or the client ends
+    raw: Iterable[bytes] | None = None  # all that is sent, head included, until it or the client ends
 
 
 #: (request's JSON, how many requests came before) -> reply.
@@ -42,6 +44,8 @@ class ScriptedServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.sent = 0  # bytes of parts and of raw replies
         self.lock = threading.Lock()
         self.released = threading.Event()
 
@@ -65,6 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             number = len(self.server.requests)
             self.server.requests.append(request)
+            self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
             say = self.server.script(request, number)
         if say.wait is not None:
             say.wait()
@@ -74,14 +79,33 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
+        if say.raw is not None:
+            self._send_parts(say.raw)
+            return
         body = say.body if say.body is not None else json.dumps(_completion(request, say)).encode()
         self.send_response(say.status)
         for name, value in {"Content-Type": "application/json", **say.headers}.items():
             self.send_header(name, value)
+        if say.parts is not None:
+            self.end_headers()
+            self._send_parts(say.parts)
+            return
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if say.half else body)
         self.close_connection = say.half
+
+    def do_GET(self) -> None:
+        """What a client asks that has followed a redirect as browsers do."""
+        with self.server.lock:
+            self.server.requests.append({"method": "GET"})
+        self.send_error(404)
+
+    def _send_parts(self, parts: Iterable[bytes]) -> None:
+        self.close_connection = True
+        for part in parts:
+            self.connection.sendall(part)
+            self.server.sent += len(part)
 
 
 def _completion(request: dict[str, Any], say: Say) -> dict[str, Any]:
