@@ -21,9 +21,8 @@ from outblas.llm.budget import BYTES_PER_TOKEN, Cost
 from outblas.llm.client import RequestRejected, ServerError
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.reply import Reply
-from support.llm_asking import MESSAGES, ask, scripted
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
-from support.llm_server import Say, Script, serving
+from support.llm_server import MESSAGES, Say, Script, ask, scripted, serving
 
 pytest.importorskip("openai")
 

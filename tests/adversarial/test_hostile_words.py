@@ -31,8 +31,8 @@ from outblas.records.store import Store
 from outblas.workers.sandbox import UnreadableMessage, receive
 from support.evolve_fixture import evolve
 from support.free_fixture import BODY, cache_fixture, compiles, device_text  # noqa: F401
+from support.free_workers import ESCAPES, with_hostile_words
 from support.free_workers import answer as worker_answer
-from support.hostile_workers import ESCAPES, hostile
 from support.llm_kernels import PROBLEM, answer, failed, kernel, passed, record
 from support.llm_server import Say, serving
 
@@ -109,7 +109,7 @@ def told(order: str = "pass") -> dict[str, Any]:
 
 
 def test_every_word_of_an_answer_is_cleaned_and_cut() -> None:
-    value = hostile(told())
+    value = with_hostile_words(told())
     found = answers.decode(json.loads(json.dumps(value)))
     assert found[0] is not None and found[0].detail == "?]0;PWN[2J2Jword" and is_clean(found)
     long = json.loads(json.dumps(value).replace("word", "x" * 100_000))
@@ -156,7 +156,7 @@ class Taken:
     gpu, source = H200, "cuda:0"
 
     def __init__(self) -> None:
-        factory = "support.hostile_workers:make_handler"
+        factory = "support.free_workers:make_handler"
         self._inner = JailedEvaluator(Options(baselines=("cublas",)), 20.0, FreeOptions(), factory)
 
     def evaluate(self, pairs: Iterable[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:

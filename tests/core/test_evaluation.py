@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -21,7 +22,7 @@ PROBLEM = Problem(64, 4096, 64)
 TIMING = Timing("offline", (1.5, 1.25, 1.75), 1.5, 0.1, repeats=32, operand_sets=32)
 SPEEDUP = Speedup("lt_auto", 1.2, 1.15, 1.25)
 us = st.floats(0.1, 1e6)
-texts = st.text(max_size=40)
+texts = st.text(max_size=40).map(lambda text: clean_text(text, 40))
 
 
 @st.composite

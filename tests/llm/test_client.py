@@ -21,8 +21,7 @@ from outblas.llm.client import (
     check_server,
 )
 from outblas.llm.reply import ANSWER_CHARS, Reply
-from support.llm_asking import MESSAGES, MODEL, ListedRequests, ask, scripted
-from support.llm_server import Say, serving
+from support.llm_server import MESSAGES, MODEL, ListedRequests, Say, ask, scripted, serving
 
 pytest.importorskip("openai")
 
