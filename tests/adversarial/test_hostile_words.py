@@ -135,6 +135,7 @@ def test_every_word_of_an_answer_is_cleaned_and_cut() -> None:
         (("evaluation", "config"), {"family": "free", "text": HALF}),
         (("evaluation", "status"), ESCAPES),
     ],
+    ids=lambda found: "-".join(found) if isinstance(found, tuple) else str(type(found)),
 )
 def test_an_answer_of_another_kind_is_no_message(path: tuple[str, ...], value: object) -> None:
     data = told()
