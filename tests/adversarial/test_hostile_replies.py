@@ -117,6 +117,14 @@ def test_a_million_choices_are_a_list_and_no_more(monkeypatch: pytest.MonkeyPatc
 # --- where it leads ---
 
 
+def test_a_key_that_an_answer_repeats_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
+    found = body("// sk-secret-\x000123456789", reasoning="sk-secret-0123456789")
+    with serving(scripted(Say(body=found))) as server:
+        reply, *_ = ask(server)
+        assert isinstance(reply, Reply) and "0123456789" not in reply.text + reply.reasoning
+
+
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(status: int) -> None:
     with serving(scripted(Say("stolen"))) as other:

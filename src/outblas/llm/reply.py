@@ -72,7 +72,7 @@ def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Re
     # Compilers and readers of an answer take these for the end of a line, and for blanks.
     text = clean_text(text.replace("\r\n", "\n").translate(_SPACES), ANSWER_CHARS)
     took = _took(usage, most, price, len(text.encode()) + len(thought.encode()))
-    return Reply("answered", text, finish, took, seconds, thought)
+    return Reply("answered", _without_key(text), finish, took, seconds, _without_key(thought))
 
 
 def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
@@ -96,12 +96,14 @@ def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Rep
 
 
 def _words(text: str, limit: int) -> str:
-    """A server's words on one line. Some servers repeat the key that they refuse: it is not kept."""
-    line = " ".join(clean_text(text, _PAGE_BYTES).split())
+    """A server's words on one line."""
+    return _without_key(" ".join(clean_text(text, _PAGE_BYTES).split()))[:limit]
+
+
+def _without_key(text: str) -> str:
+    """Some servers repeat the key that they refuse: it is not kept."""
     key = api_key()
-    if len(key) >= _LEAST_KEY:
-        line = line.replace(key, "[OPENAI_API_KEY]")
-    return line[:limit]
+    return text.replace(key, "[OPENAI_API_KEY]") if len(key) >= _LEAST_KEY else text
 
 
 def _word(found: object, limit: int) -> str:
