@@ -74,6 +74,20 @@ def test_a_record_that_contradicts_itself_does_not_read(change: dict[str, Any]) 
         evaluation_from_json({**good, **change})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"detail": 7}, {"log": ["x"]}, {"baselines_us": {"cublas": "4"}}, {"baselines_us": {"cublas": True}},
+        {"counters": {"registers": None}}, {"speedup": {**vars(SPEEDUP), "low": "1"}},
+        {"speedup": {**vars(SPEEDUP), "baseline": 1}}, {"timing": {**vars(TIMING), "mode": 1}},
+    ],
+)  # fmt: skip
+def test_words_and_figures_that_are_none_do_not_read(change: dict[str, Any]) -> None:
+    passed = Evaluation(PROBLEM, Sm80MmaConfig(64, 64), Status.PASSED, timing=TIMING, speedup=SPEEDUP)
+    with pytest.raises(TypeError):
+        evaluation_from_json({**evaluation_to_json(passed), **change})
+
+
 def test_failures_are_graded_from_never_tried_to_nearly_right() -> None:
     assert Status.PASSED not in FAILURES
     assert Status.LEFT_OUT not in FAILURES

@@ -36,7 +36,7 @@ def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
         ConfigError: as :func:`outblas.kernels.config_text.config_from_json`.
         ContractError: as there.
         ProblemError: The problem is none.
-        TypeError: Words are none.
+        TypeError: Words or figures are none.
     """
     v, t, s = data["verdict"], data["timing"], data["speedup"]
     return Evaluation(
@@ -46,9 +46,9 @@ def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
         _words(data["detail"]),
         None if v is None else _verdict(v),
         None if t is None else Timing(**{**t, "mode": _words(t["mode"]), "samples_us": tuple(t["samples_us"])}),
-        {_words(name): us for name, us in data["baselines_us"].items()},
-        None if s is None else Speedup(**{**s, "baseline": _words(s["baseline"])}),
-        {_words(name): value for name, value in data["counters"].items()},
+        _figures(data["baselines_us"]),
+        None if s is None else Speedup(_words(s["baseline"]), **_figures({k: s[k] for k in s if k != "baseline"})),
+        _figures(data["counters"]),
         _words(data.get("log", "")),
     )
 
@@ -56,6 +56,13 @@ def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
 def _verdict(data: dict[str, Any]) -> Verdict:
     gates = tuple(_words(gate) for gate in data["gates"])
     return Verdict(Status(data["status"]), gates, _words(data["detail"]), data["max_err_ratio"])
+
+
+def _figures(data: dict[str, Any]) -> dict[str, float]:
+    odd = [name for name, value in data.items() if isinstance(value, bool) or not isinstance(value, (int, float))]
+    if odd:
+        raise TypeError(f"a figure that is {type(data[odd[0]]).__name__}")
+    return {_words(name): value for name, value in data.items()}
 
 
 def _words(found: object) -> str:
