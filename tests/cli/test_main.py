@@ -177,6 +177,7 @@ def test_the_real_command_refuses_in_one_line_without_a_traceback() -> None:
         (PermissionError(13, "Permission denied", "/results"), ["Permission denied"]),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), ["torch", "outblas[gpu]"]),
         (RecordError("two\nlines", "one", "join them"), ["two lines"]),
+        (RecordError("r\x1b[2J\udcff\x9b2J\u202e.json", "a file", "move it"), ["r[2J?2J.json"]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -21,7 +22,7 @@ PROBLEM = Problem(64, 4096, 64)
 TIMING = Timing("offline", (1.5, 1.25, 1.75), 1.5, 0.1, repeats=32, operand_sets=32)
 SPEEDUP = Speedup("lt_auto", 1.2, 1.15, 1.25)
 us = st.floats(0.1, 1e6)
-texts = st.text(max_size=40)
+texts = st.text(max_size=40).map(lambda text: clean_text(text, 40))
 
 
 @st.composite
@@ -71,6 +72,20 @@ def test_a_record_that_contradicts_itself_does_not_read(change: dict[str, Any]) 
     good = evaluation_to_json(passed)
     with pytest.raises(ValueError):
         evaluation_from_json({**good, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"detail": 7}, {"log": ["x"]}, {"baselines_us": {"cublas": "4"}}, {"baselines_us": {"cublas": True}},
+        {"counters": {"registers": None}}, {"speedup": {**vars(SPEEDUP), "low": "1"}},
+        {"speedup": {**vars(SPEEDUP), "baseline": 1}}, {"timing": {**vars(TIMING), "mode": 1}},
+    ],
+)  # fmt: skip
+def test_words_and_figures_that_are_none_do_not_read(change: dict[str, Any]) -> None:
+    passed = Evaluation(PROBLEM, Sm80MmaConfig(64, 64), Status.PASSED, timing=TIMING, speedup=SPEEDUP)
+    with pytest.raises(TypeError):
+        evaluation_from_json({**evaluation_to_json(passed), **change})
 
 
 def test_failures_are_graded_from_never_tried_to_nearly_right() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_most, parse_budget
+from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_least, at_most, parse_budget
 from outblas.llm.evolve import log_gap, next_problem
 from outblas.llm.models import Model, parse_models
 from outblas.llm.rate_limits import RateLimiter
@@ -74,6 +74,15 @@ def test_a_prompt_is_never_underestimated() -> None:
     most = at_most([{"role": "user", "content": "乗" * 10}], 7, Price(1e6, 2e6))
     assert most.prompt_tokens >= 30 and most.answer_tokens == 7
     assert most.usd == most.prompt_tokens * 1.0 + 7 * 2.0
+
+
+def test_half_a_surrogate_pair_in_a_prompt_has_a_size() -> None:
+    assert at_most([{"role": "user", "content": "\ud800"}], 7, Price()).prompt_tokens >= 1
+
+
+@pytest.mark.parametrize(("answer_bytes", "answer"), [(0, 0), (15, 0), (160, 10), (10**9, 1000)])
+def test_the_least_is_a_token_for_many_bytes_and_never_more_than_the_most(answer_bytes: int, answer: int) -> None:
+    assert at_least(Cost(1, 320, 1000, 9.0), answer_bytes) == Cost(1, 20, answer)
 
 
 def test_models_with_weights_and_prices() -> None:

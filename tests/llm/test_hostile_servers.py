@@ -46,10 +46,10 @@ def test_a_server_that_answered_nothing_is_what_the_run_ends_with(recording: Pat
     assert code == 0 and "none of" not in said
 
 
-@pytest.mark.parametrize("status", [400, 401, 429, 500])
-def test_a_key_that_a_server_echoes_is_written_nowhere(status: int, recording: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("status", "echo"), [(400, KEY), (401, KEY), (429, KEY), (401, f"{KEY[:9]}\0{KEY[9:]}\u202e")])
+def test_a_key_that_a_server_echoes_is_written_nowhere(status: int, echo: str, recording: Path, tmp_path: Path) -> None:
     def script(request: object, number: int) -> Say:
-        return Say(f"Incorrect API key provided: {KEY}.", status=status, headers={"Retry-After": "0"})
+        return Say(f"Incorrect API key provided: {echo}.", status=status, headers={"Retry-After": "0"})
 
     _, said = evolve(script, recording, tmp_path / "run", 1)
     if status == 401:

@@ -46,6 +46,15 @@ def test_written_and_read_back_equal(tmp_path: Path) -> None:
     ]
 
 
+def test_words_of_a_baseline_are_cleaned_when_they_are_read(tmp_path: Path) -> None:
+    recording = synthetic_recording()
+    (name, lines), *_ = recording.baseline_detail.items()
+    dirty = {**recording.baseline_detail, name: tuple(f"\x1b[2J{line}\u202e" + "x" * 10_000 for line in lines)}
+    dataclasses.replace(recording, baseline_detail=dirty).write(tmp_path)
+    read = Recording.load(tmp_path).baseline_detail[name]
+    assert all(found.startswith(f"[2J{line}x") and len(found) <= 1000 for found, line in zip(read, lines, strict=True))
+
+
 def test_the_files_have_the_published_layout(tmp_path: Path) -> None:
     table = pq.read_table(synthetic_recording().write(tmp_path))
     assert [str(t) for t in table.schema.types[:2]] == ["int32", "int16"]

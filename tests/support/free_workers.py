@@ -1,13 +1,20 @@
-"""A worker of free kernels without a GPU: it answers what the first line of a kernel orders, over the real channel."""
+"""A worker of free kernels without a GPU: it answers what the first line of a kernel orders, over the real channel.
+
+Some orders are those of a kernel that has taken the worker over: it sends what it likes, over the worker's own pipe.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.jail.answers import encode
 from outblas.judge.bench_cell import Baselines
+
+ESCAPES = "\x1b]0;PWN\x07\x1b[2J\x9b2J\u202e"
 
 
 def make_handler(options, cell):
@@ -19,9 +26,23 @@ def make_handler(options, cell):
                 os._exit(3)
             if order == "hang":
                 time.sleep(3600)
+            if order in ("fault", "error", "float", "words"):
+                emit._connection._connection.send_bytes(
+                    json.dumps(hostile_message(options, cell, item, index, order)).encode()
+                )
+                continue
             emit.done(index, answer(options, cell, item, order))
 
     return handler
+
+
+def hostile_message(options, cell, item, index, order):
+    """A message with words that no file can hold and that a terminal obeys, or of an index that is none."""
+    if order == "float":
+        return ["begin", float(index)]
+    if order == "words":
+        return ["done", index, with_hostile_words(encode(answer(options, cell, item, "pid")))]
+    return [order, f"\ud800{ESCAPES}" + "x" * 100_000]
 
 
 def answer(options, cell, item, order):
@@ -50,3 +71,23 @@ def templates(options):
             emit.done(index, (evaluation, None))
 
     return handler
+
+
+def with_hostile_words(value):
+    """An answer of :func:`outblas.jail.answers.encode` with a surrogate and escapes in every word."""
+    word = f"\ud800{ESCAPES}word"
+    told = value["evaluation"]
+    told["detail"] = told["log"] = told["verdict"]["detail"] = word
+    told["verdict"]["gates"] = [word]
+    told["baselines_us"] = {word: 4.0}
+    told["counters"] = {word: 1.0}
+    for timing in (told["timing"], *(value["baselines"] or {"timings": {}})["timings"].values()):
+        if timing is not None:
+            timing["mode"] = word
+    if told["speedup"] is not None:
+        told["speedup"]["baseline"] = word
+    if value["baselines"] is not None:
+        timings = value["baselines"]["timings"]
+        value["baselines"] = {"timings": {word: next(iter(timings.values()))}, "details": {word: word},
+                              "left_out": {word: word}}  # fmt: skip
+    return value

@@ -1,15 +1,24 @@
-"""A scripted server of OpenAI's chat interface: what it answers is decided by a function of the prompt."""
+"""A scripted server of OpenAI's chat interface, and whoever asks it one question.
+
+What it answers is decided by a function of the prompt.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from outblas.llm.budget import Budget, Cost, Price, SpendingAccount
+from outblas.llm.client import AnswerOptions, Client, RetryPolicy, Timers
+from outblas.llm.models import Model
+from outblas.llm.reply import Reply
 
 
 @dataclass
@@ -29,6 +38,8 @@ class Say:
     body: bytes | None = None
     wait: Callable[[], Any] | None = None
     half: bool = False  # the connection is dropped in the middle of the body
+    parts: Iterable[bytes] | None = None  # a body without a length, until it or the client ends
+    raw: Iterable[bytes] | None = None  # all that is sent, head included, until it or the client ends
 
 
 #: (request's JSON, how many requests came before) -> reply.
@@ -42,6 +53,8 @@ class ScriptedServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.sent = 0  # bytes of parts and of raw replies
         self.lock = threading.Lock()
         self.released = threading.Event()
 
@@ -65,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             number = len(self.server.requests)
             self.server.requests.append(request)
+            self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
             say = self.server.script(request, number)
         if say.wait is not None:
             say.wait()
@@ -74,14 +88,33 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
+        if say.raw is not None:
+            self._send_parts(say.raw)
+            return
         body = say.body if say.body is not None else json.dumps(_completion(request, say)).encode()
         self.send_response(say.status)
         for name, value in {"Content-Type": "application/json", **say.headers}.items():
             self.send_header(name, value)
+        if say.parts is not None:
+            self.end_headers()
+            self._send_parts(say.parts)
+            return
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if say.half else body)
         self.close_connection = say.half
+
+    def do_GET(self) -> None:
+        """What a client asks that has followed a redirect as browsers do."""
+        with self.server.lock:
+            self.server.requests.append({"method": "GET"})
+        self.send_error(404)
+
+    def _send_parts(self, parts: Iterable[bytes]) -> None:
+        self.close_connection = True
+        for part in parts:
+            self.connection.sendall(part)
+            self.server.sent += len(part)
 
 
 def _completion(request: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -116,3 +149,61 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+# --- one question to it, with no wait between attempts, and what came of each ---
+
+MESSAGES = [{"role": "user", "content": "a kernel, please"}]
+MODEL = Model("scripted", price=Price(1.0, 2.0))
+
+
+class ListedRequests:
+    """Attempts in memory: what was sent, and what came of it."""
+
+    def __init__(self) -> None:
+        self.most: list[Cost] = []
+        self.replies: dict[int, Reply] = {}
+
+    def sent(self, question: int, most: Cost) -> int:
+        self.most.append(most)
+        return len(self.most) - 1
+
+    def replied(self, send: int, reply: Reply) -> None:
+        assert send not in self.replies
+        self.replies[send] = reply
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [self.replies[i].outcome if i in self.replies else "lost" for i in range(len(self.most))]
+
+
+Asked = tuple[Reply | Exception, ListedRequests, list[float], SpendingAccount]
+
+
+def ask(
+    server: ScriptedServer, budget: Budget | None = None, retry_policy: RetryPolicy | None = None, **options: Any
+) -> Asked:
+    """One question; its reply or error, the book, the waits between attempts, the account."""
+    request_log, waits, account = ListedRequests(), list[float](), SpendingAccount(budget or Budget())
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def run() -> Reply:
+        client = Client(
+            server.url, account, request_log, options=AnswerOptions(1000, **options),
+            retry_policy=retry_policy or RetryPolicy(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
+        )  # fmt: skip
+        try:
+            return await client.ask(1, MESSAGES, MODEL)
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(run()), request_log, waits, account
+    except Exception as error:
+        return error, request_log, waits, account
+
+
+def scripted(*says: Say) -> Callable[[dict[str, Any], int], Say]:
+    return lambda request, number: says[min(number, len(says) - 1)]

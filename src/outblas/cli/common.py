@@ -14,13 +14,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class CleanConsole(Console):
+    """Prints words of files, workers and servers: nothing in them is an order to the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(clean_text(text, len(text)), **options)
+
+
+out = CleanConsole(highlight=False, soft_wrap=True)
+err = CleanConsole(stderr=True, highlight=False, soft_wrap=True)
 
 #: ``progress(done, total)`` or ``progress(done, total, note)``; the note is text, or the mean speed-up so far.
 ProgressFn = Callable[..., None]

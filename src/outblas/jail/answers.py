@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.judge.bench_cell import Baselines
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 
-#: Letters of a detail, gates and samples at most; numbers stay below this.
-_WORDS, _GATES, _SAMPLES, _LARGE = 600, 16, 100_000, 1e12
+#: Letters of a detail and of a name, gates, baselines and samples at most; numbers stay below this.
+_WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 1e12
 
 
 def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
@@ -42,33 +43,36 @@ def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
         evaluation = _checked(evaluation)
     if given is None:
         return evaluation, None
-    timings = {str(n): Timing(**{**t, "samples_us": tuple(t["samples_us"])}) for n, t in given["timings"].items()}
-    for timing in timings.values():
-        _positive(timing)
+    timings = {
+        _text(name, _NAME): _positive(Timing(**{**timing, "samples_us": tuple(timing["samples_us"])}))
+        for name, timing in _few(given["timings"]).items()
+    }
     return evaluation, Baselines(timings, _texts(given["details"]), _texts(given["left_out"]))
 
 
 def _checked(reported: Evaluation) -> Evaluation:
     """An evaluation whose every field is of its kind, its words cut to what is kept."""
-    if reported.timing is not None:
-        _positive(reported.timing)
+    timing = None if reported.timing is None else _positive(reported.timing)
     for us in reported.baselines_us.values():
         _number(us, "us", 0.0)
+    baselines = {_text(name, _NAME): us for name, us in _few(reported.baselines_us).items()}
     if (speedup := reported.speedup) is not None:
         for ratio in (speedup.ratio, speedup.low, speedup.high):
             _number(ratio, "as a speed-up", 0.0)
-        if not isinstance(speedup.baseline, str):
-            raise ValueError("a baseline without a name")
+        speedup = replace(speedup, baseline=_text(speedup.baseline, _NAME))
     verdict = reported.verdict
     if verdict is not None:
         if verdict.status is not reported.status:
             raise ValueError(f"{reported.status.value} with a verdict of {verdict.status.value}")
-        gates = tuple(str(gate)[:_WORDS] for gate in verdict.gates[:_GATES])
-        verdict = replace(verdict, gates=gates, detail=_text(verdict.detail), max_err_ratio=_ratio(verdict))
+        gates = tuple(_text(gate, _NAME) for gate in verdict.gates[:_GATES])
+        verdict = replace(verdict, gates=gates, detail=_text(verdict.detail, _WORDS), max_err_ratio=_ratio(verdict))
     elif reported.status is Status.PASSED:
         raise ValueError("passed without a verdict")
     # What the machine code says is known to who compiled it.
-    return replace(reported, verdict=verdict, detail=_text(reported.detail), counters={}, log="")
+    return replace(
+        reported, verdict=verdict, detail=_text(reported.detail, _WORDS), timing=timing, baselines_us=baselines,
+        speedup=speedup, counters={}, log="",
+    )  # fmt: skip
 
 
 def _ratio(verdict: Verdict) -> float | None:
@@ -83,15 +87,16 @@ def _ratio(verdict: Verdict) -> float | None:
     return float(ratio) if isinstance(ratio, float) and math.isfinite(ratio) or ratio < _LARGE else None
 
 
-def _positive(timing: Timing) -> None:
+def _positive(timing: Timing) -> Timing:
+    """A timing whose figures are such, its mode cut to what is kept."""
     if not timing.samples_us or len(timing.samples_us) > _SAMPLES:
         raise ValueError(f"{len(timing.samples_us)} samples")
     for us in (timing.median_us, *timing.samples_us):
         _number(us, "us", 0.0)
     _number(timing.spread, "as a spread", -1e-9)
-    counts = (timing.repeats, timing.operand_sets)
-    if not isinstance(timing.mode, str) or any(type(count) is not int or count < 1 for count in counts):
+    if any(type(count) is not int or not 1 <= count < _LARGE for count in (timing.repeats, timing.operand_sets)):
         raise ValueError("a timing of another kind")
+    return replace(timing, mode=_text(timing.mode, _NAME))
 
 
 def _number(found: object, what: str, above: float) -> None:
@@ -101,11 +106,17 @@ def _number(found: object, what: str, above: float) -> None:
         raise ValueError(f"{found:.6g} {what}" if isinstance(found, float) else f"a number of that size {what}")
 
 
-def _text(found: object) -> str:
+def _text(found: object, limit: int) -> str:
     if not isinstance(found, str):
         raise ValueError("words that are none")
-    return found[:_WORDS]
+    return clean_text(found, limit)
 
 
 def _texts(found: dict[str, Any]) -> dict[str, str]:
-    return {str(name)[:_WORDS]: str(text)[:_WORDS] for name, text in found.items()}
+    return {_text(name, _NAME): _text(text, _WORDS) for name, text in _few(found).items()}
+
+
+def _few(found: dict[str, Any]) -> dict[str, Any]:
+    if len(found) > _BASELINES:
+        raise ValueError(f"{len(found)} baselines")
+    return found

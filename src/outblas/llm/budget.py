@@ -15,6 +15,8 @@ from outblas.core.errors import OutblasError, UsageError
 
 #: Tokens that servers add around a message (role, delimiters), at most.
 TOKENS_PER_MESSAGE = 16
+#: Bytes of a token at most, on the average of a text: no tokeniser needs fewer tokens than that.
+BYTES_PER_TOKEN = 16
 _UNITS = {"request": "requests", "token": "tokens", "usd": "usd", "s": "seconds", "second": "seconds"}
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
@@ -114,8 +116,19 @@ class SpendingAccount:
 
 def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Cost:
     """Most that a request can take: no tokeniser makes more tokens than there are bytes."""
-    prompt = sum(len(m["content"].encode()) + TOKENS_PER_MESSAGE for m in messages)
+    prompt = sum(len(m["content"].encode(errors="replace")) + TOKENS_PER_MESSAGE for m in messages)
     return Cost(1, prompt, answer_tokens, price.usd(prompt, answer_tokens))
+
+
+def at_least(most: Cost, answer_bytes: int) -> Cost:
+    """Return the least that a request can have taken, whatever its server counts.
+
+    Args:
+        most: the most that it can have taken, of :func:`at_most`; the least is never more.
+        answer_bytes: of the answer and the thoughts that came.
+    """
+    answer = min(answer_bytes // BYTES_PER_TOKEN, most.answer_tokens)
+    return Cost(1, most.prompt_tokens // BYTES_PER_TOKEN, answer)
 
 
 def parse_budget(text: str) -> Budget:

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.llm.bounded_http import BodyRefused, bounded_http_client
 from outblas.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas.llm.models import Model
 from outblas.llm.rate_limits import RateLimiter
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 #: Statuses that say: later, perhaps.
 RETRIED_STATUSES = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
-#: Statuses that no later question will get past: the key, the address or the name of the model is wrong.
-FATAL_OUTCOMES = frozenset(f"http {status}" for status in (401, 402, 403, 404, 405))
+#: Statuses that no later question will get past: the key, the address or the name of the model is wrong. An address
+#: that points elsewhere is one: prompts go where they were meant to go, and nowhere else.
+FATAL_OUTCOMES = frozenset(f"http {status}" for status in (*range(300, 309), 401, 402, 403, 404, 405))
 #: Longest wait that a server's Retry-After is followed for, seconds.
 MAX_RETRY_AFTER_S = 300.0
 
@@ -215,19 +217,24 @@ class Client:
         fields: dict[str, object] = {self._limit_name: self._options.max_tokens, **self._options.extra}
         if self._options.temperature is not None:
             fields["temperature"] = self._options.temperature
-        request = self._open.chat.completions.create(model=model.name, messages=list(messages), **fields)
+        completions = self._open.chat.completions.with_raw_response  # read_completion trusts nothing of it
+        request = completions.create(model=model.name, messages=list(messages), **fields)
         try:
             found = await asyncio.wait_for(request, self._retry_policy.stall_s)
-            return read_completion(found, most, model.price, elapsed()), None
+            return read_completion(found.http_response.content, most, model.price, elapsed()), None
         except openai.APIStatusError as error:
-            return self._refused(error, failed(f"http {error.status_code}", error.message, Cost(1)))
+            return self._refused(error, failed(f"http {error.status_code}", _why_refused(error), Cost(1)))
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             took = Cost(1) if _never_connected(error) else most
             return failed("timeout", f"nothing within {elapsed():.0f} s", took), 0.0
         except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, BodyRefused):  # older releases of openai wrap it
+                return failed("unreadable", error.__cause__, most), 0.0
             took = Cost(1) if _never_connected(error) else most
             return failed("dropped", error.__cause__ or error, took), 0.0
-        except (openai.OpenAIError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        except BodyRefused as error:
+            return failed("unreadable", error, most), 0.0
+        except Exception as error:  # whatever an answer does to its readers is the answer's fault
             return failed("unreadable", f"{type(error).__name__}: {error}", most), 0.0
 
     def _refused(self, error: APIStatusError, reply: Reply) -> tuple[Reply, float | None]:
@@ -246,6 +253,12 @@ def check_server(base_url: str | None = None) -> None:
         ToolchainMissing: the package ``openai`` is not installed.
     """
     _connect(base_url, 1.0)
+
+
+def _why_refused(error: APIStatusError) -> str:
+    """A server's words on why, and where it points to."""
+    place = error.response.headers.get("location")
+    return f"it points to {place}, which is not followed; {error.message}" if place else error.message
 
 
 def _never_connected(error: BaseException) -> bool:
@@ -269,7 +282,9 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
         raise UsageError(f"--base-url {address!r}", "an address that begins with http:// or https://",
                          "e.g. http://localhost:8000/v1")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
-    return openai.AsyncOpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s)
+    return openai.AsyncOpenAI(
+        base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s, http_client=bounded_http_client()
+    )
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -1,7 +1,8 @@
 """The run's own record beside its evaluations: questions, attempts, answers' outcomes, the archive. Append-only.
 
 The tables lie in the run's store (:mod:`outblas.records.store`), written by the driver alone. Every write is a
-transaction of its own with ``synchronous=FULL``: what a method has returned from survives a kill and a power cut. A
+transaction of its own with ``synchronous=FULL``: what a method has returned from survives a kill and a power cut. Words
+are cleaned when they are written and when they are read: none may end the run, nor the run that resumes it. A
 question is written before it is sent and its answer before it is read, so that a run that was killed asks nothing
 twice that was answered.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import RecordError
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Cost, Message
@@ -110,12 +112,15 @@ class EvolveJournal:
         messages: Sequence[Message],
     ) -> Question:  # fmt: skip
         """Record a question that is to be sent."""
+        parents, messages = tuple(map(_clean_word, parents)), _clean_messages(messages)
         row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
         columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
         with self._transaction():
-            made = self._db.execute(f"INSERT INTO questions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        return Question(int(made.lastrowid or 0), chain, turn, problem, island, model, purpose, tuple(parents),
-                        tuple(messages), row[-1])  # fmt: skip
+            made = self._db.execute(
+                f"INSERT INTO questions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row)
+            )
+        return Question(int(made.lastrowid or 0), chain, turn, problem, island, model, purpose, parents,
+                        messages, row[-1])  # fmt: skip
 
     def sent(self, question: int, most: Cost) -> int:
         """An attempt that is about to be sent, with the most that it can cost; returns its number."""
@@ -130,7 +135,7 @@ class EvolveJournal:
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
                reply.seconds, reply.reasoning, _now())  # fmt: skip
         with self._transaction():
-            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row))
 
     def settle(self, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
         """What became of an answer, and what the archive took for it, in one transaction."""
@@ -139,7 +144,7 @@ class EvolveJournal:
             self._db.execute(
                 "INSERT INTO outcomes (question, kind, answer, name, us, ratio, gain, words, at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (o.question, o.kind, o.answer, o.name, o.us, o.ratio, o.gain, o.words, _now()),
+                _clean((o.question, o.kind, o.answer, o.name, o.us, o.ratio, o.gain, o.words, _now())),
             )
             self._db.executemany(
                 "INSERT INTO archive (problem, island, name, candidate, score, us, question, origin) "
@@ -155,7 +160,8 @@ class EvolveJournal:
         for number, chain, turn, problem, island, model, purpose, *texts, at in self._rows(
             "SELECT id, chain, turn, problem, island, model, purpose, parents, messages, at FROM questions ORDER BY id"
         ):
-            parents, messages = (tuple(json.loads(text)) for text in texts)
+            parents, messages = (json.loads(text) for text in texts)
+            parents, messages = tuple(map(_clean_word, parents)), _clean_messages(messages)
             yield Question(number, chain, turn, problem, island, model, purpose, parents, messages, at)
 
     def replies(self, question: int | None = None) -> Iterator[tuple[int, Reply]]:
@@ -215,7 +221,7 @@ class EvolveJournal:
     def _rows(self, query: str, arguments: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """Row by row: prompts and answers of a long run are more than one wants in memory."""
         with self._guard():
-            yield from self._db.execute(query, arguments)
+            yield from map(_clean, self._db.execute(query, arguments))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -239,6 +245,18 @@ class EvolveJournal:
                 "a whole store, writable, with free disk space, and one driver",
                 "free some space and repeat the command: what was recorded before is intact",
             ) from error
+
+
+def _clean(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_clean_word(value) if isinstance(value, str) else value for value in row)
+
+
+def _clean_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple({role: _clean_word(text) for role, text in one.items()} for one in messages)
+
+
+def _clean_word(text: str) -> str:
+    return clean_text(text, len(text))
 
 
 def _now() -> str:

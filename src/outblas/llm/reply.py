@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.llm.budget import Cost, Price
+from outblas.core.clean_text import clean_text
+from outblas.llm.budget import Cost, Price, at_least
 
 #: Longest answer, and longest thoughts, that are kept, characters; the largest kernel has a quarter of that.
 ANSWER_CHARS = 1 << 20
-#: Of the words of a server that has no answer.
-_FAILURE_CHARS = 2000
+#: Of the words of a server that has no answer, of the page that they are found in, and of why a model stopped.
+_FAILURE_CHARS, _PAGE_BYTES, _FINISH_CHARS = 2000, 64 << 10, 40
+#: White space of C that is a control: what it is kept as.
+_SPACES = str.maketrans({"\r": "\n", "\v": " ", "\f": " "})
 #: More tokens than any server counts; what says more is no count.
 _MOST_TOKENS = 10**9
 #: A key of fewer characters is none (a server of one's own takes any word), and may be part of other words.
@@ -43,39 +47,68 @@ class Reply:
         return self.outcome == "answered"
 
 
-def read_completion(found: Any, most: Cost, price: Price, seconds: float) -> Reply:
+def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
     """The answer of a completion. One that is too long is cut, as at a limit of tokens.
 
     Args:
-        found: as the ``openai`` package gives it, which checks nothing. most: what it can have taken.
+        body: what the server sent, of which nothing is known yet.
+        most: what it can have taken.
+        price: of the model.
+        seconds: from sending to the answer.
 
     Raises:
         ValueError: it has no answer.
     """
-    if not getattr(found, "choices", None):
-        raise ValueError(f"no completion, but {' '.join(str(found).split())[:200]!r}")
-    choice = found.choices[0]
-    message = choice.message
-    refusal = getattr(message, "refusal", None)
-    text = message.content or refusal or ""
+    message, choice, usage = _parts(body)
+    refusal = message.get("refusal")
+    text = message.get("content") or refusal or ""
     if not isinstance(text, str):
         raise ValueError(f"the answer is {type(text).__name__}")
-    finish = "refusal" if refusal else str(choice.finish_reason or "")
+    finish = "refusal" if refusal else _word(choice.get("finish_reason"), _FINISH_CHARS)
     if len(text) > ANSWER_CHARS:
-        text, finish = text[:ANSWER_CHARS], "length"
+        finish = "length"
     # No part of the interface, but what servers of reasoning models call it.
-    thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
-    took = _took(getattr(found, "usage", None), most, price)
-    return Reply("answered", _whole(text), finish, took, seconds, _whole(str(thought)[:ANSWER_CHARS]))
+    thought = _word(message.get("reasoning_content") or message.get("reasoning"), ANSWER_CHARS)
+    # Compilers and readers of an answer take these for the end of a line, and for blanks.
+    text = clean_text(text.replace("\r\n", "\n").translate(_SPACES), ANSWER_CHARS)
+    took = _took(usage, most, price, len(text.encode()) + len(thought.encode()))
+    return Reply("answered", _without_key(text), finish, took, seconds, _without_key(thought))
+
+
+def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
+    """The message of a completion, the choice that it is of, and the count of tokens, whatever that is.
+
+    It is read here and not by the ``openai`` package, whose objects take a hundred times the bytes of the text.
+    """
+    try:
+        found = json.loads(body)
+        choice = found["choices"][0]
+        if isinstance(choice["message"], dict):
+            return choice["message"], choice, found.get("usage")
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass  # told below, in the server's words
+    raise ValueError(f"no completion, but {_words(body[:_PAGE_BYTES].decode(errors='replace'), 200)!r}")
 
 
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
-    """An attempt without an answer. Some servers repeat the key that they refuse: it is not kept."""
-    text = " ".join(str(words).split())
+    """An attempt without an answer."""
+    return Reply(outcome, _words(str(words), _FAILURE_CHARS), "", took, seconds)
+
+
+def _words(text: str, limit: int) -> str:
+    """A server's words on one line."""
+    return _without_key(" ".join(clean_text(text, _PAGE_BYTES).split()))[:limit]
+
+
+def _without_key(text: str) -> str:
+    """Some servers repeat the key that they refuse: it is not kept."""
     key = api_key()
-    if len(key) >= _LEAST_KEY:
-        text = text.replace(key, "[OPENAI_API_KEY]")
-    return Reply(outcome, _whole(text[:_FAILURE_CHARS]), "", took, seconds)
+    return text.replace(key, "[OPENAI_API_KEY]") if len(key) >= _LEAST_KEY else text
+
+
+def _word(found: object, limit: int) -> str:
+    """A text that a server may leave out; empty where it is none."""
+    return clean_text(found, limit) if isinstance(found, str) else ""
 
 
 def api_key() -> str:
@@ -84,14 +117,13 @@ def api_key() -> str:
     return (os.environ.get("OPENAI_API_KEY") or "").strip()
 
 
-def _took(usage: Any, most: Cost, price: Price) -> Cost:
-    """What the server has counted; the most that it can have been where that is no count."""
-    prompt, answer = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None) or 0
+def _took(usage: object, most: Cost, price: Price, answer_bytes: int) -> Cost:
+    """What the server has counted, but no less than what was sent and heard must have taken; the most that it can have
+    been where that is no count."""
+    counts = usage if isinstance(usage, dict) else {}
+    prompt, answer = counts.get("prompt_tokens"), counts.get("completion_tokens") or 0
     if type(prompt) is not int or type(answer) is not int or not (0 < prompt <= _MOST_TOKENS >= answer >= 0):
         return most
+    least = at_least(most, answer_bytes)
+    prompt, answer = max(prompt, least.prompt_tokens), max(answer, least.answer_tokens)
     return Cost(1, prompt, answer, price.usd(prompt, answer))
-
-
-def _whole(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may hold and no file can."""
-    return text.encode("utf-8", "replace").decode("utf-8")

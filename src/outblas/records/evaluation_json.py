@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outblas.core.clean_text import clean_text
 from outblas.core.config import config_to_json
-from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
+from outblas.core.evaluation import LOG_BYTES, Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json
 
@@ -29,23 +30,42 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
-    """Inverse of :func:`evaluation_to_json`.
+    """Inverse of :func:`evaluation_to_json`. Words are cleaned: a stranger's worker may have said them.
 
     Raises:
         ConfigError: as :func:`outblas.kernels.config_text.config_from_json`.
         ContractError: as there.
         ProblemError: The problem is none.
+        TypeError: Words or figures are none.
     """
     v, t, s = data["verdict"], data["timing"], data["speedup"]
     return Evaluation(
         Problem.from_json(data["problem"]),
         config_from_json(data["config"]),
         Status(data["status"]),
-        data["detail"],
-        None if v is None else Verdict(Status(v["status"]), tuple(v["gates"]), v["detail"], v["max_err_ratio"]),
-        None if t is None else Timing(**{**t, "samples_us": tuple(t["samples_us"])}),
-        dict(data["baselines_us"]),
-        None if s is None else Speedup(**s),
-        dict(data["counters"]),
-        str(data.get("log", "")),
+        _words(data["detail"]),
+        None if v is None else _verdict(v),
+        None if t is None else Timing(**{**t, "mode": _words(t["mode"]), "samples_us": tuple(t["samples_us"])}),
+        _figures(data["baselines_us"]),
+        None if s is None else Speedup(_words(s["baseline"]), **_figures({k: s[k] for k in s if k != "baseline"})),
+        _figures(data["counters"]),
+        _words(data.get("log", "")),
     )
+
+
+def _verdict(data: dict[str, Any]) -> Verdict:
+    gates = tuple(_words(gate) for gate in data["gates"])
+    return Verdict(Status(data["status"]), gates, _words(data["detail"]), data["max_err_ratio"])
+
+
+def _figures(data: dict[str, Any]) -> dict[str, float]:
+    odd = [name for name, value in data.items() if isinstance(value, bool) or not isinstance(value, (int, float))]
+    if odd:
+        raise TypeError(f"a figure that is {type(data[odd[0]]).__name__}")
+    return {_words(name): value for name, value in data.items()}
+
+
+def _words(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"words that are {type(found).__name__}")
+    return clean_text(found, LOG_BYTES)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_atomic
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
         from importlib.abc import Traversable
 
 FORMAT = 1
+#: Letters of a baseline's name and detail at most.
+_WORDS = 1000
 #: ``Recording.status`` holds indices into this tuple.
 STATUSES = tuple(Status)
 STATUS_CODES = {status: np.int8(i) for i, status in enumerate(STATUSES)}
@@ -124,7 +127,7 @@ def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
     """
     row = _integers(table["problem"])
     _inside(row, rows, "problem")
-    names = table["name"].to_pylist()
+    names = [clean_text(name, _WORDS) for name in table["name"].to_pylist()]
     if len(set(zip(row.tolist(), names, strict=True))) != len(names):
         raise ValueError("a baseline is given twice for a problem")
     medians, spreads, details = _floats(table["median_us"]), _floats(table["spread"]), table["detail"].to_pylist()
@@ -135,7 +138,11 @@ def baselines_to_arrays(table: pa.Table, rows: int) -> tuple[Any, Any, Any]:
         if name not in us:
             us[name], spread[name] = (np.full(rows, np.nan, np.float32) for _ in range(2))
             detail[name] = [""] * rows
-        us[name][row[i]], spread[name][row[i]], detail[name][row[i]] = medians[i], spreads[i], details[i] or ""
+        us[name][row[i]], spread[name][row[i]], detail[name][row[i]] = (
+            medians[i],
+            spreads[i],
+            clean_text(details[i] or "", _WORDS),
+        )
     return us, spread, {name: tuple(lines) for name, lines in detail.items()}
 
 

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from outblas.core.child_process import ChildProcess, close_inherited
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTotals
@@ -251,7 +252,7 @@ class Sandbox:
                 if kind == "ready":
                     self._present = rest[0] if rest else PhaseTotals()
                     return child
-                reason = str(rest[0])
+                reason = str(rest[0]) if rest else f"its first word was {kind!r}"
         except UnreadableMessage as error:
             reason = str(error)
         except (EOFError, OSError):
@@ -301,7 +302,7 @@ def receive(connection: Connection, codec: str | None, left: Collection[int]) ->
         left: indices that may be named.
 
     Raises:
-        Unreadable: with a codec, where it is no message of that form. EOFError, OSError: the pipe broke.
+        UnreadableMessage: with a codec, where it is no message of that form. EOFError, OSError: the pipe broke.
     """
     if codec is None:
         return connection.recv()  # type: ignore[no-any-return]
@@ -310,15 +311,20 @@ def receive(connection: Connection, codec: str | None, left: Collection[int]) ->
         kind, *rest = json.loads(data)
         if kind in ("ready", "end") and not rest:
             return (kind,)
-        if kind in ("fault", "error") and len(rest) == 1:
-            return kind, str(rest[0])[:_WORDS]
-        if kind == "begin" and (rest == [None] or rest[0] in left):
+        if kind in ("fault", "error") and len(rest) == 1 and isinstance(rest[0], str):
+            return kind, clean_text(rest[0], _WORDS)
+        if kind == "begin" and (rest == [None] or (_is_index(rest[0], left) and len(rest) == 1)):
             return kind, rest[0]
-        if kind == "done" and type(rest[0]) is int and rest[0] in left and len(rest) == 2:
+        if kind == "done" and _is_index(rest[0], left) and len(rest) == 2:
             return kind, rest[0], importlib.import_module(codec).decode(rest[1])
     except Exception as error:  # whatever a stranger's message does to a reader is the message's fault
-        raise UnreadableMessage(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
+        raise UnreadableMessage(f"{type(error).__name__}: {clean_text(str(error), _WORDS)}") from error
     raise UnreadableMessage("no message")
+
+
+def _is_index(found: object, left: Collection[int]) -> bool:
+    """Whether it names an item; ``true`` and ``1.0`` do not, though they are equal to an index."""
+    return type(found) is int and found in left
 
 
 class _Plain:

@@ -38,10 +38,10 @@ def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[s
     """
     path = Path(run_path)
     if path.is_dir() and is_evolution(path):
-        return write_atomic(Path(out_html), render_evolution(load_evolution(path)).encode())
+        return write_atomic(Path(out_html), render_evolution(load_evolution(path)).encode(errors="replace"))
     if path.is_file() and read_meta(path).get("kind") == KIND:
-        return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode())
-    return write_atomic(Path(out_html), render(load_run(path)).encode())
+        return write_atomic(Path(out_html), render_comparison(read_comparison(path)).encode(errors="replace"))
+    return write_atomic(Path(out_html), render(load_run(path)).encode(errors="replace"))
 
 
 def render(run: ReportedRun) -> str:

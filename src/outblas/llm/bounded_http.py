@@ -1,0 +1,65 @@
+"""The HTTP below a language model's client: what a server sends is cut while it comes, and leads nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+#: Most bytes of an answer; the longest one that is kept has a quarter of that, its thoughts as much.
+ANSWER_BYTES = 8 << 20
+#: Bytes that are read of a page that says why there is no answer.
+FAILURE_BYTES = 64 << 10
+
+
+class BodyRefused(Exception):
+    """An answer that is not read: it is too long, or packed."""
+
+
+def bounded_http_client() -> Any:
+    """Return a client for the ``openai`` package that a server can neither fill nor send elsewhere.
+
+    It follows no redirect, unpacks nothing, keeps no cookie, and reads every text as UTF-8: the names of other
+    encodings are the server's, and some of them unpack. A body is cut while it is read. An answer that is cut raises
+    :class:`BodyRefused`.
+    """
+    import openai
+
+    make: Any = openai.DefaultAsyncHttpxClient
+    http: Any = importlib.import_module(make.__mro__[1].__module__.partition(".")[0])  # the one that openai is made for
+
+    class CutBody(http.AsyncByteStream):  # type: ignore[misc]
+        """A body of so many bytes at most, then silence or the error."""
+
+        def __init__(self, body: Any, limit: int, error: BodyRefused | None) -> None:
+            self._body, self._limit, self._error = body, limit, error
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = self._limit
+            async for part in self._body:
+                yield part[:left]
+                left -= len(part)
+                if left < 0 and self._error is not None:
+                    raise self._error
+                if left <= 0 and self._error is None:
+                    return
+
+        async def aclose(self) -> None:
+            await self._body.aclose()
+
+    async def bound(response: Any) -> None:
+        client.cookies.clear()
+        response.encoding = "utf-8"
+        encoding = response.headers.pop("content-encoding", "").strip().lower()
+        packed = encoding not in ("", "identity")
+        if response.is_success:
+            if packed:
+                raise BodyRefused(f"the server packed its answer ({encoding}), which was not asked for")
+            error = BodyRefused(f"the answer has more than {ANSWER_BYTES >> 20} MiB")
+            response.stream = CutBody(response.stream, ANSWER_BYTES, error)
+        else:
+            response.stream = CutBody(response.stream, 0 if packed else FAILURE_BYTES, None)
+
+    hooks, headers = {"response": [bound]}, {"Accept-Encoding": "identity"}
+    client: Any = make(follow_redirects=False, headers=headers, event_hooks=hooks)
+    return client
