@@ -124,3 +124,60 @@ def test_freeing_a_graph_twice_is_harmless(monkeypatch):
     graph.free()
     graph.free()
     assert cu.log == ["cuGraphExecDestroy"]
+
+
+def queueing_bench(monkeypatch, late=(), host_us=10.0):
+    """A bench on a false GPU that had begun the pieces of work ``late`` before they were queued whole, on a host that
+    takes ``host_us`` to queue a round; (bench, what was put on the stream in order)."""
+    import contextlib
+
+    torch = pytest.importorskip("torch")
+    log = []
+
+    class Device(FalseDriver):
+        def __init__(self):
+            super().__init__()
+            self.cuEventRecord = lambda event, stream: log.append(event) or (0,)
+            self.cuEventQuery = lambda event: (0 if int(event[5:]) in late else 600,)
+
+    bench = false_bench(monkeypatch, Device())
+    bench._events, bench.torch_stream = [(f"start{i}", f"stop{i}") for i in range(3)], None
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append(cycles), raising=False)
+    times = iter([0.0, host_us / 1e6])
+    monkeypatch.setattr(gpu_clock, "perf_counter", lambda: next(times))
+    return bench, log
+
+
+def works_of(log):
+    return [lambda i=i: log.append(f"work{i}") for i in range(3)]
+
+
+@pytest.mark.parametrize(("late", "ahead"), [((), True), ((0,), False), ((1,), False), ((2,), False), ((0, 2), False)])
+def test_a_round_counts_only_if_no_work_had_begun_before_it_was_queued(monkeypatch, late, ahead):
+    bench, log = queueing_bench(monkeypatch, late)
+    assert bench._queue(works_of(log), None) is ahead
+    assert (bench._plug_us == 100.0) is not ahead, "only a good round says how long the host takes"
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_each_work_stands_between_its_events_behind_one_plug(monkeypatch, before):
+    bench, log = queueing_bench(monkeypatch)
+    bench._queue(works_of(log), (lambda: log.append("evict")) if before else None)
+    each = [(*["evict"] * before, f"start{i}", f"work{i}", f"stop{i}") for i in range(3)]
+    assert log == [200_000, *(step for steps in each for step in steps)]
+
+
+@pytest.mark.parametrize(("host_us", "plug_us"), [(10.0, 80.0), (100.0, 170.0), (1e6, 50_000.0)])
+def test_the_plug_follows_the_host_upwards_at_once_and_slowly_downwards(monkeypatch, host_us, plug_us):
+    bench, log = queueing_bench(monkeypatch, host_us=host_us)
+    bench._queue(works_of(log), None)
+    assert bench._plug_us == pytest.approx(plug_us)
+
+
+def test_a_plug_does_not_grow_for_ever(monkeypatch):
+    bench, tries = false_bench(monkeypatch, FalseDriver()), []
+    monkeypatch.setattr(bench, "_queue", lambda works, before: tries.append(bench._plug_us) and False, raising=False)
+    with pytest.raises(DeviceError, match="in 10 tries"):
+        bench._timed([lambda: None])
+    assert tries == [min(50_000.0, 100.0 * 2**i) for i in range(10)] and bench._plug_us == 50_000.0
