@@ -250,7 +250,7 @@ def test_a_call_has_no_side_effects(gpu, said):
 
 def test_memory_that_another_process_takes_once_or_twice_is_no_offence(gpu):
     entry = Queued(gpu)
-    taken = iter([0] * 2 + [0] * 4 + [512, 512])
+    taken = iter([0] * 5 + [512, 512])
     entry._at_call = lambda stream: setattr(gpu, "free", gpu.free - next(taken, 0))
     check(gpu, entry)
 
@@ -307,6 +307,26 @@ def test_a_launch_that_overlaps_its_predecessor_wrongly_is_seen(gpu, operand):
     assert broken(gpu, Overlaps(gpu), SQUARE) == (
         Status.RULE_BROKEN, "back-to-back calls that use each other's results overlap wrongly"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [4, 6])
+def test_the_end_of_either_pair_of_a_chain_is_looked_at(gpu, number):
+    """Right but for one of the calls, where it stands behind another: of a chain the second and the fourth are read."""
+
+    class Behind(Queued):
+        bound = 0
+
+        def bind(self, problem, a, b, c):
+            self.bound += 1
+            mine = self.bound == number
+
+            def call(stream):
+                off = mine and bool(gpu.streams[stream].steps)
+                gpu.put(stream, lambda: c.copy_(product(problem, a, b) + off))
+
+            return call
+
+    assert broken(gpu, Behind(gpu), SQUARE)[1] == "back-to-back calls that use each other's results overlap wrongly"
 
 
 def test_threads_of_the_process_are_counted(monkeypatch):
