@@ -181,3 +181,70 @@ def test_a_plug_does_not_grow_for_ever(monkeypatch):
     with pytest.raises(DeviceError, match="in 10 tries"):
         bench._timed([lambda: None])
     assert tries == [min(50_000.0, 100.0 * 2**i) for i in range(10)] and bench._plug_us == 50_000.0
+
+
+class Numbered:
+    """An entry whose calls say which operand set they are of."""
+
+    name = "numbered"
+
+    def __init__(self, log):
+        self._log = log
+
+    def bind(self, problem, a, b, c):
+        return lambda stream: self._log.append((a, stream))
+
+
+def test_a_graph_rotates_over_the_operand_sets_and_is_freed_if_it_is_not_made(monkeypatch):
+    cu, log = FalseDriver(cuGraphInstantiate=(0, "executable")), []
+    bench = false_bench(monkeypatch, cu)
+    monkeypatch.setattr(gpu_clock, "capture_graph", lambda calls, stream: [call(stream) for call in calls])
+    bench.problem, bench.data, bench.sets, bench.repeats = None, [(i, None, None) for i in range(3)], 3, 7
+    graph = bench.capture(Numbered(log))
+    assert log[:2] == [(0, 5), (1, 5)], "run once before: nothing is loaded under capture"
+    assert log[2:] == [(i % 3, 5) for i in range(7)]
+    assert (graph.executable, graph.repeats, len(graph.calls)) == ("executable", 7, 3)
+    assert cu.log == ["cuGraphInstantiate", "cuGraphDestroy"]
+
+
+def test_calls_that_share_are_bound_together(monkeypatch):
+    log = []
+    bench = false_bench(monkeypatch, FalseDriver())
+    bench.problem, bench.data, bench.sets = "problem", ["first"], 1
+    together = SimpleNamespace(bind_many=lambda problem, sets: [lambda stream: log.append((problem, *sets, stream))])
+    (call,) = bench.bind(together)
+    assert log == [("problem", "first", 5)] and callable(call)
+
+
+def test_a_cold_round_is_the_median_of_four_calls_of_each_behind_evictions(monkeypatch):
+    import random
+
+    log, evict = [], object()
+    bench = false_bench(monkeypatch, FalseDriver())
+    monkeypatch.setattr(bench, "_evict", evict, raising=False)
+
+    def timed(works, before):
+        assert before is evict
+        for work in works:
+            work()
+        seen = {"one": [1.0, 2.0, 4.0, 99.0], "two": [10.0, 30.0, 50.0, 60.0]}
+        return [seen[name].pop(0) for name, _ in log]
+
+    monkeypatch.setattr(bench, "_timed", timed, raising=False)
+    entries = [[lambda s, n=name, i=i: log.append((n, i)) for i in range(2)] for name in ("one", "two")]
+    assert bench.cold_round(entries, random.Random(1)) == [3.0, 40.0]
+    for name in ("one", "two"):
+        assert sorted(i for n, i in log if n == name) == [0, 0, 1, 1], "over the operand sets"
+    assert [n for n, _ in log] != sorted(n for n, _ in log), "in a random order"
+
+
+def test_events_are_made_once_and_given_back_once(monkeypatch):
+    cu = FalseDriver()
+    bench = false_bench(monkeypatch, cu)
+    bench._events = []
+    for count in (2, 1, 3):
+        bench._more_events(count)
+    assert cu.log == ["cuEventCreate"] * 6 and len(bench._events) == 3
+    bench.close()
+    bench.close()
+    assert cu.log[6:] == ["cuEventDestroy"] * 6
