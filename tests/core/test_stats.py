@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outblas.core.errors import UsageError
-from outblas.core.stats import bootstrap_median, flop_weighted, geomean, losses, paired_speedup
+from outblas.core.stats import bootstrap_median, flop_weighted, geomean, losses, paired_speedup, unpaired_speedup
 
 ratios = st.lists(st.floats(0.01, 100), min_size=1, max_size=50)
 
@@ -103,3 +103,14 @@ def test_rounds_must_be_the_same_of_both_and_positive():
         paired_speedup([1.0, 1.0, 1.0], [1.0, 1.0])
     with pytest.raises(UsageError):
         paired_speedup([1.0, 0.0, 1.0], [1.0, 1.0, 1.0])
+
+
+def test_an_interval_without_partners_is_that_of_resamples_of_both_sides() -> None:
+    """Against the definition: the middle 95% of ratios of medians."""
+    ours, baseline = np.linspace(9.0, 11.0, 31) ** 2, np.linspace(10.0, 13.0, 17) ** 2
+    rng, ratios_ = np.random.default_rng(4), []
+    for _ in range(500):
+        theirs = np.median(rng.choice(baseline, 17))
+        ratios_.append(theirs / np.median(rng.choice(ours, 31)))
+    expected = (np.median(baseline) / np.median(ours), *np.quantile(ratios_, (0.025, 0.975)))
+    assert unpaired_speedup(ours.tolist(), baseline.tolist(), seed=4, resamples=500) == pytest.approx(expected)

@@ -124,3 +124,127 @@ def test_freeing_a_graph_twice_is_harmless(monkeypatch):
     graph.free()
     graph.free()
     assert cu.log == ["cuGraphExecDestroy"]
+
+
+def queueing_bench(monkeypatch, late=(), host_us=10.0):
+    """A bench on a false GPU that had begun the pieces of work ``late`` before they were queued whole, on a host that
+    takes ``host_us`` to queue a round; (bench, what was put on the stream in order)."""
+    import contextlib
+
+    torch = pytest.importorskip("torch")
+    log = []
+
+    class Device(FalseDriver):
+        def __init__(self):
+            super().__init__()
+            self.cuEventRecord = lambda event, stream: log.append(event) or (0,)
+            self.cuEventQuery = lambda event: (0 if int(event[5:]) in late else 600,)
+
+    bench = false_bench(monkeypatch, Device())
+    bench._events, bench.torch_stream = [(f"start{i}", f"stop{i}") for i in range(3)], None
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append(cycles), raising=False)
+    times = iter([0.0, host_us / 1e6])
+    monkeypatch.setattr(gpu_clock, "perf_counter", lambda: next(times))
+    return bench, log
+
+
+def works_of(log):
+    return [lambda i=i: log.append(f"work{i}") for i in range(3)]
+
+
+@pytest.mark.parametrize(("late", "ahead"), [((), True), ((0,), False), ((1,), False), ((2,), False), ((0, 2), False)])
+def test_a_round_counts_only_if_no_work_had_begun_before_it_was_queued(monkeypatch, late, ahead):
+    bench, log = queueing_bench(monkeypatch, late)
+    assert bench._queue(works_of(log), None) is ahead
+    assert (bench._plug_us == 100.0) is not ahead, "only a good round says how long the host takes"
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_each_work_stands_between_its_events_behind_one_plug(monkeypatch, before):
+    bench, log = queueing_bench(monkeypatch)
+    bench._queue(works_of(log), (lambda: log.append("evict")) if before else None)
+    each = [(*["evict"] * before, f"start{i}", f"work{i}", f"stop{i}") for i in range(3)]
+    assert log == [200_000, *(step for steps in each for step in steps)]
+
+
+@pytest.mark.parametrize(("host_us", "plug_us"), [(10.0, 80.0), (100.0, 170.0), (1e6, 50_000.0)])
+def test_the_plug_follows_the_host_upwards_at_once_and_slowly_downwards(monkeypatch, host_us, plug_us):
+    bench, log = queueing_bench(monkeypatch, host_us=host_us)
+    bench._queue(works_of(log), None)
+    assert bench._plug_us == pytest.approx(plug_us)
+
+
+def test_a_plug_does_not_grow_for_ever(monkeypatch):
+    bench, tries = false_bench(monkeypatch, FalseDriver()), []
+    monkeypatch.setattr(bench, "_queue", lambda works, before: tries.append(bench._plug_us) and False, raising=False)
+    with pytest.raises(DeviceError, match="in 10 tries"):
+        bench._timed([lambda: None])
+    assert tries == [min(50_000.0, 100.0 * 2**i) for i in range(10)] and bench._plug_us == 50_000.0
+
+
+class Numbered:
+    """An entry whose calls say which operand set they are of."""
+
+    name = "numbered"
+
+    def __init__(self, log):
+        self._log = log
+
+    def bind(self, problem, a, b, c):
+        return lambda stream: self._log.append((a, stream))
+
+
+def test_a_graph_rotates_over_the_operand_sets_and_is_freed_if_it_is_not_made(monkeypatch):
+    cu, log = FalseDriver(cuGraphInstantiate=(0, "executable")), []
+    bench = false_bench(monkeypatch, cu)
+    monkeypatch.setattr(gpu_clock, "capture_graph", lambda calls, stream: [call(stream) for call in calls])
+    bench.problem, bench.data, bench.sets, bench.repeats = None, [(i, None, None) for i in range(3)], 3, 7
+    graph = bench.capture(Numbered(log))
+    assert log[:2] == [(0, 5), (1, 5)], "run once before: nothing is loaded under capture"
+    assert log[2:] == [(i % 3, 5) for i in range(7)]
+    assert (graph.executable, graph.repeats, len(graph.calls)) == ("executable", 7, 3)
+    assert cu.log == ["cuGraphInstantiate", "cuGraphDestroy"]
+
+
+def test_calls_that_share_are_bound_together(monkeypatch):
+    log = []
+    bench = false_bench(monkeypatch, FalseDriver())
+    bench.problem, bench.data, bench.sets = "problem", ["first"], 1
+    together = SimpleNamespace(bind_many=lambda problem, sets: [lambda stream: log.append((problem, *sets, stream))])
+    (call,) = bench.bind(together)
+    assert log == [("problem", "first", 5)] and callable(call)
+
+
+def test_a_cold_round_is_the_median_of_four_calls_of_each_behind_evictions(monkeypatch):
+    import random
+
+    log, evict = [], object()
+    bench = false_bench(monkeypatch, FalseDriver())
+    monkeypatch.setattr(bench, "_evict", evict, raising=False)
+
+    def timed(works, before):
+        assert before is evict
+        for work in works:
+            work()
+        seen = {"one": [1.0, 2.0, 4.0, 99.0], "two": [10.0, 30.0, 50.0, 60.0]}
+        return [seen[name].pop(0) for name, _ in log]
+
+    monkeypatch.setattr(bench, "_timed", timed, raising=False)
+    entries = [[lambda s, n=name, i=i: log.append((n, i)) for i in range(2)] for name in ("one", "two")]
+    assert bench.cold_round(entries, random.Random(1)) == [3.0, 40.0]
+    for name in ("one", "two"):
+        assert sorted(i for n, i in log if n == name) == [0, 0, 1, 1], "over the operand sets"
+    assert [n for n, _ in log] != sorted(n for n, _ in log), "in a random order"
+
+
+def test_events_are_made_once_and_given_back_once(monkeypatch):
+    cu = FalseDriver()
+    bench = false_bench(monkeypatch, cu)
+    bench._events = []
+    for count in (2, 1, 3):
+        bench._more_events(count)
+    assert cu.log == ["cuEventCreate"] * 6 and len(bench._events) == 3
+    bench.close()
+    bench.close()
+    assert cu.log[6:] == ["cuEventDestroy"] * 6

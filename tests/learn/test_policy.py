@@ -11,7 +11,7 @@ import pytest
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
-from outblas.learn.policy import Policy
+from outblas.learn.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, CandidateView, Policy
 from outblas.learn.posterior import (
     CONSTANT_DEVIATION,
     CORRELATION_LENGTH,
@@ -120,3 +120,17 @@ def test_a_policy_of_other_inputs_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_an_unknown_policy_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no policy"):
         Policy.load("h999")
+
+
+def test_what_is_believed_is_told_against_the_best_untried_and_the_best_measured() -> None:
+    """The fastest was measured: of the others the fastest is behind none. Far from what was measured is far enough."""
+    knobs = 100.0 * np.eye(4, dtype=np.float32)  # so far apart that none says anything of another
+    empty = np.zeros((4, 0), np.float32)
+    view = CandidateView(np.zeros(0, np.float32), empty, np.array([0.0, 0.5, 3.0, -3.0]), np.zeros(4), knobs)
+    x, search = view.inputs([3, 0], [0], [0.0])
+    column = dict(zip(POSTERIOR_INPUTS, x.T, strict=True))
+    assert column["behind"][1:3] == pytest.approx([0.0, 2.5 / LOG_TIME_UNIT])
+    assert column["over_best"] == pytest.approx([0.0, 0.5 / LOG_TIME_UNIT, 20.0, -20.0], abs=0.01)
+    assert column["tried"].tolist() == [1, 0, 0, 1] and search.tolist() == [2 / 16, 1]
+    x, search = view.inputs([], [], [])
+    assert x[:, POSTERIOR_INPUTS.index("over_best")].tolist() == [0] * 4 and search.tolist() == [0, 0]

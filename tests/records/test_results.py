@@ -368,3 +368,12 @@ def test_files_of_two_machines_name_both(tmp_path):
 def test_regimes_sort_by_kind_then_decade():
     names = ["compute_1e10", "memory_1e9", "compute_1e9", "launch", "memory_1e10"]
     assert sorted(names, key=regime_order) == ["launch", "memory_1e9", "memory_1e10", "compute_1e9", "compute_1e10"]
+
+
+def test_of_several_files_of_one_kind_the_best_row_is_of_the_longest(tmp_path):
+    rows = make_rows((64, 128), pdls=(False,))
+    for name, layout, count in (("a", "TN", 2), ("b", "TN", 3), ("c", "TN", 1), ("d", "NN", 3)):
+        part = [{**row, "layout": layout} for row in rows[:count]]
+        write_result(part, META, tmp_path / f"{name}.parquet")
+    best = summary_rows(tmp_path)[-1]
+    assert (best["layout"], best["n"], best["file"]) == ("best", 3, "b.parquet; d.parquet")
