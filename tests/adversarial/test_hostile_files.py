@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import warnings
@@ -14,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from outblas.core.errors import OutblasError, RecordError, UsageError
@@ -159,84 +156,6 @@ def test_a_crafted_cubin_counts_as_damaged(name: str) -> None:
     assert decode(whole, KEY) is not None and decode(whole, "cd" * 32) is None
 
 
-POLICY = ROOT / "src" / "outblas" / "data" / "policies" / "h200.npz"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("format", np.array([[1, 2]])),
-        ("format", np.array(["1", "2"])),
-        ("layers", np.array([2, 3])),
-        ("layers", np.array([])),
-        ("inputs", np.array([[1.5]])),
-        ("about", None),
-        ("mean", None),
-    ],
-)
-def test_a_crafted_policy_is_an_error_of_the_house(tmp_path: Path, name: str, value: Any) -> None:
-    from outblas.learn.policy import Policy
-
-    with np.load(POLICY, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    arrays[name] = value
-    sink = io.BytesIO()
-    np.savez(sink, **{key: array for key, array in arrays.items() if array is not None})
-    (tmp_path / "p.npz").write_bytes(sink.getvalue())
-    with pytest.raises(RecordError, match="cannot be read"):
-        Policy.load(tmp_path / "p.npz")
-
-
-@pytest.mark.parametrize(
-    "cell",
-    ["'no JSON'", "'[1]'", "'7'", "CAST(x'ff' AS TEXT)", f"'{DEEP}'", "x'00ff'", "1.5"],
-    ids=["words", "list", "number", "no UTF-8", "nested", "bytes", "float"],
-)
-def test_an_edited_store_is_an_error_of_the_house(tmp_path: Path, cell: str) -> None:
-    path = tmp_path / "s.sqlite"
-    with Store(path) as store:
-        store.begin("r", {"seed": 0})
-    with sqlite3.connect(path) as database:
-        database.execute(f"UPDATE runs SET settings = {cell}")
-        database.execute(
-            f"INSERT INTO evaluations (run, problem, config, status, body) VALUES ('r','p','c','s',{cell})"
-        )
-    database.close()
-    with Store(path) as store:
-        for read in (store.runs, lambda: store.begin("r", {"seed": 0}), lambda: list(store.evaluations("r"))):
-            with pytest.raises(RecordError):
-                read()
-
-
-def test_a_nested_column_and_nested_metadata_are_errors_of_the_house(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    from outblas.records.recording import Recording
-    from outblas.records.recording_files import BASELINES, CELLS, FILE_KINDS, write_table
-
-    def baselines(metadata: dict[str, Any]) -> None:
-        some = [pa.array([0]), pa.array(["torch"]), pa.array([1.0]), pa.array([0.1]), pa.array([""])]
-        write_table(tmp_path / f"x{BASELINES}", BASELINES, some, metadata)
-
-    about = {"suite": "s", "problems": ["64_64_64_TN"], "catalogue": [], "provenance": {}}
-    nested = pa.array([[{"a": 1}]])
-    write_table(tmp_path / f"x{CELLS}", CELLS, [nested] * 6, about)
-    baselines(about)
-    with pytest.raises(RecordError):
-        Recording.load(tmp_path)
-    from outblas.core.suites import suite
-
-    about |= {"problems": [suite("grid1000")[0].key], "catalogue": []}
-    write_table(tmp_path / f"x{CELLS}", CELLS, [pa.array([], pa.int64())] * 2 + [pa.array([], pa.string())] * 4, about)
-    baselines(about)
-    whole = pq.read_table(tmp_path / f"x{CELLS}")
-    deep = b'{"format": 1, "kind": "' + FILE_KINDS[CELLS].encode() + b'", "x": ' + DEEP.encode()
-    pq.write_table(whole.replace_schema_metadata({b"outblas": deep}), tmp_path / f"x{CELLS}")
-    with pytest.raises(RecordError, match="cannot be read"):
-        Recording.load(tmp_path)
-
-
 def _journal(path: Path) -> None:
     Journal(path, {"seed": 0}).close()
 
@@ -329,3 +248,20 @@ def test_an_own_cache_gives_no_warning(tmp_path: Path) -> None:
         with cache.locked(KEY):
             cache.put(KEY, CUBIN)
         assert cache.get(KEY) is not None
+
+
+def test_a_small_cached_file_is_read_with_little_memory(kept: CubinCache) -> None:
+    code = (
+        "import resource, sys; from outblas.runtime.cubin import CubinCache; "
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)); "
+        "assert CubinCache(sys.argv[1]).get(sys.argv[2]) is not None"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code, str(kept.directory), KEY], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_nul_in_a_name_is_an_error_of_the_house() -> None:
+    for reader in (Library.load, CapturedProducts.load, _journal):
+        with pytest.raises((OutblasError, ValueError), match="NUL|null"):
+            reader(Path("a\0b"))

@@ -95,6 +95,8 @@ class Journal:
             return 0
         try:
             found, *entries = [json.loads(line) for line in lines]
+            if not all(isinstance(entry, dict) for entry in entries):
+                raise ValueError("a line is no object")
         except (ValueError, RecursionError) as error:
             raise RecordError(
                 f"journal {self.path} is damaged ({error})", "one JSON value per line", "move it away to start afresh"

@@ -117,13 +117,15 @@ def _read(handle: int, path: Path, most: int | None = None) -> bytes:
             return file.read(most)
         if (size := os.fstat(handle).st_size) > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"has {size} bytes, at most {_MOST_BYTES}", str(path))
-        return file.read(_MOST_BYTES)
+        return file.read()  # with a number it would take that much memory first
 
 
 def _open(path: Path, flags: int) -> int:
     """A descriptor of a plain file; a pipe is not waited for."""
     try:
         handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except ValueError as error:
+        raise NotOursError(errno.EINVAL, "has a NUL in its name", ascii(str(path))) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotOursError(error.errno, "is a symbolic link", str(path)) from error

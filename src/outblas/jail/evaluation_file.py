@@ -9,6 +9,7 @@ was cut off is left out when the file is read, and cut away when it is continued
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import IO, Any
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.evaluation import Evaluation
-from outblas.core.plain_files import read_plain_file
+from outblas.core.plain_files import open_plain, read_plain_file
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, Gpu
 from outblas.kernels.custom.free_kernel import FreeKernel
@@ -86,10 +87,10 @@ class Recorder:
                 found = load(self._path)
                 if found.gpu != gpu:
                     raise _refused(self._path, f"was recorded on {found.gpu.name}")
-                self._file: IO[bytes] = self._path.open("r+b")
+                self._file: IO[bytes] = io.BufferedRandom(open_plain(self._path))
                 self._cut()
             else:
-                self._file = self._path.open("wb")
+                self._file = io.BufferedRandom(open_plain(self._path))
                 self._write({"format": FORMAT, "gpu": gpu.name, "provenance": provenance})
         except OSError as error:
             raise _refused(self._path, f"cannot be written ({error.strerror})") from error

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -73,11 +73,23 @@ class Policy:
                 raise ValueError(f"format or inputs {found[0]}")
             regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
-            return cls(regressor, scorer, str(arrays["about"]))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            policy = cls(regressor, scorer, str(arrays["about"]))
+            policy._try()
+            return policy
+        except (OSError, ArithmeticError, ValueError, LookupError, TypeError, EOFError, RuntimeError, MemoryError,
+                BadZipFile, zlib.error) as error:  # fmt: skip
             raise RecordError(
                 f"policy {text} cannot be read ({error})", f"format {FORMAT}", "train it again: outblas train"
             ) from error
+
+    def _try(self) -> None:
+        """Let both networks see one candidate of zeros. Raises ValueError and the like: the arrays do not fit."""
+        nothing = np.zeros((1, len(CANDIDATE_FEATURES)), dtype=np.float32)
+        about = np.zeros(len(PROBLEM_FEATURES), dtype=np.float32)
+        guess, spread = self.regressor(about, nothing)
+        view = CandidateView(about, nothing, guess, spread, knob_columns(nothing))
+        if not np.isfinite([*guess, *spread, *self.scores(view, (), (), ())]).all():
+            raise ValueError("its networks say no finite number")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it by atomic rename; raises RecordError where the disk refuses."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.config import config_name, config_to_json
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.files import lock_run_folder, write_atomic, write_json
 from outblas.core.problem import Problem
@@ -210,14 +210,7 @@ def _finish(
 
 
 def _write_transcript(path: Path, journal: EvolveJournal) -> None:
-    scratch = path.with_name(f".{path.name}.tmp")
-    try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(entry)}\n" for entry in journal.transcript())
-        scratch.replace(path)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written ({error.strerror})", "free disk space", "repeat the command"
-                          ) from error  # fmt: skip
+    write_atomic(path, "".join(f"{json.dumps(entry)}\n" for entry in journal.transcript()).encode())
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:

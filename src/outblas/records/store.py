@@ -36,6 +36,7 @@ VERSION = 1
 APPLICATION_ID = 0x4F424C53
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
+_LOGS = ("-wal", "-shm", "-journal")
 _BUSY_SECONDS = 30.0
 #: (run, problem key, config name) -> counters.
 _Counters = dict[tuple[str, ...], dict[str, float]]
@@ -92,6 +93,9 @@ class Store:
         _check(self.path)
         with self._guard("opened"):
             self._db = _connect(self.path, "rw")
+            made = self._db.execute("SELECT DISTINCT type FROM sqlite_master").fetchall()
+            if not {kind for (kind,) in made} <= {"table", "index"}:  # a view may never end, a trigger takes rows away
+                raise _refused(self.path, "has a view or a trigger")
             self._db.execute("PRAGMA synchronous = NORMAL")
 
     def begin(self, run_id: str, settings: dict[str, Any]) -> None:
@@ -102,7 +106,7 @@ class Store:
         """
         with self._guard("written"):
             self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, _now(), _dump(settings)))
-            (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone()
+            (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone() or ("",)
         if was := self._settings(text):
             what = f"run {run_id!r} in {self.path} was started with other settings"
             do = "repeat those settings to resume it, or choose another run id"
@@ -313,6 +317,8 @@ def _check(path: Path) -> None:
     try:
         size = path.stat().st_size
         header = read_plain_file(path, _HEADER_BYTES)
+        if any((log := path.with_name(path.name + end)).exists() and not log.is_file() for end in _LOGS):
+            raise _refused(path, "has something in the place of its log")
         logged = wal.exists() and wal.stat().st_size > 0
     except OSError as error:
         raise _failure(path, "opened", error) from error

@@ -11,6 +11,7 @@ RUN/<stage>/final               the trained model (or LoRA adapter) and its toke
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
+from outblas.core.plain_files import open_plain
 
 STAGES = ("supervised", "correctness", "speed")
 FINAL = "final"
@@ -91,8 +93,9 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
         RecordError: the disk refuses it.
     """
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        with io.BufferedRandom(open_plain(path)) as file:
+            file.seek(0, os.SEEK_END)
+            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
