@@ -114,3 +114,11 @@ def test_an_interval_without_partners_is_that_of_resamples_of_both_sides() -> No
         ratios_.append(theirs / np.median(rng.choice(ours, 31)))
     expected = (np.median(baseline) / np.median(ours), *np.quantile(ratios_, (0.025, 0.975)))
     assert unpaired_speedup(ours.tolist(), baseline.tolist(), seed=4, resamples=500) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("samples", [[1.0, 2.0, 4.0, 8.0], [3.0, 1.0, 2.0], [5.0, 1.0, 9.0, 2.0, 7.0, 3.0]])
+def test_of_an_even_number_of_samples_the_median_is_between_the_two_in_the_middle(samples) -> None:
+    drawn = np.random.default_rng(0).integers(0, len(samples), (2000, len(samples)))
+    medians = np.median(np.sort(samples)[drawn], axis=1)
+    expected = (np.median(samples), *np.percentile(medians, (2.5, 97.5)))
+    assert bootstrap_median(samples, confidence=0.95, seed=0, resamples=2000) == pytest.approx(expected)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -100,3 +104,16 @@ def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itse
     assert integrity.tampered(before) == ""
     monkeypatch.delattr(reference, "b_as_k_by_n")
     assert integrity.tampered(before) == "outblas.judge.reference.b_as_k_by_n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "can"),
+    [
+        (type("Python", (), {}), True),
+        (int, False),  # static
+        (type(re.compile("")), False),  # on the heap, and marked immutable
+        (functools.partial, sys.version_info < (3, 10)),
+    ],
+)
+def test_a_class_can_change_if_it_is_made_at_run_time_and_not_marked_immutable(kind, can):
+    assert integrity._can_change(kind) is can

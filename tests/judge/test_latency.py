@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
 from outblas.judge import latency
 from outblas.judge.rounds import timing_of_samples
 
@@ -81,3 +84,61 @@ def test_requests_rotate_over_the_operand_sets(monkeypatch):
 def test_percentiles_come_from_the_samples():
     t = timing_of_samples("server", [float(i) for i in range(1, 102)])
     assert latency.percentile(t, 50) == 51.0 and latency.percentile(t, 99) == 100.0
+
+
+def test_a_server_is_timed_on_the_first_gpu_with_seed_0_and_each_request_is_a_sample(monkeypatch):
+    made, served = [], []
+
+    class FakeClock:
+        sets = 3
+
+        def __init__(self, problem, gpu_index, seed):
+            made.append((gpu_index, seed))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_): ...
+
+        current = contextlib.nullcontext
+
+        def bind(self, entry):
+            return entry
+
+        def synchronize(self): ...
+
+    def blocks(serve, qps, warmup, seconds, rng):
+        served.append((sorted(serve), qps, warmup, seconds, rng.random()))
+        return {name: [1.0, 2.0, 3.0] for name in serve}
+
+    monkeypatch.setattr(latency, "GpuClock", FakeClock)
+    monkeypatch.setattr(latency, "choose_algorithm", lambda entry, bench: None)
+    monkeypatch.setattr(latency, "_requests", lambda calls, bench: calls)
+    monkeypatch.setattr(latency, "time_server_blocks", blocks)
+    found = latency.time_server({"ours": None, "theirs": None}, Problem(16, 16, 16), 100.0)
+    assert made == [(0, 0)] and served == [(["ours", "theirs"], 100.0, 1.0, 5.0, random.Random(0).random())]
+    assert {(t.mode, t.repeats, t.operand_sets, len(t.samples_us)) for t in found.values()} == {("server", 1, 3, 3)}
+
+
+def test_sixteen_requests_of_one_entry_come_before_another_has_its_turn():
+    turns = []
+    clock = Clock(1000)
+
+    def request(name):
+        def serve():
+            turns.append(name)
+            clock.now += 1000
+
+        return serve
+
+    class InTurn:
+        """Every entry by turns, and requests without a gap."""
+
+        sample = staticmethod(lambda names, count: names)
+        expovariate = staticmethod(lambda rate: 0.0)
+
+    latency.time_server_blocks({n: request(n) for n in ("a", "b")}, 1e6, 0.0, 1e-3, InTurn(), clock)
+    blocks = [(name, len(list(group))) for name, group in itertools.groupby(turns)]
+    assert blocks[:2] == [("a", 16), ("b", 16)], "warm, without waiting"
+    timed = blocks[4:-2]  # the warm-up of no seconds is one request each; the last block ends with the time
+    assert len(timed) >= 4 and {length for _, length in timed} == {16}

@@ -8,6 +8,7 @@ import pytest
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Timing
 from outblas.judge import rounds
+from outblas.judge.rounds import timing_of_samples
 
 
 class Clock:
@@ -118,3 +119,15 @@ def test_speedup_of_requests_is_unpaired():
 def test_speedup_without_a_baseline_is_an_error():
     with pytest.raises(UsageError):
         rounds.speedup({"ours": Timing("offline", (1.0,), 1.0, 0.0)}, "ours", ["torch"])
+
+
+def test_a_timing_says_one_repeat_and_one_set_of_operands_unless_told():
+    found = timing_of_samples("offline", [1.0, 2.0, 3.0])
+    assert (found.repeats, found.operand_sets, found.median_us, found.spread) == (1, 1, 2.0, 0.5)
+    assert timing_of_samples("offline", [1.0, 2.0, 3.0], 7, 5).repeats == 7
+
+
+def test_what_is_no_time_is_told_by_its_first_three_samples():
+    with pytest.raises(DeviceError) as failure:
+        timing_of_samples("cold", [1.0, 2.0, -3.0, 4.0])
+    assert failure.value.wrong == "cold samples [1.0, 2.0, -3.0]"

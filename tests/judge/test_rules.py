@@ -338,3 +338,40 @@ def test_threads_of_the_process_are_counted(monkeypatch):
     finally:
         end.set()
         thread.join()
+
+
+def test_threads_that_end_meanwhile_are_no_offence(gpu):
+    def end_one(stream):
+        gpu.threads = 4
+
+    check(gpu, Queued(gpu, at_call=end_one))
+
+
+def test_a_graph_and_its_executable_are_given_back(gpu, monkeypatch):
+    cu, freed = rules.driver(), []
+    for name in ("cuGraphExecDestroy", "cuGraphDestroy"):
+        monkeypatch.setattr(cu, name, lambda *given, name=name: freed.append(name), raising=False)
+    monkeypatch.setattr(rules, "driver", lambda: cu)
+    check(gpu, Queued(gpu))
+    assert freed == ["cuGraphExecDestroy", "cuGraphDestroy"]
+
+
+def test_free_memory_is_looked_at_three_times(gpu, monkeypatch):
+    looks = []
+
+    def shrinking(device):
+        looks.append(device)
+        return 1000 - len(looks), 10**9
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", shrinking)
+    context = SimpleNamespace(device="cpu", calls=[lambda stream: None], stream=0, wait=lambda: None)
+    with pytest.raises(GateFailed, match="last by 1 bytes"):
+        rules._no_device_memory(context, 1000)
+    assert len(looks) == 3
+
+
+def test_a_chain_is_scaled_so_that_it_neither_grows_nor_fades(gpu):
+    seen = []
+    entry = Queued(gpu, lambda p, a, b, c: (seen.append(a.float().std().item()), c.copy_(product(p, a, b))))
+    check(gpu, entry, SQUARE)
+    assert min(seen) > 0.05 and max(seen) < 2.0

@@ -1,0 +1,115 @@
+"""What a bench says of a library's table: which rows are of it, which names and kernels go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Status
+from outblas.records import library_tables
+from outblas.records.library import Library, LibraryChoice, LibraryRow, is_nearly_fastest
+from support.helpers import synthetic_catalogue, synthetic_problems
+
+PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()
+PLAIN = CONFIGS[0]
+TABLE: Any = SimpleNamespace(problems=lambda: PROBLEMS[:3])
+HERE = Path("bench.parquet")
+
+
+def row(index: int, choice: LibraryChoice | None = None, **fields: Any) -> LibraryRow:
+    return LibraryRow(PROBLEMS[index], **{"baseline": "torch", **fields}, plain=choice)
+
+
+def bench_row(index: int, **fields: Any) -> dict[str, Any]:
+    known = {"fallback": False, "status": "passed", "config": "", "pdl": False, "torch_us": 2.0, "lt_auto_us": 3.0}
+    return {**PROBLEMS[index].to_json(), **known, **fields}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(library_tables, "read_result", lambda path: SimpleNamespace(rows=rows))
+    monkeypatch.setattr(library_tables, "launch_of_row", lambda found: "plain")
+    return rows
+
+
+@pytest.mark.parametrize(("theirs", "near"), [(1.0, True), (1.01, True), (1.02, False), (1.9, False), (None, False)])
+def test_an_algorithm_is_named_within_a_percent_of_the_fastest(theirs: float | None, near: bool) -> None:
+    assert is_nearly_fastest(theirs, 1.0) is near
+    assert is_nearly_fastest(1.0, None) is False
+
+
+def test_a_table_is_taken_from_a_library_that_has_all_of_it() -> None:
+    provenance = {"tables": {str(TABLE): {"gpu": "h200"}}}
+    whole = Library("h200", tuple(row(i) for i in (4, 0, 1, 2)), provenance)
+    part = library_tables.rows_of_table(whole, TABLE)
+    assert [each.problem for each in part.rows] == [PROBLEMS[i] for i in (0, 1, 2)] and part.provenance == {
+        "gpu": "h200"
+    }
+    for short in (replace(whole, rows=whole.rows[:3]), replace(whole, provenance={"tables": {}})):
+        with pytest.raises(UsageError, match="not tuned"):
+            library_tables.rows_of_table(short, TABLE)
+
+
+def test_names_of_slow_algorithms_go_where_torch_is_the_baseline(bench: list[dict[str, Any]]) -> None:
+    bench += [bench_row(i) for i in range(4)]
+    bench[3]["lt_auto_us"] = 2.0
+    named = [
+        row(i, lt_auto_detail="algo", baseline=name) for i, name in enumerate(("torch", "cublas", "lt_auto", "torch"))
+    ]
+    found = library_tables.without_slow_algorithms(Library("h200", tuple(named)), HERE)
+    assert [each.lt_auto_detail for each in found.rows] == ["", "algo", "algo", "algo"]
+
+
+CHOICE = LibraryChoice(PLAIN, 1.2, 1.1, 1.3)
+
+
+def test_a_bench_is_of_its_problems_alone(bench: list[dict[str, Any]]) -> None:
+    library = Library("h200", (row(0), row(1)))
+    bench += [bench_row(0, fallback=True), bench_row(1, fallback=True)]
+    assert library_tables.is_bench_of(HERE, library, PROBLEMS[:2])
+    assert not library_tables.is_bench_of(HERE, library, PROBLEMS[:3])
+    assert not library_tables.is_bench_of(HERE, library, PROBLEMS[:1])
+    assert not library_tables.is_bench_of(HERE, library, [PROBLEMS[0], PROBLEMS[2]])
+
+
+@pytest.mark.parametrize(
+    ("installed", "fields", "same"),
+    [
+        (CHOICE, {"config": "the kernel"}, True),
+        (CHOICE, {"config": "another"}, False),
+        (None, {"config": "the kernel"}, False),
+        (None, {"fallback": True, "config": "the kernel"}, True),  # settled since
+        (CHOICE, {"fallback": True, "config": "the kernel"}, False),
+        (CHOICE, {"fallback": True, "status": Status.LEFT_OUT.value}, False),
+        *((CHOICE, {"fallback": True, "status": s.value}, True) for s in Status if s.value > Status.PASSED.value),
+        *(
+            (CHOICE, {"fallback": True, "status": s.value}, s is not Status.LEFT_OUT)
+            for s in Status
+            if s.value < Status.PASSED.value
+        ),
+    ],
+)
+def test_a_bench_is_of_the_kernels_that_are_installed(
+    bench: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, installed: Any, fields: Any, same: bool
+) -> None:
+    monkeypatch.setattr(library_tables, "config_name", lambda config: "the kernel")
+    bench.append(bench_row(0, **fields))
+    assert library_tables.is_bench_of(HERE, Library("h200", (row(0, installed),)), PROBLEMS[:1]) is same
+
+
+@pytest.mark.parametrize(("low", "newer"), [(1.09, False), (1.1, False), (1.11, True)])
+def test_of_two_kernels_the_one_with_the_higher_lower_bound_stays_and_the_older_one_of_equals(
+    low: float, newer: bool
+) -> None:
+    other = LibraryChoice(CONFIGS[2], 1.25, low, 1.4)
+    assert not CONFIGS[2].pdl and CONFIGS[2] != PLAIN
+    merged = library_tables.merge_rows(row(0, CHOICE), row(0, other))
+    assert merged.plain == (other if newer else CHOICE)
+    assert library_tables.merge_rows(row(0), row(0, other)).plain == other
+    assert library_tables.merge_rows(row(0, CHOICE), row(0)).plain == CHOICE
