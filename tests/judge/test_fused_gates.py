@@ -303,8 +303,8 @@ MEMORY = {
     "A, B, bias or residual was changed: B": lambda kernel: lambda run: run.real[1][3, 2].add_(1),
     "A, B, bias or residual was changed: bias": lambda kernel: lambda run: kernel.extra.bias[3].add_(1),
     "A, B, bias or residual was changed: residual": lambda kernel: lambda run: kernel.extra.residual[3, 2].add_(1),
-    "A, B, bias or residual was changed: the bits of a NaN": lambda kernel: lambda run: (
-        kernel.extra.bias.view(torch.int16)[-1].add_(1)
+    "A, B, bias or residual was changed: the bits of a NaN": lambda kernel: (
+        lambda run: kernel.extra.bias.view(torch.int16)[-1].add_(1)
     ),
 }
 
