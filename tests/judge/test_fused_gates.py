@@ -258,8 +258,9 @@ def test_an_error_is_judged_by_the_whole_bound_and_no_more(e: Epilogue, dtype: A
 
 
 @pytest.mark.parametrize(
-    ("ratio", "status", "told"), [(1.0, Status.PASSED, 1.0), (1.0000001, Status.WRONG, 1.0000001), (math.inf, Status.WRONG, None)]
-)  # fmt: skip
+    ("ratio", "status", "told"),
+    [(1.0, Status.PASSED, 1.0), (1.0000001, Status.WRONG, 1.0000001), (math.inf, Status.WRONG, None)],
+)
 def test_the_bound_itself_is_inside(monkeypatch: Any, ratio: float, status: Status, told: float | None) -> None:
     monkeypatch.setattr(fused_gates, "worst_fused_error", lambda *_: ratio)
     verdict = prove_fused(OnPaper(PLAIN), P, "cpu")
