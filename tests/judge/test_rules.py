@@ -342,9 +342,17 @@ def test_threads_of_the_process_are_counted(monkeypatch):
 
 def test_threads_that_end_meanwhile_are_no_offence(gpu):
     def end_one(stream):
-        gpu.threads = 4
+        gpu.threads = 5 if entry.calls < 4 else 4  # between the two looks
 
-    check(gpu, Queued(gpu, at_call=end_one))
+    entry = Queued(gpu, at_call=end_one)
+    check(gpu, entry)
+    assert entry.calls > 4
+
+
+def test_memory_that_others_take_later_is_not_held_against_a_kernel(gpu, monkeypatch):
+    looks = iter([1000, 1000, *range(999, 0, -1)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(looks), 10**9))
+    check(gpu, Queued(gpu))
 
 
 def test_a_graph_and_its_executable_are_given_back(gpu, monkeypatch):
