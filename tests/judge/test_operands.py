@@ -85,7 +85,9 @@ def test_a_change_of_any_word_is_named(m, n, k, layout, columns, guard_bytes, gu
                 expected[1] = "A"
         assert broken == expected, (at, words[at])
         assert tails == [name == "end" for name in expected]
-        summed = [index == i and what in ("front A", "A", "front B", "B", "front C") or (shared and i == 1) for i in (0, 1)]
+        summed = [
+            index == i and what in ("front A", "A", "front B", "B", "front C") or (shared and i == 1) for i in (0, 1)
+        ]
         assert changed == [summed[0], tails[0], summed[1], tails[1]], (at, words[at])
         data._flat[at] = kept
     assert torch.equal(data.sums(), before)

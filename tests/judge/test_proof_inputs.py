@@ -139,7 +139,12 @@ def test_integers_are_as_large_and_as_many_as_sums_allow(acc, k, top, density):
         return one
 
     draws = list(integer_draws(problem))
-    assert [what for what, _ in draws] == ["0/1 inputs", f"integers 0..{top}", f"integers -{top}..{top}", "rows of ones"]
+    assert [what for what, _ in draws] == [
+        "0/1 inputs",
+        f"integers 0..{top}",
+        f"integers -{top}..{top}",
+        "rows of ones",
+    ]
     for (_, draw), seed, low, high in zip(draws, (2, 3, 4), (0, 0, -top), (1, top, top), strict=False):
         same(draw(), drawn(problem, seed, fill(low, high)))
 

@@ -30,7 +30,9 @@ BOUNDS = [
 @pytest.mark.parametrize(("dtype", "acc", "k", "of_c", "of_magnitude", "of_q", "least"), BOUNDS)
 def test_a_bound_is_that_of_the_text(dtype, acc, k, of_c, of_magnitude, of_q, least):
     problem = Problem(1, 4, k, "TN", dtype, acc)
-    c, magnitude, q = (np.array(x) for x in ([[-3.0, 0.0, 2.0, 1e-6]], [[7.0, 0.0, 2.5, 3e-6]], [[1.5, 0.0, 4.0, 2e-6]]))
+    c, magnitude, q = (
+        np.array(x) for x in ([[-3.0, 0.0, 2.0, 1e-6]], [[7.0, 0.0, 2.5, 3e-6]], [[1.5, 0.0, 4.0, 2e-6]])
+    )
     found = error_bound(problem, *(torch.from_numpy(x) for x in (c, magnitude, q)))
     expected = of_c * abs(c) + of_magnitude * magnitude + of_q * q + least
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=0.0)
@@ -76,7 +78,9 @@ def bound_of(problem, x, y, c=None):
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("chunk", [2**26, 21, 14, 5])  # of 11 rows of 7: all, three, two, one at a time
-@pytest.mark.parametrize(("layout", "dtype", "acc"), [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "acc"), [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]
+)
 def test_the_worst_error_is_found_wherever_it_is(monkeypatch, layout, dtype, acc, chunk, sign):
     monkeypatch.setattr(reference, "_CHUNK", chunk)
     problem = Problem(11, 7, 40, layout, dtype, acc)
@@ -148,7 +152,13 @@ def test_above_the_limit_rows_are_sampled_in_fp64(monkeypatch, m, step):
 
 @pytest.mark.parametrize(
     ("n", "k", "chunk", "rows"),
-    [(4, 10, 100, [10, 10, 5]), (10, 4, 100, [10, 10, 5]), (4, 10, 259, [25]), (4, 10, 9, [1] * 25), (4, 10, 240, [24, 1])],
+    [
+        (4, 10, 100, [10, 10, 5]),
+        (10, 4, 100, [10, 10, 5]),
+        (4, 10, 259, [25]),
+        (4, 10, 9, [1] * 25),
+        (4, 10, 240, [24, 1]),
+    ],
 )
 def test_fp64_products_are_made_some_rows_at_a_time(monkeypatch, n, k, chunk, rows):
     monkeypatch.setattr(reference, "_CHUNK", chunk)
