@@ -76,6 +76,7 @@ def bound_of(problem, x, y, c=None):
     return u * product + (steps + 1) * s + (8 if c is None else c) * steps**0.5 / 2**11 * (product + q)
 
 
+@pytest.mark.filterwarnings("error")  # a result of another shape would be resized with a warning
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("chunk", [2**26, 21, 14, 5])  # of 11 rows of 7: all, three, two, one at a time
 @pytest.mark.parametrize(
@@ -197,3 +198,10 @@ def test_magnitudes_may_use_tf32():
     with Products() as products, allow_tf32(False):
         magnitudes(problem, a, b)
     assert [allowed for _, _, allowed in products.seen] == [True, True]
+
+
+def test_a_row_of_zeros_needs_no_c_for_an_error_of_half_a_step():
+    problem = Problem(2, 2, 4)
+    a, b = torch.zeros(2, 4, dtype=torch.float16), torch.ones(2, 4, dtype=torch.float16)
+    assert needed_c(problem, a, b, torch.full((2, 2), 2.0**-25, dtype=torch.float64)) == 0.0
+    assert needed_c(problem, a, b, torch.full((2, 2), 2.0**-24, dtype=torch.float64)) > 1e200
