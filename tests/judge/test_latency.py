@@ -147,11 +147,11 @@ def test_the_late_of_two_is_served_once_more_after_the_time():
 
 
 def test_a_block_is_of_sixteen_requests():
-    """Two whole blocks take 32 us, so that the time ends within the ninth request of the third."""
+    """Two blocks take 2 x 16.4 us, so that the time of 40.5 us ends before the eighth request of the third does."""
     begun, samples = trace(400, 0, 40_500, ("one", "two"))
-    order = ["one"] * 16 + ["two"] * 16 + ["one"] * 9 + ["two"]
+    order = ["one"] * 16 + ["two"] * 16 + ["one"] * 8 + ["two"]
     assert [name for name, _ in begun[34:]] == order
-    assert {name: len(s) for name, s in samples.items()} == {"one": 25, "two": 17}
+    assert {name: len(s) for name, s in samples.items()} == {"one": 24, "two": 17}
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_server_mode_prepares_binds_waits_and_serves_in_that_order(monkeypatch, 
     first = random.Random(asked["seed"]).random()
     assert log == [
         ("clock", "problem", asked["gpu_index"], asked["seed"]), "chosen", "current", ("bind", "one"), ("bind", "two"),
-        "wait", ("blocks", 40.0, asked["warmup_seconds"], asked["benchmark_seconds"], first), ("one", 0, 5), ("done", 5),
-        ("two", 0, 5), ("done", 5), "no longer current", "closed",
+        "wait", ("blocks", 40.0, asked["warmup_seconds"], asked["benchmark_seconds"], first),
+        ("one", 0, 5), ("done", 5), ("two", 0, 5), ("done", 5), "no longer current", "closed",
     ]  # fmt: skip
     assert set(found) == {"one", "two"}
     assert found["two"] == timing_of_samples("server", [1.0, 3.0, 2.0], 1, 3)

@@ -56,7 +56,7 @@ def test_guards_are_as_wide_as_256_rows_of_c_within_limits(n, guard_bytes):
     (a, b, _), (second, *_) = (data := context(problem=Problem(1, n, 1)).data)[0], data[1]
     words = guard_bytes // 2
     assert a.storage_offset() == words and b.storage_offset() == 2 * words + 128
-    assert second.storage_offset() == a.storage_offset() + 3 * words + 128 + 2 * 128 * -(-n // 128) + 0
+    assert second.storage_offset() == a.storage_offset() + 3 * words + 128 + 2 * 128 * -(-n // 128)
 
 
 def test_the_entry_is_bound_once_to_each_of_two_sets_with_inputs_of_their_own():
@@ -70,8 +70,14 @@ def test_the_entry_is_bound_once_to_each_of_two_sets_with_inputs_of_their_own():
         assert torch.equal(a, expected[0]) and torch.equal(b, expected[1]) and c.isnan().all()
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [((7,), (PROBLEM, 7, 1.0)), ((7, 0.5), (PROBLEM, 7, 0.5)),
-                                                     ((8, 2.0, Problem(2, 2, 2)), (Problem(2, 2, 2), 8, 2.0))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((7,), (PROBLEM, 7, 1.0)),
+        ((7, 0.5), (PROBLEM, 7, 0.5)),
+        ((8, 2.0, Problem(2, 2, 2)), (Problem(2, 2, 2), 8, 2.0)),
+    ],
+)
 def test_inputs_of_a_seed_are_drawn_once_if_trials_are_kept(arguments, expected):
     made = context(trials=CachedTrials())
     found, again = made.normal(*arguments), made.normal(*arguments)
@@ -98,23 +104,23 @@ def test_a_run_has_the_inputs_and_the_pattern_it_is_given_and_returns_a_copy(ind
     assert made.data[1 - (index or 0)][2].isnan().all() and made.entry.streams == [0, 0, 0]
 
 
-def behind(t):
-    """The word behind a tensor."""
-    return t.as_strided((1,), (1,), t.storage_offset() + t.numel())
+def beside(t, place):
+    """The word that is so far from a tensor's first."""
+    return t.as_strided((1,), (1,), t.storage_offset() + place)
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda a, b, c: a.as_strided((1,), (1,), a.storage_offset() - 1).zero_(), "the canary in front of A was overwritten"),
-        (lambda a, b, c: behind(a).zero_(), "the canary in front of B was overwritten"),
-        (lambda a, b, c: behind(b).zero_(), "the canary in front of C was overwritten"),
-        (lambda a, b, c: behind(c).zero_(), "the canary behind C was overwritten"),
+        (lambda a, b, c: beside(a, -1).zero_(), "the canary in front of A was overwritten"),
+        (lambda a, b, c: beside(a, a.numel()).zero_(), "the canary in front of B was overwritten"),
+        (lambda a, b, c: beside(b, b.numel()).zero_(), "the canary in front of C was overwritten"),
+        (lambda a, b, c: beside(c, c.numel()).zero_(), "the canary behind C was overwritten"),
         (lambda a, b, c: a[0, 0].add_(1), "A or B was changed"),
         (lambda a, b, c: b[-1, -1].add_(1), "A or B was changed"),
     ],
-)  # fmt: skip
+)
 def test_what_was_written_is_named(act, said, index):
     made = context(act)
     with pytest.raises(GateFailed) as caught:
