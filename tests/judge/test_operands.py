@@ -66,10 +66,10 @@ def test_a_change_of_any_word_is_named(m, n, k, layout, columns, guard_bytes, gu
     first_and_last = [at for at in range(len(words)) if at in (0, len(words) - 1) or words[at] != words[at - 1]]
     first_and_last += [at - 1 for at in first_and_last if at] + list(range(5, len(words), 61))
     end_of_first = max(at for at, word in enumerate(words) if word == (0, "end"))
-    for at in first_and_last:
+    for at, flip in ((at, flip) for at in first_and_last for flip in (1, 2)):  # a canary is less, and more
         index, what = words[at]
         kept = int(data._flat[at])
-        data._flat[at] = kept ^ 1
+        data._flat[at] = kept ^ flip
         changed = (data.sums() != before).tolist()
         tails = [bool(data.tail_broken(i)) for i in range(2)]
         broken = [data.broken_guard(i) for i in range(2)]
