@@ -121,6 +121,7 @@ def test_each_request_waits_for_its_arrival_and_counts_from_its_own_call(duratio
     begun, samples = trace(duration_ns, 0, 70_000)
     times = [at for _, at in begun]
     assert times[:16] == [i * duration_ns for i in range(16)], "a block without waiting, without a look at the clock"
+    assert times[16] == 16 * duration_ns + 1003, "looks for the end and for the arrival 1,000 ns later, and its own"
     served = times[17:]  # one more was the warm-up
     assert len(served) == len(samples["one"]) and set(samples["one"]) == {(duration_ns + 1) / 1000}
     gaps = [b - a for a, b in zip(served, served[1:], strict=False)]
