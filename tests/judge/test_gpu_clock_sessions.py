@@ -227,6 +227,7 @@ def test_eviction_reads_twice_the_l2_on_the_clocks_own_stream(monkeypatch):
 @pytest.mark.parametrize(
     ("index", "count", "available", "expected"),
     [(0, 1, True, None), (3, 4, True, None), (-1, 4, True, "an index below 4"), (4, 4, True, "an index below 4"),
+        (6, 4, True, "an index below 4"),
      (1, 1, True, "an index below 1"), (0, 4, False, "a CUDA GPU"), (0, 0, True, "a CUDA GPU")],
 )  # fmt: skip
 def test_a_gpu_must_be_there(monkeypatch, index, count, available, expected):
@@ -248,3 +249,44 @@ def test_without_torch_there_is_no_clock(monkeypatch):
 def test_skipped_errors_may_be_one_or_several():
     assert gpu_clock._classes(KeyError) == (KeyError,)
     assert gpu_clock._classes((KeyError, OSError)) == (KeyError, OSError) and gpu_clock._classes(()) == ()
+
+
+def test_graphs_and_events_are_made_without_flags(monkeypatch):
+    log = []
+    cu = SimpleNamespace(
+        cuGraphInstantiate=lambda *arguments: log.append(arguments) or (0, "executable"),
+        cuGraphDestroy=lambda graph: (0,),
+        cuEventCreate=lambda flags: log.append(flags) or (0, len(log)),
+    )
+    monkeypatch.setattr(gpu_clock, "driver", lambda: cu)
+    monkeypatch.setattr(gpu_clock, "capture_graph", lambda calls, stream: ("graph", len(calls), stream))
+    clock = bare_clock(monkeypatch, problem=PROBLEM, data=[(0, 0, 0)] * 2, stream=9)
+    graph = clock.capture(SimpleNamespace(name="x", bind=lambda *_: lambda stream: None))
+    assert log == [(("graph", 6, 9), 0)] and (graph.name, graph.executable, graph.repeats) == ("x", "executable", 6)
+    log.clear()
+    clock._more_events(2)
+    assert log == [0] * 4 and clock._events == [(1, 2), (3, 4)]
+
+
+def test_a_time_is_a_part_of_its_graph_and_may_be_a_fraction(monkeypatch):
+    clock = bare_clock(monkeypatch, stream=9)
+    monkeypatch.setattr(gpu_clock, "driver", lambda: SimpleNamespace(cuGraphLaunch=None))
+    clock._timed = lambda works: [1.0, 10.0]
+    assert clock.round([GraphEntry("a", "a", (), 4), GraphEntry("b", "b", (), 8)], [1, 0]) == [2.5, 0.125]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_quick_choice_frees_all_its_graphs(monkeypatch, fails):
+    log = []
+    clock = bare_clock(monkeypatch)
+    monkeypatch.setattr(gpu_clock, "driver", lambda: SimpleNamespace(cuGraphExecDestroy=log.append))
+    clock.capture = lambda entry: refuse(entry) if entry == "no" else GraphEntry(entry, entry, (), 6)
+    clock.round = lambda given, order: refuse("lost") if fails else [1.0 for _ in given]
+    if fails:
+        with pytest.raises(DeviceError, match="lost"):
+            clock.quick({"a": "a", "b": "b"})
+        with pytest.raises(DeviceError, match="no; expected"):
+            clock.quick({"c": "c", "no": "no"})
+    else:
+        assert [len(t.samples_us) for t in clock.quick({"a": "a", "b": "b"}).values()] == [3, 3]
+    assert log == ["a", "b", *["c"] * fails]

@@ -181,3 +181,13 @@ def test_a_module_is_watched_once(judge_module):
         integrity.watch("json")
         integrity.watch("builtins")
     assert ["builtins", "not_loaded_at_all", judge_module.__name__, "json"] == integrity.WATCHED_MODULES
+
+
+@pytest.mark.parametrize(
+    ("bits", "changes"),
+    [((), False), ((9,), True), ((8,), False), ((8, 9), False), ((9, 10), True), ((10,), False), ((3, 14), False),
+     ((3, 9, 14), True)],
+)  # fmt: skip
+def test_a_type_can_change_that_is_on_the_heap_and_not_immutable(bits, changes):
+    """By the flags of CPython: 9 is the heap's, 8 the immutable's."""
+    assert integrity._can_change(types.SimpleNamespace(__flags__=sum(1 << bit for bit in bits))) is changes

@@ -212,3 +212,36 @@ def test_server_mode_prepares_binds_waits_and_serves_in_that_order(monkeypatch, 
 @pytest.mark.parametrize("qps", [1e-9, 0.5, 1.0, 1e9])
 def test_any_rate_above_zero_will_do(qps):
     latency.check_qps(qps)
+
+
+SECOND = 10**9
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "kept"),
+    [(1 + 3 * SECOND, 3), (2 + 3 * SECOND, 4), (1 + 16 * SECOND, 16), (2 + 16 * SECOND, 16), (3 + 16 * SECOND, 17)],
+)
+def test_the_time_ends_to_the_nanosecond_after_a_request_and_after_a_block(nanoseconds, kept):
+    """A request takes a second with the four looks around it; a block has one look before and one behind."""
+    clock, rng = Clock(1), Metronome(50.0)
+    rng.expovariate = lambda rate: 0.0
+
+    def serve():
+        clock.now += SECOND - 4
+
+    samples = latency.time_server_blocks({"one": serve}, 50.0, 0.0, nanoseconds / 1e9, rng, clock)
+    assert samples == {"one": [(SECOND - 3) / 1000] * kept}
+
+
+def test_arrivals_are_in_seconds_to_the_nanosecond():
+    clock, rng, begun = Clock(1), Metronome(50.0), []
+
+    def expovariate(rate):
+        begun.append(clock.now + 2 * SECOND + 1)  # at the look after the arrival
+        clock.now += 2 * SECOND - 5  # the host comes back in time
+        return 2.0
+
+    rng.expovariate = expovariate
+    served = []
+    latency.time_server_blocks({"one": lambda: served.append(clock.now)}, 50.0, 0.0, 0.0, rng, clock)
+    assert served[16:] == begun and len(begun) == 2

@@ -45,7 +45,7 @@ def test_what_a_row_is_of():
     [
         ("offline", False, 4.0, 4.0), ("offline", True, 4.0, 5.0), ("offline", True, None, 5.0),
         ("server", False, 4.0, 4.0), ("server", True, 4.0, 4.0), ("server", True, None, 5.0),
-        ("offline_cold", True, 4.0, 5.0),
+        ("offline_cold", True, 4.0, 5.0), ("another", True, 4.0, 5.0), ("zero", True, 4.0, 5.0),
     ],
 )  # fmt: skip
 def test_the_time_that_is_published(mode, fallback, ours_us, published_us):
