@@ -125,23 +125,23 @@ def percentiles_of_medians(samples, confidence, resamples, seed):
     return (np.median(samples), *np.quantile(np.median(samples[drawn], axis=1), (tail, 1.0 - tail)))
 
 
-NOISE = np.random.default_rng(8).normal(0.0, 0.3, 13).tolist()
+NOISE = np.random.default_rng(8).normal(0.0, 0.3, 200).tolist()  # so many that 2.4% and 2.5% differ
 
 
-@pytest.mark.parametrize("confidence", [None, 0.5, 0.95])
-@pytest.mark.parametrize("seed", [None, 0, 3])
+@pytest.mark.parametrize("confidence", [None, 0.5])
+@pytest.mark.parametrize("seed", [None, 3])
 def test_intervals_are_of_2000_resamples_with_seed_zero_and_of_95_percent_unless_told(confidence, seed) -> None:
     given_ = ({} if confidence is None else {"confidence": confidence}) | ({} if seed is None else {"seed": seed})
     expected = percentiles_of_medians(NOISE, confidence or 0.95, 2000, seed or 0)
     assert bootstrap_median(NOISE, **given_) == pytest.approx(expected, abs=1e-13)
-    ours, baseline = [2.0] * 13, [2.0 * math.exp(x) for x in NOISE]
+    ours, baseline = [2.0] * 200, [2.0 * math.exp(x) for x in NOISE]
     assert paired_speedup(ours, baseline, **given_) == pytest.approx(tuple(map(math.exp, expected)), rel=1e-12)
 
 
 def test_an_unpaired_interval_is_of_2000_resamples_with_seed_zero_unless_told() -> None:
     ours, baseline = [math.exp(x) for x in NOISE], [1.5, 1.25, 2.0, 1.75]
     rng = np.random.default_rng(0)
-    ratios_ = [np.median(rng.choice(baseline, 4)) / np.median(rng.choice(ours, 13)) for _ in range(2000)]
+    ratios_ = [np.median(rng.choice(baseline, 4)) / np.median(rng.choice(ours, 200)) for _ in range(2000)]
     expected = (1.625 / np.median(ours), *np.quantile(ratios_, (0.025, 0.975)))
     assert unpaired_speedup(ours, baseline) == pytest.approx(expected, rel=1e-12)
     assert unpaired_speedup(ours, baseline, 1) != unpaired_speedup(ours, baseline)
@@ -170,3 +170,10 @@ def test_three_rounds_are_enough_and_what_is_wrong_is_said() -> None:
         bootstrap_median([1.0, 2.0])
     with pytest.raises(UsageError, match="the weights of the FLOP-weighted mean"):
         flop_weighted([1.0], [0.0])
+
+
+@pytest.mark.parametrize(("one", "other"), [([1.0] * 3, [1.0] * 4), ([1.0] * 4, [1.0] * 3), ([], [1.0]), ([1.0], [])])
+def test_sequences_of_different_lengths_are_refused_whichever_is_the_longer(one, other) -> None:
+    for function in (flop_weighted, paired_speedup):
+        with pytest.raises(UsageError, match=f"{len(one)} .* and {len(other)} "):
+            function(one, other)

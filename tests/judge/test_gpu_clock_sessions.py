@@ -290,3 +290,22 @@ def test_a_quick_choice_frees_all_its_graphs(monkeypatch, fails):
     else:
         assert [len(t.samples_us) for t in clock.quick({"a": "a", "b": "b"}).values()] == [3, 3]
     assert log == ["a", "b", *["c"] * fails]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cold_calls_of_a_round_are_of_four_operand_sets_in_a_row(monkeypatch, seed):
+    clock, log = bare_clock(monkeypatch, sets=6, stream=9), []
+
+    def timed(works, before):
+        for work in works:
+            work()
+        return [1.5] * len(works)
+
+    clock._timed = timed
+    calls = [[lambda stream, name=name, i=i: log.append((name, i)) for i in range(6)] for name in "ab"]
+    assert clock.cold_round(calls, random.Random(seed)) == [1.5, 1.5] and len(log) == 8
+    rng = random.Random(seed)
+    rng.shuffle(list(range(8)))
+    first = rng.randrange(6)
+    for name in "ab":
+        assert {i for n, i in log if n == name} == {(first + j) % 6 for j in range(4)}
