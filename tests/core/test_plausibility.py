@@ -52,3 +52,13 @@ def test_archive_and_rewards_believe_the_same(us: float, baseline_us: float, che
 
 def test_what_was_not_timed_is_not_too_fast() -> None:
     assert not is_below_floor(Evaluation(PROBLEM, Sm90WgmmaConfig(64, 64), Status.WRONG), H200)
+
+
+@pytest.mark.parametrize(
+    ("floor", "baselines", "known"), [(2.0, {}, 2.0), (2.0, {"a": 3.0}, 2.0), (2.0, {"a": 0.5, "b": 1.0}, 0.5)]
+)
+def test_the_limit_is_95_percent_of_what_is_known_and_is_believed_itself(floor, baselines, known) -> None:
+    limit = 0.95 * known
+    assert why_too_fast(limit, baselines, floor) == ""
+    below = math.nextafter(limit, 0.0)
+    assert f"{limit:.3f} us, the machine needs {known:.3f} us" in why_too_fast(below, baselines, floor)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outblas.core import stats
 from outblas.core.errors import UsageError
 from outblas.core.stats import bootstrap_median, flop_weighted, geomean, losses, paired_speedup, unpaired_speedup
 
@@ -122,3 +123,65 @@ def test_of_an_even_number_of_samples_the_median_is_between_the_two_in_the_middl
     medians = np.median(np.sort(samples)[drawn], axis=1)
     expected = (np.median(samples), *np.percentile(medians, (2.5, 97.5)))
     assert bootstrap_median(samples, confidence=0.95, seed=0, resamples=2000) == pytest.approx(expected)
+
+
+def percentiles_of_medians(samples, confidence, resamples, seed):
+    """(median, low, high) by the definition, resample by resample."""
+    samples = np.sort(np.asarray(samples))
+    drawn = np.random.default_rng(seed).integers(0, samples.size, (resamples, samples.size))
+    tail = (1.0 - confidence) / 2
+    return (np.median(samples), *np.quantile(np.median(samples[drawn], axis=1), (tail, 1.0 - tail)))
+
+
+NOISE = np.random.default_rng(8).normal(0.0, 0.3, 200).tolist()  # so many that 2.4% and 2.5% differ
+
+
+@pytest.mark.parametrize("confidence", [None, 0.5])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_intervals_are_of_2000_resamples_with_seed_zero_and_of_95_percent_unless_told(confidence, seed) -> None:
+    given_ = ({} if confidence is None else {"confidence": confidence}) | ({} if seed is None else {"seed": seed})
+    expected = percentiles_of_medians(NOISE, confidence or 0.95, 2000, seed or 0)
+    assert bootstrap_median(NOISE, **given_) == pytest.approx(expected, abs=1e-13)
+    ours, baseline = [2.0] * 200, [2.0 * math.exp(x) for x in NOISE]
+    assert paired_speedup(ours, baseline, **given_) == pytest.approx(tuple(map(math.exp, expected)), rel=1e-12)
+
+
+def test_an_unpaired_interval_is_of_2000_resamples_with_seed_zero_unless_told() -> None:
+    ours, baseline = [math.exp(x) for x in NOISE], [1.5, 1.25, 2.0, 1.75]
+    rng = np.random.default_rng(0)
+    ratios_ = [np.median(rng.choice(baseline, 4)) / np.median(rng.choice(ours, 200)) for _ in range(2000)]
+    expected = (1.625 / np.median(ours), *np.quantile(ratios_, (0.025, 0.975)))
+    assert unpaired_speedup(ours, baseline) == pytest.approx(expected, rel=1e-12)
+    assert unpaired_speedup(ours, baseline, 1) != unpaired_speedup(ours, baseline)
+
+
+def test_which_samples_are_middles_is_kept_and_cannot_be_written_to() -> None:
+    first = stats._middles(6, 50, 2)
+    assert stats._middles(6, 50, 2) is first
+    drawn = np.sort(np.random.default_rng(2).integers(0, 6, (50, 6)), axis=1)
+    for found, column in zip(first, (2, 3), strict=True):
+        assert np.array_equal(found, drawn[:, column])
+        with pytest.raises(ValueError, match="read-only"):
+            found[0] = 1
+
+
+@pytest.mark.parametrize("limit", [None, 0.5, 1.0])
+def test_losses_are_below_the_limit_and_not_at_it(limit) -> None:
+    at = 0.99 if limit is None else limit
+    values = [at, math.nextafter(at, 0.0), math.nextafter(at, 2.0), at / 2]
+    assert (losses(values) if limit is None else losses(values, limit)) == 2
+
+
+def test_three_rounds_are_enough_and_what_is_wrong_is_said() -> None:
+    assert bootstrap_median([1.0, 2.0, 3.0])[0] == 2.0
+    with pytest.raises(UsageError, match=r"2 samples of shape \(2,\).* 3 or more"):
+        bootstrap_median([1.0, 2.0])
+    with pytest.raises(UsageError, match="the weights of the FLOP-weighted mean"):
+        flop_weighted([1.0], [0.0])
+
+
+@pytest.mark.parametrize(("one", "other"), [([1.0] * 3, [1.0] * 4), ([1.0] * 4, [1.0] * 3), ([], [1.0]), ([1.0], [])])
+def test_sequences_of_different_lengths_are_refused_whichever_is_the_longer(one, other) -> None:
+    for function in (flop_weighted, paired_speedup):
+        with pytest.raises(UsageError, match=f"{len(one)} .* and {len(other)} "):
+            function(one, other)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
+import types
 
 import pytest
 
@@ -107,13 +107,87 @@ def test_integrity_sees_a_name_that_is_gone_and_not_what_a_module_keeps_for_itse
 
 
 @pytest.mark.parametrize(
-    ("kind", "can"),
+    ("kind", "changes"),
+    [(type("Ours", (), {}), True), (Problem, True), (int, False),
+     (dict, False), (type(re.compile("")), False)],
+)  # fmt: skip
+def test_only_types_that_an_assignment_can_change_are_watched(kind, changes):
+    assert integrity._can_change(kind) is changes
+    try:
+        kind.some_new_name = 1
+    except TypeError:
+        assert not changes
+    else:
+        del kind.some_new_name
+        assert changes
+
+
+@pytest.fixture
+def judge_module(monkeypatch):
+    """A watched module of our own, behind one that is not loaded."""
+
+    class Kept:
+        number = 3
+
+        @property
+        def size(self):
+            return 1
+
+    Kept.__module__ = "outblas_judge_of_a_test"
+    module = types.ModuleType("outblas_judge_of_a_test")
+    module.Kept, module.Foreign = Kept, type("Foreign", (), {"__module__": "elsewhere", "act": lambda self: 1})
+    module.limit, module.word, module.share, module.table, module.nothing = 5, "five", 0.5, [1], None
+    module.act = lambda: 1
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(integrity, "WATCHED_MODULES", ["builtins", "not_loaded_at_all", module.__name__])
+    return module
+
+
+def test_a_snapshot_is_of_modules_that_are_loaded_and_of_classes_of_their_own(judge_module):
+    found, name = integrity.snapshot(), judge_module.__name__
+    assert [place for place in found if not place.startswith("builtins.")] == ["builtins", name, f"{name}.Kept"]
+    assert found[name] == vars(judge_module) and found[f"{name}.Kept"] == dict(vars(judge_module.Kept))
+    assert found[name] is not vars(judge_module)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "named"),
     [
-        (type("Python", (), {}), True),
-        (int, False),  # static
-        (type(re.compile("")), False),  # on the heap, and marked immutable
-        (functools.partial, sys.version_info < (3, 10)),
+        ("", "limit", 6, "limit"), ("", "word", "six", "word"), ("", "share", 0.25, "share"), ("", "act", print, "act"),
+        ("", "table", [2], ""), ("", "nothing", 7, ""), ("", "Foreign", int, "Foreign"), ("Foreign", "act", print, ""),
+        ("", "new", print, ""), ("", "len", 3, "len"), ("", "abs", abs, "abs"), ("Kept", "number", 4, ""),
+        ("Kept", "size", 4, "Kept.size"), ("Kept", "new", 4, ""), ("Kept", "new", print, "Kept.new"),
+        ("Kept", "__eq__", lambda *_: True, "Kept.__eq__"), ("Kept", "other", property(print), "Kept.other"),
     ],
-)
-def test_a_class_can_change_if_it_is_made_at_run_time_and_not_marked_immutable(kind, can):
-    assert integrity._can_change(kind) is can
+)  # fmt: skip
+def test_what_counts_as_a_change(judge_module, monkeypatch, place, key, value, named):
+    before = integrity.snapshot()
+    assert integrity.tampered(before) == ""
+    monkeypatch.setattr(getattr(judge_module, place) if place else judge_module, key, value, raising=False)
+    assert integrity.tampered(before) == (f"{judge_module.__name__}.{named}" if named else "")
+
+
+@pytest.mark.parametrize(("names", "space", "identical"), [
+    ({}, {}, True), ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"a": 2}, False), ({"a": 1}, {"b": 1}, False),
+    ({"a": 1}, {}, False), ({}, {"a": 1}, False), ({"a": 1, "b": 1}, {"b": 1, "a": 1}, False),
+    ({"a": 1}, {"a": True}, False), ({"a": 1}, {"a": 1, "b": 2}, False), ({"a": 1, "b": 2}, {"a": 1}, False),
+])  # fmt: skip
+def test_identical_is_the_same_objects_in_the_same_order(names, space, identical):
+    assert integrity._identical(names, space) is identical
+
+
+def test_a_module_is_watched_once(judge_module):
+    for _ in range(2):
+        integrity.watch("json")
+        integrity.watch("builtins")
+    assert ["builtins", "not_loaded_at_all", judge_module.__name__, "json"] == integrity.WATCHED_MODULES
+
+
+@pytest.mark.parametrize(
+    ("bits", "changes"),
+    [((), False), ((9,), True), ((8,), False), ((8, 9), False), ((9, 10), True), ((10,), False), ((3, 14), False),
+     ((3, 9, 14), True)],
+)  # fmt: skip
+def test_a_type_can_change_that_is_on_the_heap_and_not_immutable(bits, changes):
+    """By the flags of CPython: 9 is the heap's, 8 the immutable's."""
+    assert integrity._can_change(types.SimpleNamespace(__flags__=sum(1 << bit for bit in bits))) is changes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.core.problem import Problem
 from outblas.judge import latency
 from outblas.judge.rounds import timing_of_samples
 
@@ -86,59 +84,164 @@ def test_percentiles_come_from_the_samples():
     assert latency.percentile(t, 50) == 51.0 and latency.percentile(t, 99) == 100.0
 
 
-def test_a_server_is_timed_on_the_first_gpu_with_seed_0_and_each_request_is_a_sample(monkeypatch):
-    made, served = [], []
+class Metronome:
+    """In place of a random generator: arrivals one microsecond apart, names in the order given."""
 
-    class FakeClock:
-        sets = 3
+    def __init__(self, qps):
+        self.qps = qps
+
+    def sample(self, names, count):
+        assert count == len(names)
+        return names
+
+    def expovariate(self, rate):
+        assert rate == self.qps
+        return 1e-6
+
+
+def trace(duration_ns, warmup_ns, benchmark_ns, names=("one",)):
+    """When each request began, by a clock that moves 1 ns at every look; and what was kept."""
+    clock, begun = Clock(1), []
+
+    def request(name):
+        def serve():
+            begun.append((name, clock.now))
+            clock.now += duration_ns
+
+        return serve
+
+    samples = latency.time_server_blocks(
+        {name: request(name) for name in names}, 50.0, warmup_ns / 1e9, benchmark_ns / 1e9, Metronome(50.0), clock
+    )
+    return begun, samples
+
+
+@pytest.mark.parametrize("duration_ns", [400, 5000])
+def test_each_request_waits_for_its_arrival_and_counts_from_its_own_call(duration_ns):
+    begun, samples = trace(duration_ns, 0, 70_000)
+    times = [at for _, at in begun]
+    assert times[:16] == [i * duration_ns for i in range(16)], "a block without waiting, without a look at the clock"
+    assert times[16] == 16 * duration_ns + 1003, "looks for the end and for the arrival 1,000 ns later, and its own"
+    served = times[17:]  # one more was the warm-up
+    assert len(served) == len(samples["one"]) and set(samples["one"]) == {(duration_ns + 1) / 1000}
+    gaps = [b - a for a, b in zip(served, served[1:], strict=False)]
+    within = [gap for i, gap in enumerate(gaps) if i % 16 != 15]
+    if duration_ns < 1000:
+        assert set(within) == {1000} and len(served) in range(64, 71)
+    else:  # late: one look for the sample, one for the end, one for the arrival, one for the beginning
+        assert set(within) == {5000 + 4} and len(served) == 14
+
+
+@pytest.mark.parametrize(
+    ("warmup_ns", "benchmark_ns", "kept"), [(0, 0, 1), (2500, 0, 1), (0, 2500, 3), (9500, 4500, 5)]
+)
+def test_a_block_ends_with_its_time_and_only_timed_requests_are_kept(warmup_ns, benchmark_ns, kept):
+    begun, samples = trace(400, warmup_ns, benchmark_ns)
+    assert len(samples["one"]) == kept
+    assert len(begun) == 16 + max(1, -(-warmup_ns // 1000)) + kept
+
+
+def test_the_late_of_two_is_served_once_more_after_the_time():
+    begun, samples = trace(400, 0, 5500, ("one", "two"))
+    assert {name: len(s) for name, s in samples.items()} == {"one": 6, "two": 1}
+    assert [name for name, _ in begun] == ["one"] * 16 + ["two"] * 16 + ["one", "two"] + ["one"] * 6 + ["two"]
+
+
+def test_a_block_is_of_sixteen_requests():
+    """Two blocks take 2 x 16.4 us, so that the time of 40.5 us ends before the eighth request of the third does."""
+    begun, samples = trace(400, 0, 40_500, ("one", "two"))
+    order = ["one"] * 16 + ["two"] * 16 + ["one"] * 8 + ["two"]
+    assert [name for name, _ in begun[34:]] == order
+    assert {name: len(s) for name, s in samples.items()} == {"one": 24, "two": 17}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"warmup_seconds": 2.5, "benchmark_seconds": 9.0, "seed": 3, "gpu_index": 2}]
+)
+def test_server_mode_prepares_binds_waits_and_serves_in_that_order(monkeypatch, arguments):
+    log = []
+
+    class Bench:
+        stream, sets = 5, 3
 
         def __init__(self, problem, gpu_index, seed):
-            made.append((gpu_index, seed))
+            log.append(("clock", problem, gpu_index, seed))
 
         def __enter__(self):
             return self
 
-        def __exit__(self, *_): ...
+        def __exit__(self, *_):
+            log.append("closed")
 
-        current = contextlib.nullcontext
+        @contextlib.contextmanager
+        def current(self):
+            log.append("current")
+            yield
+            log.append("no longer current")
 
         def bind(self, entry):
-            return entry
+            log.append(("bind", entry.name))
+            return [lambda stream, i=i: log.append((entry.name, i, stream)) for i in range(3)]
 
-        def synchronize(self): ...
+        def synchronize(self):
+            log.append("wait")
 
     def blocks(serve, qps, warmup, seconds, rng):
-        served.append((sorted(serve), qps, warmup, seconds, rng.random()))
-        return {name: [1.0, 2.0, 3.0] for name in serve}
+        log.append(("blocks", qps, warmup, seconds, rng.random()))
+        for name in serve:
+            serve[name]()
+        return {name: [1.0, 3.0, 2.0] for name in serve}
 
-    monkeypatch.setattr(latency, "GpuClock", FakeClock)
-    monkeypatch.setattr(latency, "choose_algorithm", lambda entry, bench: None)
-    monkeypatch.setattr(latency, "_requests", lambda calls, bench: calls)
+    monkeypatch.setattr(latency, "GpuClock", Bench)
     monkeypatch.setattr(latency, "time_server_blocks", blocks)
-    found = latency.time_server({"ours": None, "theirs": None}, Problem(16, 16, 16), 100.0)
-    assert made == [(0, 0)] and served == [(["ours", "theirs"], 100.0, 1.0, 5.0, random.Random(0).random())]
-    assert {(t.mode, t.repeats, t.operand_sets, len(t.samples_us)) for t in found.values()} == {("server", 1, 3, 3)}
+    cu = SimpleNamespace(cuStreamSynchronize=lambda stream: log.append(("done", stream)) or (0,))
+    monkeypatch.setattr(latency, "driver", lambda: cu)
+    one = SimpleNamespace(name="one", prepare=lambda bench: log.append("chosen"))
+    found = latency.time_server({"one": one, "two": SimpleNamespace(name="two")}, "problem", 40.0, **arguments)
+    asked = {"warmup_seconds": 1.0, "benchmark_seconds": 5.0, "seed": 0, "gpu_index": 0} | arguments
+    first = random.Random(asked["seed"]).random()
+    assert log == [
+        ("clock", "problem", asked["gpu_index"], asked["seed"]), "chosen", "current", ("bind", "one"), ("bind", "two"),
+        "wait", ("blocks", 40.0, asked["warmup_seconds"], asked["benchmark_seconds"], first),
+        ("one", 0, 5), ("done", 5), ("two", 0, 5), ("done", 5), "no longer current", "closed",
+    ]  # fmt: skip
+    assert set(found) == {"one", "two"}
+    assert found["two"] == timing_of_samples("server", [1.0, 3.0, 2.0], 1, 3)
 
 
-def test_sixteen_requests_of_one_entry_come_before_another_has_its_turn():
-    turns = []
-    clock = Clock(1000)
+@pytest.mark.parametrize("qps", [1e-9, 0.5, 1.0, 1e9])
+def test_any_rate_above_zero_will_do(qps):
+    latency.check_qps(qps)
 
-    def request(name):
-        def serve():
-            turns.append(name)
-            clock.now += 1000
 
-        return serve
+SECOND = 10**9
 
-    class InTurn:
-        """Every entry by turns, and requests without a gap."""
 
-        sample = staticmethod(lambda names, count: names)
-        expovariate = staticmethod(lambda rate: 0.0)
+@pytest.mark.parametrize(
+    ("nanoseconds", "kept"),
+    [(1 + 3 * SECOND, 3), (2 + 3 * SECOND, 4), (1 + 16 * SECOND, 16), (2 + 16 * SECOND, 16), (3 + 16 * SECOND, 17)],
+)
+def test_the_time_ends_to_the_nanosecond_after_a_request_and_after_a_block(nanoseconds, kept):
+    """A request takes a second with the four looks around it; a block has one look before and one behind."""
+    clock, rng = Clock(1), Metronome(50.0)
+    rng.expovariate = lambda rate: 0.0
 
-    latency.time_server_blocks({n: request(n) for n in ("a", "b")}, 1e6, 0.0, 1e-3, InTurn(), clock)
-    blocks = [(name, len(list(group))) for name, group in itertools.groupby(turns)]
-    assert blocks[:2] == [("a", 16), ("b", 16)], "warm, without waiting"
-    timed = blocks[4:-2]  # the warm-up of no seconds is one request each; the last block ends with the time
-    assert len(timed) >= 4 and {length for _, length in timed} == {16}
+    def serve():
+        clock.now += SECOND - 4
+
+    samples = latency.time_server_blocks({"one": serve}, 50.0, 0.0, nanoseconds / 1e9, rng, clock)
+    assert samples == {"one": [(SECOND - 3) / 1000] * kept}
+
+
+def test_arrivals_are_in_seconds_to_the_nanosecond():
+    clock, rng, begun = Clock(1), Metronome(50.0), []
+
+    def expovariate(rate):
+        begun.append(clock.now + 2 * SECOND + 1)  # at the look after the arrival
+        clock.now += 2 * SECOND - 5  # the host comes back in time
+        return 2.0
+
+    rng.expovariate = expovariate
+    served = []
+    latency.time_server_blocks({"one": lambda: served.append(clock.now)}, 50.0, 0.0, 0.0, rng, clock)
+    assert served[16:] == begun and len(begun) == 2

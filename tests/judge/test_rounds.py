@@ -7,6 +7,7 @@ import pytest
 
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Timing
+from outblas.core.stats import paired_speedup, unpaired_speedup
 from outblas.judge import rounds
 from outblas.judge.rounds import timing_of_samples
 
@@ -131,3 +132,69 @@ def test_what_is_no_time_is_told_by_its_first_three_samples():
     with pytest.raises(DeviceError) as failure:
         timing_of_samples("cold", [1.0, 2.0, -3.0, 4.0])
     assert failure.value.wrong == "cold samples [1.0, 2.0, -3.0]"
+
+
+@pytest.mark.parametrize(
+    ("warmup", "benchmark", "step", "untimed", "timed"),
+    [
+        (None, None, 0.25, 1, 3),  # no seconds: one untimed round, and those asked for
+        (0.0, 0.0, 0.25, 1, 3),
+        (0.25, 0.0, 0.25, 1, 3),  # the first look is at the end already
+        (0.5, 0.0, 0.25, 2, 3),
+        (2.0, 0.0, 0.25, 8, 3),
+        (0.0, 1.0, 0.25, 1, 6),  # looks begin with the fourth round
+        (0.0, 0.25, 0.25, 1, 3),
+        (1e9, 1e9, 1e9, 1, 3),
+    ],
+)
+def test_rounds_by_the_clock_to_the_round(warmup, benchmark, step, untimed, timed):
+    runs = []
+    seconds = {} if warmup is None else {"warmup_seconds": warmup, "benchmark_seconds": benchmark}
+    samples = rounds.time_in_rounds(counting(runs), ["a"], 3, clock=Clock(step), **seconds)
+    assert (len(runs), len(samples["a"])) == (untimed + timed, timed)
+    assert samples["a"] == [float(i) for i in range(untimed + 1, untimed + timed + 1)]
+
+
+@pytest.mark.parametrize(("rounds_", "expected"), [(7, 2000), (2000, 2000), (2001, 2001)])
+def test_more_than_2000_rounds_only_where_asked_for(rounds_, expected):
+    samples = rounds.time_in_rounds(counting([]), ["a"], rounds_, benchmark_seconds=1e9, clock=Clock(1.0))
+    assert len(samples["a"]) == expected
+
+
+def test_at_the_limit_nobody_is_behind_their_kind():
+    rule = rounds.slower_than_their_kind(1.5, {"a": "x", "b": "x", "c": "x", "d": "y"})
+    assert rule({"a": 10.0, "b": 15.0, "c": 15.5, "d": 60.0}) == {"c"}
+    assert rule({"a": 10.0, "b": 15.0, "c": 12.5, "d": 60.0, "rival": 8.0}) == {"b", "c", "d"}
+
+
+def test_a_timing_is_of_one_call_and_one_set_unless_it_says_otherwise():
+    t = rounds.timing_of_samples("server", [0.25, 0.5, 0.75, 0.125])
+    assert (t.mode, t.repeats, t.operand_sets, t.median_us) == ("server", 1, 1, 0.375)
+    assert t.spread == pytest.approx((0.5625 - 0.21875) / 0.375)
+
+
+def test_a_clock_that_cannot_be_trusted_shows_three_of_its_samples():
+    with pytest.raises(DeviceError, match=r"\[1\.0, 0\.0, 3\.0\]"):
+        rounds.timing_of_samples("offline", [1.0, 0.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("mode", ["offline", "server"])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_speedup_has_the_interval_of_its_mode_and_seed(mode, seed):
+    rng = np.random.default_rng(3)
+    ours, base = rng.lognormal(2.0, 0.3, 9).tolist(), rng.lognormal(2.2, 0.3, 7).tolist()
+    timings = {"ours": offline(ours, mode), "torch": offline(base, mode)}
+    found = rounds.speedup(timings, "ours", ["torch"], **({} if seed is None else {"seed": seed}))
+    if mode == "server":
+        expected = unpaired_speedup(ours, base, seed or 0)
+    else:
+        expected = paired_speedup(ours[:7], base, seed=seed or 0)
+    assert (found.baseline, found.ratio, found.low, found.high) == ("torch", *expected)
+
+
+@pytest.mark.parametrize(
+    ("timed", "baselines"), [(["torch"], ["torch"]), (["ours"], ["torch"]), (["ours", "torch"], [])]
+)
+def test_a_speedup_wants_both_sides(timed, baselines):
+    with pytest.raises(UsageError, match="no timing"):
+        rounds.speedup({name: offline([1.0, 1.0, 1.0]) for name in timed}, "ours", baselines)

@@ -94,7 +94,8 @@ def test_a_problem_that_is_larger_than_the_shelf_is_kept_while_it_is_in_hand():
     trial_cache = TrialCache(limit_bytes=10)
     large = trial_cache.at(PROBLEM)
     large.get("x", lambda: torch.zeros(1000))
-    assert trial_cache.at(PROBLEM) is large
+    for _ in range(3):
+        assert trial_cache.at(PROBLEM) is large and trial_cache.bytes == 4000
     trial_cache.at(Problem(8, 8, 8))
     assert trial_cache.bytes == 0
 
