@@ -329,3 +329,19 @@ def test_an_own_cache_gives_no_warning(tmp_path: Path) -> None:
         with cache.locked(KEY):
             cache.put(KEY, CUBIN)
         assert cache.get(KEY) is not None
+
+
+def test_folders_in_folders_go_away_with_the_folder_of_a_worker() -> None:
+    from outblas.core.scratch_folder import scratch_folder
+
+    here = os.getcwd()
+    try:
+        with scratch_folder("outblas-test-") as folder:
+            os.chdir(folder)
+            for _ in range(1500):
+                os.mkdir("in")
+                os.chdir("in")
+            os.chdir(here)
+    finally:
+        os.chdir(here)
+    assert not os.path.exists(folder)
