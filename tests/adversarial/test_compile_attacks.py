@@ -20,6 +20,9 @@ from support.free_fixture import BODY, EXPLOITS, device_text, host_text, missing
 P = Problem(64, 64, 64)
 NEEDS_COMPILERS = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 QUOTE = "#define S_(x) #x\n#define S(x) S_(x)\n"
+C, DOT = '#define X "c"\n', '#define F() "."\n'
+#: What a scan takes for a comment that takes the quote before it for the beginning of a character.
+HIDDEN = 'auto p = "\' /*"; asm(".incbin \\"/etc/passwd\\""); /* */'
 READS = {
     "a character of .incbin by number": r'asm(".inc\u0062in \"/etc/passwd\"");',
     "eight digits": r'asm(".inc\U00000062in \"/etc/passwd\"");',
@@ -54,12 +57,50 @@ READS = {
     "a continued line": '#li\\\nne 1 "/etc/passwd"',
     "a compiled header": '#pragma GCC pch_preprocess "/etc/passwd"',
     "an alias": '#pragma include_alias("a.h", "/etc/passwd")',
+    "a letter is a macro": C + r'asm(".in" X "bin \"/etc/passwd\"");',
+    "a letter is a macro of macros": C + "#define Y X\n" + r'asm(".in" Y "bin \"/etc/passwd\"");',
+    "one of two letters is": '#define X "z"\n' + C + r'asm(".in" X "bin \"/etc/passwd\"");',
+    "the beginning is a macro": '#define X ".inc"\nauto y = "z";' + r'asm(X "bin \"/etc/passwd\"");',
+    "asm has another name": DOT + r'#define A asm' + "\n" + r'auto y = "z"; A(F() "incbin \"/etc/passwd\"");',
+    "asm is an argument": DOT + r'#define A(x, y) x(y)' + "\n" + r'A(asm, F() "z" "incbin \"/etc/passwd\"");',
+    "the template is an argument": DOT + '#define A(x) asm(x)\n' + r'A(F() "z" "incbin \"/etc/passwd\"");',
+    "a constant is the template": "asm((Q{}));",
+    "a section": QUOTE + r'__attribute__((section("a\n" S(.) "incbin \"/etc/passwd\"\n#"))) int x;',
+    "a section by a macro": C + r'[[gnu::section("a\n.in" X "bin \"/etc/passwd\"\n#")]] int x;',
+    "an alias by a macro": C + r'extern int y __attribute__((alias("z\n.in" X "bin \"/etc/passwd\"")));',
+    "a version by a macro": C + r'__attribute__((__symver__("z\n.in" X "bin \"/etc/passwd\""))) int y();',
+    "a comment within a word": r'asm(".inc/**/bin \"/etc/passwd\"");',
+    "many digits": r'asm(".inc\x00000062in \"/etc/passwd\"");',
+    "digits in braces": r'asm(".inc\x{62}in \"/etc/passwd\"");',
+    "eight in braces": r'asm(".inc\o{142}in \"/etc/passwd\"");',
+    "a number from a point on": f"D(.5'0) {HIDDEN}",
+    "a number with a sign": f"D(1e+'0) {HIDDEN}",
+    "a number that ends in a point": f"D(1.'0) {HIDDEN}",
+    "a raw literal of two lines": 'auto p = R"a( )\\\na" /* )a"; ' + r'asm(".incbin \"/etc/passwd\""); //*/',
+    "a raw literal that is left out": f'{DOT}#if 0\nR"(\n#endif\nasm(F() "incbin ");\n#if 0\n)"\n#endif',
+    "a line that goes on": 'auto p = "abc \\\f\n /* "; ' + r'asm(".incbin \"/etc/passwd\""); /* */',
+    "a return alone": '// x \r ' + r'asm(".incbin \"/etc/passwd\"");',
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READS)
 def test_a_text_that_reads_files_is_refused_before_a_compiler_sees_it(name: str) -> None:
     assert refusal(f"int x;\n{READS[name]}\n") is not None
+
+
+def test_a_mark_of_the_byte_order_hides_no_directive() -> None:
+    assert refusal('\ufeff#line 3 "/usr/lib/os-release"\n#warning x\n') is not None
+    assert refusal("\ufeffint x;\n") is None
+
+
+def test_macros_that_double_are_read_in_time() -> None:
+    doubled = "".join(f"#define A{i + 1} A{i} A{i}\n" for i in range(200))
+    assert refusal(f'#define A0 "x"\n#define B B "y"\n{doubled}asm(".in" A200 B "zcbin");') is None
+
+
+def test_a_device_text_may_write_assembly_by_macros() -> None:
+    text = '#define MMA(T) asm volatile("mma." T ".f32" :: "r"(0))\nMMA("f16");'
+    assert refusal(text) is not None and refusal(text, host=False) is None
 
 
 def test_honest_texts_are_let_through() -> None:
@@ -72,6 +113,8 @@ def test_honest_texts_are_let_through() -> None:
         "#define A(x) x##x",
         "#error line",
     ]
+    texts.append("auto x = 1'000'000 + 0x1'0; char c = '\"'; /* a */ asm(\"nop\");")
+    texts.append('#define A asm_of(x)\nint section = 1, alias(2); __asm__ __volatile__("" ::: "memory");')
     texts.append('#define T "f16"\nasm volatile("mma." T ".f32" : "+f"(d[f(0)]) : "r"(a));')
     assert len(texts) > 15
     assert [refusal(text) for text in texts] == [None] * len(texts)
@@ -110,7 +153,7 @@ def test_compilers_quote_the_candidate_and_nobody_else(monkeypatch: pytest.Monke
     host = host_text("#include <cuda_fp16.h>\nint extra() { __half h; return h.mine + sizeof(__half2::theirs); }")
     found = examine(P, FreeKernel.parse(host), cache=None)
     assert isinstance(found, Evaluation) and "return h.mine" in found.log
-    monkeypatch.setattr(static_gate, "refusal", lambda text: None)  # as if it got past the rules
+    monkeypatch.setattr(static_gate, "refusal", lambda *_: None)  # as if it got past the rules
     secret = Path("/usr/lib/os-release").resolve()
     if secret.exists():
         text = host_text(f'#line 3 "{secret}"\n#warning hello\n')
@@ -123,6 +166,8 @@ def body(text: str) -> str:
     return BODY.replace("float sum = 0.0f;", f"float sum = 0.0f;\n{text}")
 
 
+HIDES = '{} auto p = "\' /*"; int x = {}; /* */'
+LEFT_OUT = '#if 0\nR"(\n#endif\nint x;\n#if 0\n)" /* \n#endif\nint y = {};/* */\n'
 #: Pairs of texts of which each is another kernel, though they differ in white space and comments alone.
 TWINS = {
     "the line": ("\n\nint x = __LINE__;", "int x = __LINE__;"),
@@ -137,8 +182,23 @@ TWINS = {
     "a pasted name": ("\n\nint x = J(__LI, NE__);", "int x = J(__LI, NE__);"),
     "a header's quotation": ("auto x = __STRING(a+b);", "auto x = __STRING(a + b);"),
     "a line that is set": ("\n#line 7\nint x;", "#line 7\nint x;"),
+    "a name pasted without arguments": ("\n\nint x = L;", "int x = L;"),
+    "a name pasted by a macro with a dollar": ("\n\nint x = $J(__LI, NE__);", "int x = $J(__LI, NE__);"),
+    "a name pasted behind a form feed": ("\n\nint x = J(__LI, NE__);", "int x = J(__LI, NE__);"),
+    "a name pasted by a header": ("\n\nint x = __CONCAT(__LI, NE__);", "int x = __CONCAT(__LI, NE__);"),
+    "a number with a sign": (HIDES.format("D(1e+'0)", 1), HIDES.format("D(1e+'0)", 2)),
+    "a dollar before a literal": tuple(f'auto p = $R"(" ")" /* \n"; int x = {i}; /* */' for i in (1, 2)),
+    "a suffix with a dollar": ('int x = "+"$s;', 'int x = "+" $s;'),
+    "a raw literal that is left out": tuple(LEFT_OUT.format(i) for i in (1, 2)),
+    "a bracket": ("int y = x<:0:>;", "int y = x< : 0 : >;"),
 }
-MACROS = {"a quoted sum": "#define S(x) #x\n", "a pasted name": "#define J(a, b) a##b\n"}
+MACROS = {
+    "a quoted sum": "#define S(x) #x\n",
+    "a pasted name": "#define J(a, b) a##b\n",
+    "a name pasted without arguments": "#define L __LI##NE__\n",
+    "a name pasted by a macro with a dollar": "#define $J(a, b) a##b\n",
+    "a name pasted behind a form feed": "#define\fJ(a, b) a##b\n",
+}
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,35 @@ def test_a_small_cached_file_is_read_with_little_memory(kept: CubinCache) -> Non
     assert done.returncode == 0, done.stderr
 
 
+def test_a_carried_kernel_whose_image_is_none_counts_as_absent(tmp_path: Path) -> None:
+    from outblas.core.problem import Problem
+    from outblas.jail.carried_builds import CarriedBuilds
+    from outblas.kernels.custom.examples.example_kernels import example
+
+    carried, kernel, problem = CarriedBuilds(tmp_path), example("naive"), Problem(64, 64, 64)
+    path = carried.path(kernel, problem)
+    half_a_header = b"x\x7fELF\x02\x01" + b"\0" * 12 + (190).to_bytes(2, "little") + b"\0" * 20
+    path.write_bytes(encode(replace(CUBIN, image=half_a_header), carried._key(kernel, problem)))
+    assert carried.get(kernel, problem) is None
+
+
 def test_a_nul_in_a_name_is_an_error_of_the_house() -> None:
     for reader in (Library.load, CapturedProducts.load, _journal):
         with pytest.raises((OutblasError, ValueError), match="NUL|null"):
             reader(Path("a\0b"))
+
+
+def test_folders_in_folders_go_away_with_the_folder_of_a_worker() -> None:
+    from outblas.core.scratch_folder import scratch_folder
+
+    here = os.getcwd()
+    try:
+        with scratch_folder("outblas-test-") as folder:
+            os.chdir(folder)
+            for _ in range(1500):
+                os.mkdir("in")
+                os.chdir("in")
+            os.chdir(here)
+    finally:
+        os.chdir(here)
+    assert not os.path.exists(folder)

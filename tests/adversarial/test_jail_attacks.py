@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.jail import landlock, seccomp
+from outblas.jail import confinement, landlock, seccomp
 from outblas.jail.canary import ATTACKS, run_canary
 from outblas.workers.sandbox import Sandbox, WorkerLoss
 from support.jail_inside.jail_attacks import Attacker
@@ -110,3 +110,14 @@ def test_a_jail_that_is_open_is_seen(monkeypatch):
     held = {attack for attack, held in outcomes.items() if held}
     assert held <= {"use an inherited pipe", "change a file's attributes"}, outcomes
     assert outcomes["read a file"] is False and outcomes["signal the parent"] is False
+
+
+def test_no_root_opens_the_home_by_a_link_or_from_above(monkeypatch, tmp_path):
+    home, link = tmp_path / "homes" / "me", tmp_path / "link"
+    (home / "venv").mkdir(parents=True)
+    link.symlink_to(home)
+    monkeypatch.setenv("HOME", str(home))
+    for path in (link, home.parent, home / "venv"):
+        monkeypatch.syspath_prepend(str(path))
+    roots = confinement.readable_roots()
+    assert str(home / "venv") in roots and str(link) not in roots and str(home.parent) not in roots

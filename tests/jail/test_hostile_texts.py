@@ -46,7 +46,8 @@ def test_words_in_the_compilers_log_are_no_figures_that_break_the_judge():
     assert not isinstance(found, Evaluation) and found.cubin.registers < 10**9
 
 
-def test_device_code_beside_that_of_the_compiler_is_seen_in_its_section_too():
+def test_device_code_beside_that_of_the_compiler_is_seen_in_its_section_too(monkeypatch):
+    monkeypatch.setattr("outblas.jail.static_gate.refusal", lambda *_: None)  # as if it got past the rules
     macros = "#define S_(x) #x\n#define S(x) S_(x)\n#define J(a, b) a##b\n"
     place = "__attribute__((used, section(S(J(.nv_fat, bin)))))"
     found = examined(host_only(f"{macros}{place} const unsigned hidden[4] = {{0xBA55ED50u, 0x00100001u, 0u, 0u}};"))

@@ -46,11 +46,12 @@ class CarriedBuilds:
         except OSError:  # not there, or another user's machine code
             return None
         cubin = decode(data, self._key(kernel, problem))
-        return (
-            None
-            if cubin is None
-            else BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
-        )
+        if cubin is None:
+            return None
+        try:
+            return BuiltKernel(kernel, cubin, sum(global_bytes(each) for each in cubins(cubin.image)))
+        except CompileError:  # made by somebody who makes checksums, too
+            return None
 
     def put(self, built: BuiltKernel, problem: Problem) -> None:
         """Keep a compiled kernel. Raises RecordError: the disk refuses."""

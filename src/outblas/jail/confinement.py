@@ -31,6 +31,8 @@ _SYSTEM = (
     "/etc/nvidia", "/etc/alternatives", "/proc/self", "/proc/driver", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat",
     "/proc/modules", "/proc/devices", "/proc/filesystems", "/proc/sys", "/proc/version", "/dev/urandom", "/dev/random",
 )  # fmt: skip
+#: Timers and waiting signals of the user's, at most, for a worker to make more.
+_TIMERS = 4096
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 
 
@@ -77,6 +79,7 @@ class Jail:
             (resource.RLIMIT_CPU, self.cpu_seconds),
             (resource.RLIMIT_FSIZE, self.file_bytes),
             (resource.RLIMIT_NPROC, self.threads),
+            (resource.RLIMIT_SIGPENDING, _TIMERS),  # one worker could take those of all the user's processes
         ]
         if self.memory_bytes is not None:
             limits.append((resource.RLIMIT_AS, self.memory_bytes))
@@ -156,8 +159,18 @@ def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
     homes = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR") if os.environ.get(name)}
     caches = {os.environ[name] for name in ("OUTBLAS_CACHE_DIR",) if os.environ.get(name)}
     found = [*_SYSTEM, *sorted(prefixes | modules | homes | caches), *more]
-    whole = ("/", os.path.expanduser("~"), _home())  # HOME may be the worker's own folder by now
-    return [path for path in found if os.path.abspath(path) not in whole]
+    # HOME may be the worker's own folder by now. A rule holds for what a link leads to, and for all beneath.
+    whole = [os.path.realpath(home) for home in ("/", os.path.expanduser("~"), _home())]
+    whole += [above for home in whole for above in _above(home) if above not in map(os.path.realpath, _SYSTEM)]
+    return [path for path in found if os.path.realpath(path) not in whole]
+
+
+def _above(path: str) -> list[str]:
+    """The folders that hold a path, but for the root."""
+    found = []
+    while (path := os.path.dirname(path)) not in ("/", ""):
+        found.append(path)
+    return found
 
 
 def _home() -> str:

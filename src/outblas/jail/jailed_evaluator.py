@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
+from outblas.core.scratch_folder import scratch_folder
 from outblas.jail import answers
 from outblas.jail.build import BuiltKernel
 from outblas.jail.jailed_worker import JailedCell, make_handler
@@ -93,7 +93,7 @@ class JailedEvaluator:
 
     def _run(self, problem: Problem, batch: Sequence[BuiltKernel]) -> Iterator[tuple[Evaluation, Baselines | None]]:
         items = [WorkItem(problem, each.kernel, None, False, each) for each in batch]
-        with tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True) as folder:
+        with scratch_folder("outblas-free-") as folder:
             cell = JailedCell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
             if not self._free.jailed:
                 cell = JailedCell(cell.folder, cell.cudart, False)

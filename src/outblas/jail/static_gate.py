@@ -39,7 +39,7 @@ def examine(
         return failed(Status.ILLEGAL, str(error))
     if reason is not None:
         return failed(Status.ILLEGAL, reason)
-    if reason := refusal(kernel.text):
+    if reason := refusal(kernel.text, kernel.launch.form == "host"):
         return failed(Status.STATIC_REJECTED, reason)
     try:
         built = build(kernel, problem, gpu, cache)

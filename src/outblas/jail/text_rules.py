@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from outblas.jail.spliced_literals import can_say, literal_macros, runs_of
 from outblas.kernels.custom.cuda_text import join_continued_lines, split_text, without_comments
 
 _DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
@@ -32,13 +33,29 @@ _LITERALS = {
     ".irp": "an assembler's loop (.irp)",
     ".rep": "an assembler's loop (.rept)",
 }
+#: An assembler takes a comment out of the middle of a word.
+_IN_ASSEMBLY = {**_LITERALS, "/*": "a comment in assembly, which can stand within a word"}
 #: Characters by number: what they spell is not seen by who reads the text.
-_BY_NUMBER = re.compile(r"\\(?:[uU][0-9a-fA-F{]|N\{)")
+_BY_NUMBER = re.compile(r"\\(?:[uU][0-9a-fA-F{]|[Nxo]\{)")
+#: Ends of lines, continued ones and literals that compilers do not all read alike.
+_ODD_LINES = {
+    re.compile(r"\r(?!\n)"): "a return without a new line",
+    re.compile(r"\\[ \t]*[\v\f][ \t\v\f]*\r?\n"): "a backslash, a form feed and the end of the line",
+    re.compile(r"\?\?/"): "a trigraph",
+    re.compile(
+        r'R"(?=(?s:.*)\\[ \t\v\f]*\r?\n)|\\[ \t\v\f]*\r?\n(?=(?s:.*)R")'
+    ): "a raw literal beside a continued line",
+}
 _PRAGMA_WORD = re.compile(r'\b_?_pragma\b(?!\s*\(\s*"(?:no)?unroll(?:\s+\w+)?"\s*\))', re.IGNORECASE)
 _HAS_WORD = re.compile(r"__has_(?:include|embed)\w*(?!\w)(?!\s*\()")
-_ASSEMBLY = re.compile(r"\b(?:asm|__asm|__asm__)\b")
+#: What an assembler is given as it stands: assembly, and names of sections and symbols in attributes.
+_SAID_TO_IT = r"\b(?:asm|__asm|__asm__|_*(?:section|symver|weakref|ifunc)_*|__alias__|alias(?=\s*\())(?![\w$])"
+_ASSEMBLY = re.compile(_SAID_TO_IT)
+_PASTED_ASSEMBLY = re.compile(r"asm|section|symver|weakref|ifunc|alias")
 #: Of a template: literals (blanks by now) and names, up to the operands.
-_TEMPLATE = re.compile(r"\b(?:asm|__asm|__asm__)\b(?:\s|\b\w+\b)*\(([^:;)]*)")
+_TEMPLATE = re.compile(rf"{_SAID_TO_IT}(?:\s|\b\w+\b)*\(([^:;)]*)")
+_BARE = re.compile(r"\b(?:asm|__asm|__asm__)\b(?!\s*(?:(?:volatile|__volatile|__volatile__|goto|inline)\s*)*\()")
+_WORD = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 _CALL = re.compile(r"\w+\s*\(")
 _QUOTING = re.compile(r"\b\w*STR(?:ING|INGIZE|INGIFY|IZE)?\w*\s*\(")
 _PASTES = re.compile(r"##|%:%:|CONCAT|_CAT\b|JOIN")
@@ -51,12 +68,18 @@ _INTERNAL = re.compile(
 _DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
 
 
-def refusal(text: str) -> str | None:
-    """Why a text is not given to a compiler; None: it is."""
+def refusal(text: str, host: bool = True) -> str | None:
+    """Return why a text is not given to a compiler; None: it is.
+
+    Args:
+        text: CUDA C++.
+        host: whether the host's assembler reads its assembly.
+    """
+    text = text.lstrip("\ufeff")  # a mark of the byte order is no part of the first line
     for line in (*_directives(text), *_anywhere(text), *_anywhere(join_continued_lines(text))):
         if reason := _directive(line):
             return reason
-    if reason := _unreadable(text):
+    if reason := _unreadable(text) or (_spliced(text) if host else None):
         return reason
     code, literals = _split(text)
     joined = literals.lower()
@@ -74,6 +97,9 @@ def _unreadable(text: str) -> str | None:
     """What a text says in a way that only a compiler reads."""
     code, _ = _split(text)
     plain = without_comments(text).replace("\\\\", "")
+    for odd, what in _ODD_LINES.items():
+        if odd.search(text):
+            return f"{what}, which compilers read in several ways"
     if found := _BY_NUMBER.search(plain):
         return f"it spells characters by number ({found[0]}...)"
     if _PRAGMA_WORD.search(plain):
@@ -81,12 +107,28 @@ def _unreadable(text: str) -> str | None:
     if found := _HAS_WORD.search(code):
         return f"{found[0]} without a header in parentheses"
     pasted = re.sub(r"[\s(),#%:]", "", code) if _PASTES.search(code) else ""  # macros may make the word of its parts
-    if _ASSEMBLY.search(code) or "asm" in pasted:
+    if _ASSEMBLY.search(code) or _PASTED_ASSEMBLY.search(pasted):
         if any(_QUOTES.search(line) for line in _directives(text)) or _QUOTING.search(code):
             return "a macro that makes literals (#), beside assembly: write the literal"
         if any(_CALL.search(found[1]) for found in _TEMPLATE.finditer(code)):
             return "assembly that a macro writes: write it as literals"
     return None
+
+
+def _spliced(text: str) -> str | None:
+    """What the host's assembler may be told once macros are in their places."""
+    code, _ = _split(text)
+    if not _ASSEMBLY.search(code):
+        return None
+    joined = join_continued_lines(text)
+    macros = literal_macros(_directives(text), _plain)
+    if _BARE.search(code):
+        return "assembly that is not written where it is named: asm, then its literals in parentheses"
+    for template in _TEMPLATE.finditer(code):
+        if strange := next((word for word in _WORD.findall(template[1]) if word not in macros), None):
+            return f"assembly that a macro writes ({strange[:40]}): write it as literals"
+    runs = runs_of(joined, _plain)
+    return next((reason for what, reason in _IN_ASSEMBLY.items() if can_say(what, runs, macros)), None)
 
 
 def _directives(text: str) -> list[str]:
@@ -140,7 +182,8 @@ def _split(text: str) -> tuple[str, str]:
     for kind, part in split_text(join_continued_lines(text)):
         if kind == "literal":
             literals.append(_plain(part))
-            code.append(" ")
+            # A raw literal may be none to a compiler, in a group that is left out.
+            code.append(f" {part} " if "R" in part[:3] and part[0] not in "\"'" else " ")
         elif kind != "comment":
             code.append(part)
     return "".join(code), "".join(literals)
@@ -149,11 +192,11 @@ def _split(text: str) -> tuple[str, str]:
 def _plain(literal: str) -> str:
     body = re.sub(r'^(?:u8|[uUL])?R?["\'](?:[^("]{0,16}\()?|(?:\)[^"]{0,16})?["\']$', "", literal)
     try:
-        return re.sub(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3})", _escape, body)
+        return re.sub(r"\\(x[0-9a-fA-F]+|[0-7]{1,3})", _escape, body)
     except ValueError:
         return body
 
 
 def _escape(match: re.Match[str]) -> str:
     digits = match[1]
-    return chr(int(digits[1:], 16) if digits[0] == "x" else int(digits, 8) & 0xFF)
+    return chr(int(digits[-2:].lstrip("x"), 16) if digits[0] == "x" else int(digits, 8) & 0xFF)

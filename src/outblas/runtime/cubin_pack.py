@@ -68,7 +68,7 @@ class CubinPack:
             with open(self.path, "rb") as file:
                 self.bytes = os.fstat(file.fileno()).st_size
                 self._read_table(file.read(_HEAD.size), file)
-        except (OSError, struct.error, ValueError) as error:
+        except (OSError, struct.error, ValueError, RecursionError) as error:
             raise self._unusable(str(error)) from error
         self._unpacked: dict[int, bytes] = {}
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
@@ -88,7 +88,8 @@ class CubinPack:
         (index,) = _IMAGE_OF_KEY.unpack_from(self._image_of_key, row * _IMAGE_OF_KEY.size)
         try:
             return _decoded(self._image(index))
-        except (OSError, struct.error, zlib.error, ValueError, KeyError, TypeError) as error:
+        except (OSError, struct.error, zlib.error, ValueError, LookupError, TypeError, AttributeError,
+                RecursionError) as error:  # fmt: skip
             raise self._unusable(str(error)) from error
 
     def _read_table(self, head: bytes, file: Any) -> None:

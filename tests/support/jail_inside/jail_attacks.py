@@ -141,6 +141,9 @@ class Attacker:
     def try_semaphores(self):
         call("semtimedop", -1, bytes(6), 1, 0)
 
+    def try_take_the_machines_requests(self):
+        call("io_setup", 1, bytes(8))
+
     def try_datagram(self):
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with near, far:

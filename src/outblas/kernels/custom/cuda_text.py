@@ -18,12 +18,14 @@ _TOKEN = re.compile(
 #: White space to every compiler; what else Python takes for it is none to them.
 _SPACES = " \t\v\f\r"
 #: What compilers do not all read alike: a line that ends in a backslash and blanks, a return without a new line,
-#: trigraphs. What is hard to read right: a quote in a number, a raw literal behind another literal.
-_TWO_WAYS = re.compile(r"\\[ \t\v\f]+\r?\n|\r(?!\n)|\?\?[=/'()!<>-]|\d[\w.]{0,63}'\w|[\w.]{64}'\w|[\"']\w*R\"")
-_LONGEST_NUMBER = 64
-_CONTINUED = re.compile(r"\\\r?\n")
+#: trigraphs, digraphs. What is hard to read right: a quote in a number, a raw literal.
+_TWO_WAYS = re.compile(
+    r"\\[ \t\v\f]+\r?\n|\r(?!\n)|\?\?[=/'()!<>-]|<%|%>|<:(?!:[^:>])|:>|\d[\w.]{0,63}'\w|[\w.]{64}'\w|[eEpP][+-]'\w|R\""
+)
+#: A number to the preprocessor; what it takes for one may be none to a compiler.
+_NUMBER = re.compile(r"\.?[0-9](?:[eEpP][+-]|'\w|[\w.])*")
 #: A literal beside a name, as in u8"x" or "x"_s.
-_NAME = re.compile(r"\w[\"']|[\"']\w")
+_NAME = re.compile(r"[\w$\x80-\U0010ffff][\"']|[\"'][\w$\x80-\U0010ffff]")
 
 
 class TextPiece(NamedTuple):
@@ -44,18 +46,17 @@ def split_text(text: str) -> Iterator[TextPiece]:
 
 def is_ambiguous(text: str) -> bool:
     """Whether compilers may not agree, with each other or with this module, on what is code, comment or literal."""
-    plain = join_continued_lines(text)
-    # In raw literals, lines are not continued.
-    return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(plain) or ('R"' in plain and _CONTINUED.search(text)))
+    return bool(_TWO_WAYS.search(text) or _TWO_WAYS.search(join_continued_lines(text)))
 
 
 #: What makes a number or a literal of where or how something is written: in itself, or in a header's macro.
 _AS_WRITTEN = re.compile(
     r"__LINE__|__builtin_(?:LINE|COLUMN|FILE)|source_location|\\[uUN]|\bassert\b(?!\.h)|__assert|__STRING|BUILTIN_LINE|_TRACE_|TO_STRING|CubDebug|CUDA_PERROR"
+    r"|RET_IF_FAIL|GUARD_OVERFLOW|\b\w*(?:CAT|PASTE|JOIN|SPLICE|STRINGI[ZF])\w*[ \t]*\("
     r"|\b(?!\w*STATIC_ASSERT)\w*ASSERT\w*|(?:#|%:|\?\?=)[ \t]*line\b"
 )
-#: A function-like macro with an operator that makes literals or pastes names: # or ##.
-_OPERATOR = re.compile(r"^[ \t]*(?:#|%:|\?\?=)[ \t]*define[ \t]+\w+\([^\n]*?(?:#|%:|\?\?=)", re.MULTILINE)
+#: A macro with an operator that makes literals or pastes names: # or ##.
+_OPERATOR = re.compile(r"^[ \t\v\f\ufeff]*(?:#|%:|\?\?=)[ \t\v\f]*define\b[^\n]*?(?:#|%:|\?\?=)", re.MULTILINE)
 
 
 def depends_on_spelling(text: str) -> bool:
@@ -156,25 +157,19 @@ def _piece(text: str, at: int) -> tuple[str, int]:
 
 
 def _code_end(text: str, at: int) -> int:
-    stop = at
+    stop, in_name = at, False
     while stop < len(text):
         c = text[stop]
-        if c in _SPACES or c in '\n"' or text[stop : stop + 2] in ("/*", "//"):
+        if c in _SPACES or c in "\n\"'" or text[stop : stop + 2] in ("/*", "//"):
             break
-        if c == "'" and not (stop > at and text[stop - 1].isalnum() and _in_number(text, at, stop)):
+        if not in_name and (number := _NUMBER.match(text, stop)):
+            stop = number.end()
+            continue
+        if stop > at and not in_name and _RAW.match(text, stop):
             break
-        if stop > at and not (text[stop - 1].isalnum() or text[stop - 1] == "_") and _RAW.match(text, stop):
-            break
+        in_name = c.isalnum() or c in "_$" or c >= "\x80"
         stop += 1
     return max(stop, at + 1)
-
-
-def _in_number(text: str, at: int, stop: int) -> bool:
-    """Whether a quote at ``stop`` separates digits (``1'000``) and does not open a character literal."""
-    begin, at = stop, max(at, stop - _LONGEST_NUMBER)
-    while begin > at and (text[begin - 1].isalnum() or text[begin - 1] in "'._"):
-        begin -= 1
-    return text[begin : begin + 1].isdigit() and text[stop + 1 : stop + 2].isalnum()
 
 
 def _literal_end(text: str, at: int) -> int:
