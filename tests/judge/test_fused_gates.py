@@ -386,3 +386,10 @@ def test_a_bit_that_changes_is_not_repeatable(back: int) -> None:
         verdict = prove_fused(OnPaper(e, in_run(runs - back, change)), P, "cpu")
         assert verdict.status is Status.NOT_REPEATABLE and verdict.gates[-1] == "bound", verdict
         assert verdict.detail == "two runs on the same inputs differ in some bit"
+
+
+@pytest.mark.parametrize("n", [8, 24, 40, 64])
+def test_rows_of_the_residual_lie_24_numbers_apart(n: int) -> None:
+    entry: Any = type("Entry", (), {"epilogue": Epilogue(residual=True), "bind": lambda self, *given: None})()
+    residual = fused_gates.FusedProof(entry, Problem(4, n, 16), "cpu").extra.residual
+    assert residual.shape == (4, n) and residual.stride() == (n + 24, 1)
