@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outblas.bench.pool import gpu_pool
-from outblas.bench.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, PoolEvaluator
+from outblas.bench.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, MAX_WORKERS_PER_UNIT, PoolEvaluator
 from outblas.bench.pool.transport import Event
 from outblas.bench.pool.units import WorkUnit
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
@@ -54,6 +54,13 @@ def test_a_finished_unit_forgives_all_losses_before_it(pool: PoolEvaluator, plac
     assert places.started == [0] * (MAX_LOSSES_IN_A_ROW - 1), "the row of losses begins anew"
     lose(pool, 1)
     assert len(places.started) == MAX_LOSSES_IN_A_ROW - 1, "and is long enough now"
+
+
+def test_a_place_outlives_a_unit_that_costs_all_the_workers_it_may(pool: PoolEvaluator, places: Places) -> None:
+    lose(pool, MAX_WORKERS_PER_UNIT)
+    assert places.started == [0] * MAX_WORKERS_PER_UNIT, "the unit is to blame, not the place"
+    lose(pool, 1)
+    assert len(places.started) == MAX_WORKERS_PER_UNIT
 
 
 @pytest.mark.parametrize(
