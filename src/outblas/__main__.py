@@ -16,6 +16,9 @@ def main() -> None:
         app()
     except KeyboardInterrupt:  # while still importing; a running command answers Ctrl-C itself
         sys.exit(130)
+    except MemoryError:  # as well
+        sys.stderr.write("error: no memory is left to start with; expected more; lift the limit (ulimit -v)\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":
