@@ -109,8 +109,7 @@ class OutblasGroup(TyperGroup):
 
 
 def _fail(message: str) -> None:
-    whole = message.encode("utf-8", "backslashreplace").decode()  # a file's name may hold what is no UTF-8
-    err.print("error: " + " ".join(whole.split()), markup=False)
+    err.print("error: " + " ".join(message.split()), markup=False)
     raise typer.Exit(EXIT_ERROR)
 
 

@@ -118,6 +118,8 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, optio
     """
     if import_torch().compiler.is_compiling():
         return in_graph(a, b) if out is None else None
+    if a is None or b is None:
+        return None
     reason = why_left_to_torch(a, b, out)
     if reason and reason != GRADIENT_WANTED:
         return None

@@ -38,7 +38,7 @@ def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor
     """
     import torch
 
-    tensors = [a, b] if out is None else [a, b, out]
+    tensors = [t for t in (a, b, out) if t is not None]
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return "an operand is not a plain torch.Tensor"
     if torch._C._len_torch_function_stack() and _watched():

@@ -88,7 +88,8 @@ class Policy:
         about = np.zeros(len(PROBLEM_FEATURES), dtype=np.float32)
         guess, spread = self.regressor(about, nothing)
         view = CandidateView(about, nothing, guess, spread, knob_columns(nothing))
-        if not np.isfinite([*guess, *spread, *self.scores(view, (), (), ())]).all():
+        scores = self.scores(view, (), (), ()) if self.scorer else ()  # a regressor that is kept alone has no scorer
+        if not np.isfinite([*guess, *spread, *scores]).all():
             raise ValueError("its networks say no finite number")
 
     def save(self, path: str | os.PathLike[str]) -> None:
