@@ -165,4 +165,4 @@ def test_only_what_passed_is_proved_for_the_other_workers(pool: PoolEvaluator) -
     pool._slots[0].unit = WorkUnit(problem, [(problem, right), (problem, wrong)])
     for evaluation in evaluations:
         assert list(pool._done(Event(0, "answer", evaluation), WorkUnits([]))) == [evaluation]
-    assert list(pool._proved) == [kernel_kind(problem, right)], "a wrong kernel is proved in full by whoever meets it"
+    assert list(pool._proved) == [kernel_kind(problem, right)], "every worker proves a wrong kernel in full"

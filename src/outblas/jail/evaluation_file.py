@@ -87,13 +87,16 @@ class Recorder:
                 found = load(self._path)
                 if found.gpu != gpu:
                     raise _refused(self._path, f"was recorded on {found.gpu.name}")
-                self._file: IO[bytes] = io.BufferedRandom(open_plain(self._path))
+                self._open()
                 self._cut()
             else:
-                self._file = io.BufferedRandom(open_plain(self._path))
+                self._open()
                 self._write({"format": FORMAT, "gpu": gpu.name, "provenance": provenance})
         except OSError as error:
             raise _refused(self._path, f"cannot be written ({error.strerror})") from error
+
+    def _open(self) -> None:
+        self._file: IO[bytes] = io.BufferedRandom(open_plain(self._path))
 
     def append(self, evaluation: Evaluation) -> None:
         """One evaluation, on the disk when this returns. Raises RecordError: the disk is full; the file is whole."""

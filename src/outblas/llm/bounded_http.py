@@ -29,7 +29,7 @@ def bounded_http_client() -> Any:
     http: Any = importlib.import_module(make.__mro__[1].__module__.partition(".")[0])  # the one that openai is made for
 
     class CutBody(http.AsyncByteStream):  # type: ignore[misc]
-        """A body of so many bytes at most, then silence or the error."""
+        """A body up to a limit of bytes, then silence or the error."""
 
         def __init__(self, body: Any, limit: int, error: BodyRefused | None) -> None:
             self._body, self._limit, self._error = body, limit, error

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.clean_text import clean_text
+from outblas.llm.bounded_http import FAILURE_BYTES
 from outblas.llm.budget import Cost, Price, at_least
 
 #: Longest answer, and longest thoughts, that are kept, characters; the largest kernel has a quarter of that.
 ANSWER_CHARS = 1 << 20
-#: Of the words of a server that has no answer, of the page that they are found in, and of why a model stopped.
-_FAILURE_CHARS, _PAGE_BYTES, _FINISH_CHARS = 2000, 64 << 10, 40
+#: Of the words of a server that has no answer, and of why a model stopped.
+_FAILURE_CHARS, _FINISH_CHARS = 2000, 40
 #: White space of C that is a control: what it is kept as.
 _SPACES = str.maketrans({"\r": "\n", "\v": " ", "\f": " "})
 #: More tokens than any server counts; what says more is no count.
@@ -87,7 +88,7 @@ def _parts(body: bytes) -> tuple[dict[str, Any], dict[str, Any], object]:
             return choice["message"], choice, found.get("usage")
     except (ValueError, LookupError, TypeError, RecursionError):
         pass  # told below, in the server's words
-    raise ValueError(f"no completion, but {_words(body[:_PAGE_BYTES].decode(errors='replace'), 200)!r}")
+    raise ValueError(f"no completion, but {_words(body[:FAILURE_BYTES].decode(errors='replace'), 200)!r}")
 
 
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
@@ -97,7 +98,7 @@ def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Rep
 
 def _words(text: str, limit: int) -> str:
     """A server's words on one line."""
-    return _without_key(" ".join(clean_text(text, _PAGE_BYTES).split()))[:limit]
+    return _without_key(" ".join(clean_text(text, FAILURE_BYTES).split()))[:limit]
 
 
 def _without_key(text: str) -> str:
@@ -107,7 +108,7 @@ def _without_key(text: str) -> str:
 
 
 def _word(found: object, limit: int) -> str:
-    """A text that a server may leave out; empty where it is none."""
+    """A text that a server may leave out; empty if it is no text."""
     return clean_text(found, limit) if isinstance(found, str) else ""
 
 

@@ -106,7 +106,7 @@ class Store:
         """
         with self._guard("written"):
             self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run_id, _now(), _dump(settings)))
-            (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone() or ("",)
+            (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone()
         if was := self._settings(text):
             what = f"run {run_id!r} in {self.path} was started with other settings"
             do = "repeat those settings to resume it, or choose another run id"
