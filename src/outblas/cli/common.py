@@ -26,7 +26,7 @@ class CleanConsole(Console):
     """Prints words of files, workers and servers: nothing in them is an order to the terminal."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(clean_text(text, len(text)), **options)
+        return super().render_str(clean_text(text), **options)
 
 
 out = CleanConsole(highlight=False, soft_wrap=True)

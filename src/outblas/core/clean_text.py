@@ -8,12 +8,12 @@ import re
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def clean_text(text: str, limit: int) -> str:
+def clean_text(text: str, limit: int | None = None) -> str:
     """Return text that every file can hold and no terminal obeys.
 
     Args:
         text: of a worker, a compiler or a server.
-        limit: most characters that are kept.
+        limit: most characters that are kept; None: all.
 
     Returns:
         The text with "?" for each half of a surrogate pair, without control characters, cut at the limit.

@@ -6,11 +6,12 @@ file by the hash of toolchain, flags, text and headers, published by rename.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, architecture
+from outblas.core.scratch_folder import scratch_folder
 from outblas.jail.compiler_words import own_words
-from outblas.jail.confined_compiler import LOG_BYTES, CompileFolder, CompileLimits, memory_limit, run_confined
+from outblas.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
 from outblas.jail.elf import cubins, global_bytes
 from outblas.jail.nvrtc_headers import FORCED_INCLUDE, HEADERS
 from outblas.jail.toolchain import cutlass_folders, find_nvcc, include_folders, locate_cutlass
@@ -169,7 +171,7 @@ class _Device(_Job):
             "text": self.kernel.text, "entry": launch.entry, "headers": (*kernel_headers(), *HEADERS),
             "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
         }  # fmt: skip
-        with CompileFolder() as folder:
+        with _compile_folder() as folder:
             code, said = self.confined({"nvrtc": job}, folder, self.includes())
             if (folder / "error").is_file():
                 raise _error_of(json.loads((folder / "error").read_text()), self.words)
@@ -188,7 +190,7 @@ class _Host(_Job):
     def compile(self) -> Cubin:
         nvcc, start = find_nvcc(), time.perf_counter()
         virtual = self.arch.replace("sm_", "compute_")
-        with CompileFolder() as folder:
+        with _compile_folder() as folder:
             headers = folder / "headers"
             for name, text in kernel_headers():
                 (headers / name).parent.mkdir(parents=True, exist_ok=True)
@@ -207,6 +209,13 @@ class _Host(_Job):
                 raise _refused(said) if code > 0 else _died("nvcc", code, said)
             image = _made(library)
         return _measured(image, self.arch, said, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _compile_folder() -> Iterator[Path]:
+    """A folder that a job works in; removed in the end."""
+    with scratch_folder("outblas-free-") as folder:
+        yield Path(folder)
 
 
 def _made(path: Path) -> bytes:

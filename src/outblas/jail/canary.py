@@ -16,11 +16,11 @@ import socket
 import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from outblas.core.scratch_folder import scratch_folder
 from outblas.jail.confinement import Jail
 from outblas.jail.system_calls import REFUSED
 from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
@@ -55,7 +55,7 @@ def run_canary() -> list[AttackOutcome]:
     Raises:
         DeviceError: the worker cannot start.
     """
-    with tempfile.TemporaryDirectory(prefix="outblas-canary-", ignore_cleanup_errors=True) as base:
+    with scratch_folder("outblas-canary-") as base:
         cell, victim = Path(base, "cell"), Path(base, "outside", "file")
         for folder in (cell, victim.parent):
             folder.mkdir()

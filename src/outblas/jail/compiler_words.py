@@ -25,7 +25,7 @@ def own_words(said: str, text: str, limit: int) -> str:
         text: what it compiled.
         limit: most characters that are kept.
     """
-    own = {line.strip() for line in clean_text(text, len(text)).split("\n")}
+    own = {line.strip() for line in clean_text(text).split("\n")}
     kept: list[str] = []
     for line in clean_text(said, limit).split("\n"):
         if found := _NUMBERED.match(line):

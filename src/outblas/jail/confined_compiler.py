@@ -13,7 +13,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,20 +33,6 @@ class CompileLimits:
 
     seconds: float
     memory_bytes: int
-
-
-class CompileFolder:
-    """A temporary folder that a job works in; removed in the end."""
-
-    def __init__(self) -> None:
-        self._held = tempfile.TemporaryDirectory(prefix="outblas-free-", ignore_cleanup_errors=True)
-        self.path = Path(self._held.name)
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        self._held.cleanup()
 
 
 def run_confined(

@@ -112,7 +112,7 @@ class EvolveJournal:
         messages: Sequence[Message],
     ) -> Question:  # fmt: skip
         """Record a question that is to be sent."""
-        parents, messages = tuple(map(_clean_word, parents)), _clean_messages(messages)
+        parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
         row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
         columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
         with self._transaction():
@@ -161,7 +161,7 @@ class EvolveJournal:
             "SELECT id, chain, turn, problem, island, model, purpose, parents, messages, at FROM questions ORDER BY id"
         ):
             parents, messages = (json.loads(text) for text in texts)
-            parents, messages = tuple(map(_clean_word, parents)), _clean_messages(messages)
+            parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
             yield Question(number, chain, turn, problem, island, model, purpose, parents, messages, at)
 
     def replies(self, question: int | None = None) -> Iterator[tuple[int, Reply]]:
@@ -248,15 +248,11 @@ class EvolveJournal:
 
 
 def _clean(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_clean_word(value) if isinstance(value, str) else value for value in row)
+    return tuple(clean_text(value) if isinstance(value, str) else value for value in row)
 
 
 def _clean_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    return tuple({role: _clean_word(text) for role, text in one.items()} for one in messages)
-
-
-def _clean_word(text: str) -> str:
-    return clean_text(text, len(text))
+    return tuple({role: clean_text(text) for role, text in one.items()} for one in messages)
 
 
 def _now() -> str:
