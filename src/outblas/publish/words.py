@@ -57,11 +57,11 @@ def regime_words(name: str) -> str:
 
 
 def decade_words(exponent: int) -> str:
-    """Return a decade as a range with a metric prefix: 9 is "1 to 10 G"."""
-    group, step = divmod(exponent, 3)
+    """Return a decade as a range with a metric prefix: 9 is "1 to 10 G", and 11 is "0.1 to 1 T"."""
+    group, step = divmod(exponent + 1, 3)
     if not 0 <= group < len(_UNITS):
         return f"1e{exponent} to 1e{exponent + 1} "
-    return f"{10**step} to {10 ** (step + 1)} {_UNITS[group]}"
+    return f"{10.0 ** (step - 1):g} to {10**step} {_UNITS[group]}"
 
 
 def date_words(date: Any) -> str:
@@ -79,7 +79,10 @@ def date_words(date: Any) -> str:
     times = [m[4] for m in found if m]
     if len(times) == 1 and times[0]:
         return f"{_day(days[0])}, {times[0]} UTC"
-    return _day(days[0]) if len(days) == 1 else f"{_day(days[0])} to {_day(days[-1])}"
+    if len(days) == 1:
+        return _day(days[0])
+    first = str(days[0][2]) if days[0][:2] == days[-1][:2] else _day(days[0])
+    return f"{first} to {_day(days[-1])}"
 
 
 def _day(day: tuple[int, int, int]) -> str:

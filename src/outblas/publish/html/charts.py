@@ -167,12 +167,14 @@ def _legend(series: Sequence[Series]) -> str:
     named = {s.name: s for s in series if s.named}
     if not named:
         return ""
-    items = "".join(
-        f"<label><input type='checkbox' data-toggles='{' '.join(map(str, numbers[name]))}'"
-        f"{' checked' if one.shown else ''}><i class='{one.kind}' style='--c:{one.colour}'></i>{escape(name)}</label>"
-        for name, one in named.items()
-    )
-    return f"<div class='legend'>{items}</div>"
+    items = []
+    for name, one in named.items():
+        mark = f"{one.kind} dashed" if one.dash else one.kind
+        items.append(
+            f"<label><input type='checkbox' data-toggles='{' '.join(map(str, numbers[name]))}'"
+            f"{' checked' if one.shown else ''}><i class='{mark}' style='--c:{one.colour}'></i>{escape(name)}</label>"
+        )
+    return f"<div class='legend'>{''.join(items)}</div>"
 
 
 def _line(chart: Chart, series: Series) -> str:

@@ -32,7 +32,7 @@ INTERVAL: Definition = (
 PDL: Definition = (
     "PDL",
     "Programmatic dependent launch: a kernel starts while the one before it ends. It helps sequences of short kernels. "
-    "The baselines run without it.",
+    "Both launch options have the same baselines.",
 )
 LAYOUT: Definition = (
     "TN, NN",

@@ -132,8 +132,8 @@ def _section(run: EvolveRun, key: str, charts: dict[str, Chart], index: int) -> 
     if best is not None:
         parts += [
             "<h3>Lineage of the best</h3>",
-            chart_html(charts["tree"], index, "tree", "Lineage", "The best kernel is at the right. An edge starts at each kernel "
-                       "that the model was shown or has corrected. At most the nearest "
+            chart_html(charts["tree"], index, "tree", "Lineage", "The best kernel is at the right. An edge starts at "
+                       "each kernel that the model was shown or has corrected. At most the nearest "
                        f"{MAX_ANCESTORS} are drawn."),
             "<h3>The best kernel</h3>",
             *_best(run, key, best.name),
@@ -157,7 +157,7 @@ def _archive(run: EvolveRun, key: str) -> str:
         )
         for e in entries
     ]
-    head = ("Config", "Island", "Bucket", "Speed-up, at least", "µs", "Question", "Origin")
+    head = ("Candidate", "Island", "Bucket", "Speed-up ≥", "µs", "Question", "Origin")
     return table(f"{len(entries)} places of the archive, fastest first", head, lines)
 
 
@@ -179,8 +179,8 @@ def _definitions(run: EvolveRun) -> list[terms.Definition]:
         ("At least", "The lower end of the 95% interval of the speed-up. The archive ranks kernels by it."),
         (
             "Gain",
-            "The logarithm of the factor by which an answer raised the best speed-up of its problem. Gains start at 1×, "
-            "and they are added up.",
+            "The logarithm of the factor by which an answer raised the best speed-up of its problem. "
+            "Gains start at 1×, and they are added up.",
         ),
         terms.floor_definition(GPUS.get(str(run.about.get("gpu")), H200)),
         (

@@ -175,7 +175,7 @@ def find_gpu(name: str) -> Gpu | None:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Return four to nine round values from `low` to `high` on a linear axis."""
+    """Return three to eight round values from `low` to `high` on a linear axis."""
     rough = (high - low) / 6
     step = 10.0 ** math.floor(math.log10(rough))
     step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough * 0.999)
@@ -206,5 +206,8 @@ def _ratios(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _powers(low: float, high: float) -> list[tuple[float, str]]:
-    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-    return [(10.0**e, f"{10.0**e:g}") for e in range(first, last + 1)]
+    """Return the powers of ten within a range; in a range of less than three decades also 2 and 5 times them."""
+    digits = (1, 2, 5) if high / low < 1e3 else (1,)
+    first, last = math.floor(math.log10(low)), math.floor(math.log10(high))
+    ticks = [digit * 10.0**e for e in range(first, last + 1) for digit in digits]
+    return [(t, f"{t:g}") for t in ticks if low <= t <= high]

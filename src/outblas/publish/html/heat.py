@@ -21,16 +21,25 @@ MIN_PROBLEMS_PER_K = 4
 def heat_html(group: Group, index: int) -> str:
     """Return the heat maps of a group with their controls, or a sentence if the problems form no grid."""
     ks = sorted({r["k"] for r in group.rows})
-    if len(group.of_pdl(group.pdls[0])) < MIN_PROBLEMS_PER_K * len(ks):
+    once = group.of_pdl(group.pdls[0])
+    if len(once) < MIN_PROBLEMS_PER_K * len(ks):
         return "<p class='note'>These problems form no grid over M, N and K, so no heat map is drawn.</p>"
+    fullest = max(ks, key=lambda k: sum(r["k"] == k for r in once))
     numbers = {id(row): number for number, row in enumerate(group.rows)}
     limit = heat_limit(group)
     maps = [
-        _map([r for r in group.of_pdl(pdl) if r["k"] == k], k, pdl, limit, numbers, shown=place == 0)
-        for place, (k, pdl) in enumerate((k, pdl) for k in ks for pdl in group.pdls)
+        _map(
+            [r for r in group.of_pdl(pdl) if r["k"] == k],
+            (k, pdl),
+            limit,
+            numbers,
+            (k, pdl) == (fullest, group.pdls[0]),
+        )
+        for k in ks
+        for pdl in group.pdls
     ]
     return (
-        f"<div class='controls'>{_controls(group, ks, index)}{_scale(limit)}</div>"
+        f"<div class='controls'>{_controls(group, ks, ks.index(fullest), index)}{_scale(limit)}</div>"
         f"<div class='heats' data-heats='{index}' data-ks='{' '.join(map(str, ks))}'>{''.join(maps)}</div>"
         "<p class='note'>A row is an M, a column is an N. Blue is faster than the best baseline, orange is slower. "
         "The scale is logarithmic. A cell of 1.00 runs the baseline, or is level with it.</p>"
@@ -56,10 +65,10 @@ def heat_css() -> str:
     )
 
 
-def _controls(group: Group, ks: list[int], index: int) -> str:
+def _controls(group: Group, ks: list[int], chosen: int, index: int) -> str:
     slider = (
-        f"<label>K = <output id='heat-k-{index}'>{ks[0]}</output> "
-        f"<input type='range' min='0' max='{len(ks) - 1}' step='1' value='0' data-k='{index}' aria-label='K'></label>"
+        f"<label>K = <output id='heat-k-{index}'>{ks[chosen]}</output> <input type='range' min='0' max='{len(ks) - 1}' "
+        f"step='1' value='{chosen}' data-k='{index}' aria-label='K'></label>"
     )
     toggle = f"<label><input type='checkbox' data-pdl-toggle='{index}'> with PDL</label>"
     chosen_k = slider if len(ks) > 1 else f"<span>K = {ks[0]}</span>"
@@ -73,7 +82,9 @@ def _scale(limit: float) -> str:
     )
 
 
-def _map(rows: list[Row], k: int, pdl: bool, limit: float, numbers: dict[int, int], shown: bool) -> str:
+def _map(rows: list[Row], place: tuple[int, bool], limit: float, numbers: dict[int, int], shown: bool) -> str:
+    """Return the table of one K and launch option."""
+    k, pdl = place
     ms, ns = sorted({r["m"] for r in rows}), sorted({r["n"] for r in rows})
     cells = {(r["m"], r["n"]): r for r in rows}
     head = "".join(f"<th scope='col'>{n}</th>" for n in ns)
@@ -81,11 +92,13 @@ def _map(rows: list[Row], k: int, pdl: bool, limit: float, numbers: dict[int, in
         f"<tr><th scope='row'>{m}</th>{''.join(_cell(cells.get((m, n)), limit, numbers) for n in ns)}</tr>" for m in ms
     ]
     caption = f"Speed-up at K = {k}, {PDL_NAMES[pdl]}"
+    columns = len(ns) + 1
     return (
         f"<div class='scroll heatbox' data-at='{k} {'on' if pdl else 'off'}' tabindex='0' role='region' "
-        f"aria-label='{caption}'{'' if shown else ' hidden'}><table class='heat'><caption class='quiet'>{caption}"
-        f"</caption><thead><tr><th scope='col'>M \\ N</th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-        "</div>"
+        f"aria-label='{caption}'{'' if shown else ' hidden'}>"
+        f"<table class='heat' style='min-width:{2.1 * columns:.1f}rem;max-width:{30 * columns}rem'>"
+        f"<caption class='quiet'>{caption}</caption><thead><tr><th scope='col'>M \\ N</th>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 

@@ -112,7 +112,9 @@
       var pdl = toggle ? (toggle.checked ? "on" : "off") : maps[0].dataset.at.split(" ")[1];
       if (slider) { document.getElementById("heat-k-" + index).textContent = k; }
       maps.forEach(function (map) { map.hidden = map.dataset.at !== k + " " + pdl; });
+      cue();
     }
+    var cue = cued(heats);
     if (slider) { slider.addEventListener("input", choose); }
     if (toggle) { toggle.addEventListener("change", choose); }
     choose();
@@ -129,7 +131,7 @@
   // Tables: cells of every problem, sorting, searching, and a word on what a box hides.
   function fillEvery(box) {
     var group = box.dataset.every, body = box.querySelector("tbody");
-    var classes = all("thead th", box).map(function (th) { return th.className; });
+    var classes = all("thead th", box).map(function (th) { return th.className.replace("short", ""); });
     data.groups[group].rows.forEach(function (_, number) {
       var row = rowOf(group, number), line = make("tr");
       var cells = [shapeOf(row), row.pdl ? "on" : "off", row.published.toFixed(3) + "×", interval(row),
@@ -176,7 +178,7 @@
     tools.appendChild(count);
     box.insertBefore(tools, box.firstChild);
     function find() {
-      var words = input.value.toLowerCase().replace(/(\d)x(?=\d)/g, "$1×").split(/\s+/).filter(Boolean), shown = 0;
+      var words = input.value.toLowerCase().replace(/(\d)x(?=\d|\s|$)/g, "$1×").split(/\s+/).filter(Boolean), shown = 0;
       var lines = all("tbody tr", box);
       lines.forEach(function (line) {
         var text = line.dataset.text || (line.dataset.text = Array.prototype.map.call(line.children, function (cell) {
@@ -192,9 +194,10 @@
     find();
   }
   function cued(box) {
-    var scroll = box.querySelector(".scroll"), cue = make("p", "cue");
+    var cue = make("p", "cue");
     box.appendChild(cue);
     function look() {
+      var scroll = box.querySelector(".scroll:not([hidden])");
       var right = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft > 2;
       var below = scroll.scrollHeight - scroll.clientHeight - scroll.scrollTop > 2;
       box.classList.toggle("more-right", right);
@@ -202,7 +205,7 @@
       var hidden = [right ? "more columns →" : "", below ? "more rows ↓" : ""].filter(Boolean).join(", ");
       cue.textContent = hidden ? "Scroll for " + hidden : "";
     }
-    scroll.addEventListener("scroll", look, { passive: true });
+    box.addEventListener("scroll", look, { passive: true, capture: true });
     window.addEventListener("resize", look);
     look();
     return look;

@@ -21,14 +21,12 @@ _TEXT = frozenset(
         "PDL",
         "Problem",
         "Baseline",
-        "Kernel",
         "Why",
         "Fact",
         "Agent",
-        "Overlaps",
         "Outcome",
-        "Meaning",
         "Answer",
+        "Candidate",
         "Model",
         "Attempt",
         "Origin",
@@ -37,7 +35,11 @@ _TEXT = frozenset(
     }
 )
 #: Columns of words that may be long, and break.
-_LONG = frozenset({"Value", "Meaning"})
+_LONG = frozenset({"Value", "Meaning", "Kernel", "Overlaps"})
+#: Characters up to which a heading stays on one line.
+_SHORT = 10
+#: Items of a list that a fact shows at most.
+_LISTED = 12
 #: Rows from which a table can be searched and scrolls in a box.
 SEARCHED_ROWS = 12
 
@@ -98,10 +100,13 @@ def copy_html(words: str, line: str) -> str:
 
 
 def fact_text(value: Any) -> str:
-    """Return a fact in words: of a mapping `key value` pairs, of a list its items."""
+    """Return a fact in words: of a mapping `key value` pairs, of a list its first items."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {fact_text(v)}" for key, v in value.items())
-    return ", ".join(map(fact_text, value)) if isinstance(value, list) else str(value)
+    if not isinstance(value, list):
+        return str(value)
+    more = [f"and {len(value) - _LISTED} more"] if len(value) > _LISTED else []
+    return ", ".join([*map(fact_text, value[:_LISTED]), *more])
 
 
 def provenance_section(facts: Mapping[str, Any]) -> str:
@@ -110,7 +115,10 @@ def provenance_section(facts: Mapping[str, Any]) -> str:
     Args:
         facts: name -> fact; a date is written in words.
     """
-    lines = [(name, date_words(value) if name.endswith("date") else fact_text(value)) for name, value in facts.items()]
+    lines = [
+        (name, date_words(value) if name.endswith(("date", "started", "finished")) else fact_text(value))
+        for name, value in facts.items()
+    ]
     found = table("Where these figures come from", ("Fact", "Value"), lines, searched=False)
     return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
 
@@ -131,8 +139,12 @@ def table(
         searched: add a search field and limit the height; by default if the table has :data:`SEARCHED_ROWS`.
         attributes: more attributes of the box, as HTML.
     """
-    cls = [" class='text long'" if h in _LONG else " class='text'" if h in _TEXT else "" for h in head]
-    top = "".join(f"<th scope='col'{c}>{escape(h)}</th>" for h, c in zip(head, cls, strict=True))
+    names = ["text long" if h in _LONG else "text" if h in _TEXT else "" for h in head]
+    cls = [f" class='{name}'" if name else "" for name in names]
+    top = "".join(
+        f"<th scope='col' class='{name}{' short' if len(h) <= _SHORT else ''}'>{escape(h)}</th>"
+        for h, name in zip(head, names, strict=True)
+    )
     rows = [
         f"<tr><th scope='row'>{escape(str(line[0]))}</th>"
         + "".join(f"<td{c}>{escape(str(v))}</td>" for v, c in zip(line[1:], cls[1:], strict=True))

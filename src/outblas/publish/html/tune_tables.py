@@ -39,7 +39,7 @@ def group_cards(group: Group) -> str:
             f"<b data-figure='{name}' data-pdl='{_flag(pdl)}'>{text(figures[pdl])}</b> {PDL_NAMES[pdl]}"
             for pdl in others
         ]
-        cards.append((name, text(figures[first]), f"{label}, {PDL_NAMES[first]}", "; ".join(more)))
+        cards.append((name, text(figures[first]), label, "; ".join([PDL_NAMES[first], *more])))
     return cards_html(cards) + _other_figures(group)
 
 
