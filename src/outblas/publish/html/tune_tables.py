@@ -198,7 +198,8 @@ def _fallback_line(r: Row) -> tuple[Any, ...]:
 
 def _why(row: Row) -> str:
     """Say why a row runs the baseline."""
-    return {"left_out": "no kernel chosen", "passed": "kernel not faster"}.get(row["status"], row["status"])
+    status = str(row["status"])
+    return {"left_out": "no kernel chosen", "passed": "kernel not faster"}.get(status, status)
 
 
 def _interval(row: Row) -> str:
