@@ -350,3 +350,10 @@ def test_a_gpu_without_a_record_has_no_roof(rows):
     group = ReportedRun(Result("", META, rows)).groups[0]
     names = [s.name for s in group_charts(group, "GPU of tomorrow")["roofline"].series]
     assert "floor" in names and not any("roof" in name for name in names)
+
+
+def test_constant_weights_are_named_and_defined(tmp_path):
+    write_result([{**r, "early": True} for r in make_rows((64, 512), pdls=(True,))], META, tmp_path / "r.parquet")
+    html = render(load_run(tmp_path / "r.parquet"))
+    assert "<small>with constant weights</small>" in html and "<dt>Constant weights</dt>" in html
+    assert "<th scope='col'>with constant weights</th>" in html

@@ -50,7 +50,7 @@ SERVER: Definition = (
 )
 CONSTANT_WEIGHTS: Definition = (
     "Constant weights",
-    "The caller promises that B does not change, so a kernel may read it before the kernel in front of it has ended.",
+    "The caller promises that B does not change. So a kernel with PDL may read B before the kernel in front of it ends.",
 )
 
 
@@ -59,8 +59,8 @@ def floor_definition(gpu: Gpu | None) -> Definition:
     rates = (
         "the time of a launch, of the arithmetic and of the memory traffic"
         if gpu is None
-        else f"{gpu.launch_us:g} µs for a launch, the arithmetic at {gpu.tflops:g} TFLOP/s, and the memory traffic at "
-        f"{gpu.hbm_tbs:g} TB/s ({gpu.l2_tbs:g} TB/s from the L2 cache)"
+        else f"{gpu.launch_us:g} µs for a launch, arithmetic at {gpu.tflops:g} TFLOP/s, and memory traffic at "
+        f"{gpu.hbm_tbs:g} TB/s ({gpu.l2_tbs:g} TB/s from L2)"
     )
     return (
         "Floor",

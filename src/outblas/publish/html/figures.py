@@ -12,7 +12,7 @@ from outblas.core.roofline import GPUS, Gpu
 from outblas.publish.html.charts import Axis, Chart, Series
 from outblas.publish.html.run_data import Group, tflops
 from outblas.publish.palette import GREY, INK, ratio_ticks
-from outblas.publish.words import PDL_NAMES, decade_words
+from outblas.publish.words import decade_words
 from outblas.records.averages import Row, decade_order, figures_by_key, flop_decade, problem_of, published_us
 
 SERIES_COLOURS = {False: "#c2570c", True: "#0b5fcc"}
@@ -36,7 +36,7 @@ def curve(group: Group) -> Chart:
         rows = sorted(group.of_pdl(pdl), key=lambda r: r["published"])
         series.append(
             Series(
-                PDL_NAMES[pdl],
+                group.launch_name(pdl),
                 "line",
                 SERIES_COLOURS[pdl],
                 x=[100 * (i + 0.5) / len(rows) for i in range(len(rows))],
@@ -68,7 +68,7 @@ def histogram(group: Group) -> Chart:
         bins = sorted(counts)
         series.append(
             Series(
-                PDL_NAMES[pdl],
+                group.launch_name(pdl),
                 "bars",
                 SERIES_COLOURS[pdl],
                 x=[(b + 0.5) * step for b in bins],
@@ -76,7 +76,8 @@ def histogram(group: Group) -> Chart:
                 base=[0.0] * len(bins),
                 bar_width=step,
                 tips=[
-                    f"{counts[b]} problems {PDL_NAMES[pdl]}: {2 ** (b * step):.3f}× to {2 ** ((b + 1) * step):.3f}×"
+                    f"{counts[b]} problems {group.launch_name(pdl)}: "
+                    f"{2 ** (b * step):.3f}× to {2 ** ((b + 1) * step):.3f}×"
                     for b in bins
                 ],
                 opacity=0.6,
@@ -103,14 +104,16 @@ def decades(group: Group) -> Chart:
         offset = (place - (len(group.pdls) - 1) / 2) * width
         series.append(
             Series(
-                PDL_NAMES[pdl],
+                group.launch_name(pdl),
                 "bars",
                 SERIES_COLOURS[pdl],
                 x=[names.index(name) + offset for name in found],
                 y=[mean["geomean"] for mean in found.values()],
                 base=[1.0] * len(found),
                 bar_width=width,
-                tips=[f"{mean['geomean']:.3f}× {PDL_NAMES[pdl]}, {mean['n']} problems" for mean in found.values()],
+                tips=[
+                    f"{mean['geomean']:.3f}× {group.launch_name(pdl)}, {mean['n']} problems" for mean in found.values()
+                ],
             )
         )
     low, high = _extent(y for s in series for y in s.y if y is not None)
@@ -128,7 +131,7 @@ def roofline(group: Group, gpu: Gpu | None) -> Chart:
     once = group.of_pdl(group.pdls[0])
     drawn = [
         (
-            f"OutBLAS {PDL_NAMES[pdl]}",
+            f"OutBLAS {group.launch_name(pdl)}",
             SERIES_COLOURS[pdl],
             group.of_pdl(pdl),
             [published_us(r) for r in group.of_pdl(pdl)],

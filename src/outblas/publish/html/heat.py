@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from outblas.publish.html.run_data import Group
-from outblas.publish.words import PDL_NAMES
 from outblas.records.averages import Row
 
 #: Slower is orange, faster is blue: readers with every common colour blindness can tell them apart.
@@ -27,17 +26,8 @@ def heat_html(group: Group, index: int) -> str:
     fullest = max(ks, key=lambda k: sum(r["k"] == k for r in once))
     numbers = {id(row): number for number, row in enumerate(group.rows)}
     limit = heat_limit(group)
-    maps = [
-        _map(
-            [r for r in group.of_pdl(pdl) if r["k"] == k],
-            (k, pdl),
-            limit,
-            numbers,
-            (k, pdl) == (fullest, group.pdls[0]),
-        )
-        for k in ks
-        for pdl in group.pdls
-    ]
+    shown = (fullest, group.pdls[0])
+    maps = [_map(group, (k, pdl), limit, numbers, (k, pdl) == shown) for k in ks for pdl in group.pdls]
     return (
         f"<div class='controls'>{_controls(group, ks, ks.index(fullest), index)}{_scale(limit)}</div>"
         f"<div class='heats' data-heats='{index}' data-ks='{' '.join(map(str, ks))}'>{''.join(maps)}</div>"
@@ -72,7 +62,7 @@ def _controls(group: Group, ks: list[int], chosen: int, index: int) -> str:
     )
     toggle = f"<label><input type='checkbox' data-pdl-toggle='{index}'> with PDL</label>"
     chosen_k = slider if len(ks) > 1 else f"<span>K = {ks[0]}</span>"
-    return chosen_k + (toggle if len(group.pdls) > 1 else f"<span>{PDL_NAMES[group.pdls[0]]}</span>")
+    return chosen_k + (toggle if len(group.pdls) > 1 else f"<span>{group.launch_name(group.pdls[0])}</span>")
 
 
 def _scale(limit: float) -> str:
@@ -82,16 +72,17 @@ def _scale(limit: float) -> str:
     )
 
 
-def _map(rows: list[Row], place: tuple[int, bool], limit: float, numbers: dict[int, int], shown: bool) -> str:
+def _map(group: Group, place: tuple[int, bool], limit: float, numbers: dict[int, int], shown: bool) -> str:
     """Return the table of one K and launch option."""
     k, pdl = place
+    rows = [r for r in group.of_pdl(pdl) if r["k"] == k]
     ms, ns = sorted({r["m"] for r in rows}), sorted({r["n"] for r in rows})
     cells = {(r["m"], r["n"]): r for r in rows}
     head = "".join(f"<th scope='col'>{n}</th>" for n in ns)
     lines = [
         f"<tr><th scope='row'>{m}</th>{''.join(_cell(cells.get((m, n)), limit, numbers) for n in ns)}</tr>" for m in ms
     ]
-    caption = f"Speed-up at K = {k}, {PDL_NAMES[pdl]}"
+    caption = f"Speed-up at K = {k}, {group.launch_name(pdl)}"
     columns = len(ns) + 1
     return (
         f"<div class='scroll heatbox' data-at='{k} {'on' if pdl else 'off'}' tabindex='0' role='region' "

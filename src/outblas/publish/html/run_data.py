@@ -12,7 +12,7 @@ from outblas.core.errors import ConfigError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import LOSS_BELOW
 from outblas.kernels.config_text import config_from_name
-from outblas.publish.words import baseline_words, regime_words, short_config
+from outblas.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
 from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
 from outblas.records.results import Result, read_result
 
@@ -41,6 +41,10 @@ class Group:
         return f"{self.layout} · {self.dtype}, {self.acc} accumulate · {modes[self.mode]}" + (
             " · constant weights" if self.early else ""
         )
+
+    def launch_name(self, pdl: bool) -> str:
+        """Return the name of a launch option in this group."""
+        return "with constant weights" if self.early else PDL_NAMES[pdl]
 
     @property
     def pdls(self) -> list[bool]:

@@ -16,7 +16,7 @@ from outblas.publish.html.run_data import (
     top_wins,
 )
 from outblas.publish.html.shell import cards_html, table
-from outblas.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
+from outblas.publish.words import baseline_words, regime_words, short_config
 from outblas.records.averages import Row, figures_of, published_us, torch_ratio
 from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
 
@@ -36,10 +36,10 @@ def group_cards(group: Group) -> str:
     cards = []
     for name, label, text in shown:
         more = [
-            f"<b data-figure='{name}' data-pdl='{_flag(pdl)}'>{text(figures[pdl])}</b> {PDL_NAMES[pdl]}"
+            f"<b data-figure='{name}' data-pdl='{_flag(pdl)}'>{text(figures[pdl])}</b> {group.launch_name(pdl)}"
             for pdl in others
         ]
-        cards.append((name, text(figures[first]), label, "; ".join([PDL_NAMES[first], *more])))
+        cards.append((name, text(figures[first]), label, "; ".join([group.launch_name(first), *more])))
     return cards_html(cards) + _other_figures(group)
 
 
@@ -163,7 +163,7 @@ def _other_figures(group: Group) -> str:
             ("torch", "over torch.matmul (geometric mean)"),
         )
     ]
-    head = "".join(f"<th scope='col'>{PDL_NAMES[pdl]}</th>" for pdl in group.pdls)
+    head = "".join(f"<th scope='col'>{group.launch_name(pdl)}</th>" for pdl in group.pdls)
     return (
         "<table class='small'><caption class='quiet'>Other figures</caption><thead><tr>"
         f"<th scope='col' class='text'>Figure</th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
