@@ -50,7 +50,8 @@ SERVER: Definition = (
 )
 CONSTANT_WEIGHTS: Definition = (
     "Constant weights",
-    "The caller promises that B does not change. So a kernel with PDL may read B before the kernel in front of it ends.",
+    "The caller promises that B does not change. So a kernel with PDL may read B before the kernel in front of it "
+    "ends.",
 )
 
 

@@ -26,7 +26,7 @@
     var row = rowOf(group, number);
     var certain = row.low === null ? "" : " (" + interval(row) + ")";
     var mine = row.fallback ? "OutBLAS runs the baseline" : "OutBLAS " + row.us.toFixed(2) + " µs";
-    return shapeOf(row) + (row.pdl ? ", with PDL" : ", without PDL") + ": " + row.published.toFixed(3) + "×" + certain +
+    return shapeOf(row) + ", " + data.groups[group].launches[Number(row.pdl)] + ": " + row.published.toFixed(3) + "×" + certain +
       "\n" + row.baseline + " " + row.baseline_us.toFixed(2) + " µs, " + mine + ", floor " + row.floor_us.toFixed(2) +
       " µs" + (row.fallback ? "" : "\n" + kernelOf(group, row));
   }

@@ -87,6 +87,7 @@ def _payload(group: Group, charts: dict[str, Chart]) -> dict[str, Any]:
     rows, kernels = embedded_rows(group)
     return {
         "title": group.title,
+        "launches": [group.launch_name(False), group.launch_name(True)],
         "figures": {name: chart.payload() for name, chart in charts.items()},
         "summary": [{"pdl": pdl, **figures_of(group.of_pdl(pdl))} for pdl in group.pdls],
         "columns": EMBEDDED,
