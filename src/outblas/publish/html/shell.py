@@ -34,8 +34,9 @@ _TEXT = frozenset(
         COUNTER_COLUMNS[-1],
     }
 )
-#: Columns of words that may be long, and break.
-_LONG = frozenset({"Value", "Meaning", "Kernel", "Overlaps"})
+#: Columns of words that may be long. They break into lines: prose always, names only where there is room.
+_PROSE = frozenset({"Value", "Meaning"})
+_LONG = frozenset({"Kernel", "Overlaps"})
 #: Characters up to which a heading stays on one line.
 _SHORT = 10
 #: Items of a list that a fact shows at most.
@@ -139,7 +140,7 @@ def table(
         searched: add a search field and limit the height; by default if the table has :data:`SEARCHED_ROWS`.
         attributes: more attributes of the box, as HTML.
     """
-    names = ["text long" if h in _LONG else "text" if h in _TEXT else "" for h in head]
+    names = [_class_of(h) for h in head]
     cls = [f" class='{name}'" if name else "" for name in names]
     top = "".join(
         f"<th scope='col' class='{name}{' short' if len(h) <= _SHORT else ''}'>{escape(h)}</th>"
@@ -157,6 +158,15 @@ def table(
         f"aria-label='{escape(caption)}'><table><caption><span>{escape(caption)}</span></caption>"
         f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div>"
     )
+
+
+def _class_of(heading: str) -> str:
+    """Return the CSS classes of a column."""
+    if heading in _PROSE:
+        return "text long prose"
+    if heading in _LONG:
+        return "text long"
+    return "text" if heading in _TEXT else ""
 
 
 def _json(data: Any) -> str:
