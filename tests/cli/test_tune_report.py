@@ -1,4 +1,4 @@
-"""``outblas tune`` where no report can be written: nothing of the tuning is lost."""
+"""``outblas tune`` writes its report without a library of charts, and a failed report loses nothing of the tuning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDING = synthetic_recording()
 
 
 class Measured(ReplayEvaluator):
-    """Answers from the recording as if a GPU of this machine had measured."""
+    """Replay of a recording that claims to be a measurement of this machine."""
 
     @property
     def source(self) -> str:
@@ -32,7 +32,7 @@ class Measured(ReplayEvaluator):
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with one GPU, and where its user's library lies."""
+    """Return the data folder of the user of a machine with one GPU."""
 
     @contextmanager
     def opened(*_: object) -> Iterator[Measured]:
@@ -62,21 +62,14 @@ def installed(home: Path) -> Library:
     return Library.load(home / "outblas" / "libraries" / "h200.json")
 
 
-def test_without_plotly_it_warns_first_and_installs(home: Path, without_plotly: None) -> None:
-    result = tune(home / "run")
-    assert result.exit_code == 0, result.stderr
-    first, *rest = result.stderr.splitlines()
-    assert first.startswith("warning: no report will be written: plotly is not installed") and rest
-    assert f"outblas report {home / 'run'}" in first and "pip install plotly" in first
-    assert [row.problem for row in installed(home).rows] == [RECORDING.problems[0]]
-    assert "installed:" in result.stdout and "report:" not in result.stdout
-    assert (home / "run" / "result.parquet").is_file() and not (home / "run" / "report.html").exists()
-
-
-def test_with_plotly_it_does_not_warn(home: Path) -> None:
+def test_the_report_needs_no_plotly_and_names_the_library(home: Path, without_plotly: None) -> None:
     result = tune(home / "run")
     assert result.exit_code == 0 and "warning" not in result.stderr
-    assert (home / "run" / "report.html").is_file() and f"report:  {home / 'run' / 'report.html'}" in result.stdout
+    page = home / "run" / "report.html"
+    assert f"report:  {page}" in result.stdout and "installed:" in result.stdout
+    assert [row.problem for row in installed(home).rows] == [RECORDING.problems[0]]
+    library = home / "run" / "library.json"
+    assert library.is_file() and f"outblas.use_library(&quot;{library}&quot;)" in page.read_text(encoding="utf-8")
 
 
 def test_a_report_that_cannot_be_written_costs_the_report_alone(home: Path) -> None:

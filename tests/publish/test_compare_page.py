@@ -1,4 +1,4 @@
-"""A comparison's page, picture and place in the README."""
+"""The page of a comparison, its picture and its block in the README."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from xml.etree import ElementTree
 import pytest
 
 from outblas.core.errors import RecordError
+from outblas.publish.html.compare_page import curves, render_comparison
 from outblas.publish.html.tune_page import write_report
 from outblas.publish.tables.compare_block import COMPARE_BEGIN, COMPARE_END
-from outblas.publish.tables.compare_picture import compare_svg
+from outblas.publish.tables.compare_picture import NAME_STEP, compare_svg
 from outblas.publish.tables.publish_results import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
 from outblas.search.compare.compare_stats import figures
 from support.bench_fixture import write_bench, write_made
 
-#: More agents than a line of the legend holds, one of them with a name that is markup.
+SVG = "{http://www.w3.org/2000/svg}"
+#: Ten agents, one of them with a name that is markup.
 LEVEL = {"best": 0.05, **{f"agent{i}": 0.2 + 0.1 * i for i in range(8)}, "<b>&": 1.5}
 
 
@@ -28,34 +30,84 @@ def test_the_page_has_every_figure_and_asks_for_nothing(tmp_path: Path) -> None:
     assert [g["title"] for g in data["groups"]] == ["shapes", "families"]
     for group in data["groups"]:
         made = figures(c, group["title"])
-        lines = [t for t in group["figures"]["curve"]["data"] if "name" in t]
-        assert {t["name"]: t["y"] for t in lines} == {a: [made[a, b].quality for b in c.budgets] for a in LEVEL}
+        lines = {s["name"]: s["tips"] for s in group["figures"]["curve"]["series"] if s["tips"]}
+        assert set(lines) == set(LEVEL)
+        for agent, tips in lines.items():
+            for budget, tip in zip(c.budgets, tips, strict=True):
+                assert tip.startswith(f"{agent} after {budget} measurements: {made[agent, budget].quality:.3f} (")
         for agent in ("best", "agent3"):
             f = made[agent, 4]
             assert f"<td>{f.quality:.3f} ({f.low:.3f} to {f.high:.3f})</td>" in page
-    text = page.replace(max(re.findall(r"<script>(.*?)</script>", page, re.S), key=len), "")
-    assert "<b>&" not in text and "&lt;b&gt;&amp;" in text and "https://" not in text
-    assert "invented figures &amp; no GPU" in text and "Quality by regime" in text
+    assert "<b>&" not in page and "&lt;b&gt;&amp;" in page and "https://" not in page
+    assert "invented figures &amp; no GPU" in page and "Quality by regime" in page
     assert write_report(c.path, tmp_path / "d.html").read_text(encoding="utf-8") == page
 
 
-def test_the_picture_draws_a_line_and_a_band_of_every_agent_inside_the_card(tmp_path: Path) -> None:
+def test_the_page_defines_first_and_shows_four_agents_until_asked(tmp_path: Path) -> None:
+    levels = {"greedy": 0.5, "ppo": 0.05, "heuristic": 0.1, "tpe": 0.8, "random": 1.0}
+    page = render_comparison(write_made(tmp_path / "c.parquet", levels))
+    assert page.index("How to read this") < page.index("Best agent") < page.index("<svg")
+    assert "<strong>ppo</strong>" in page and "outblas tune --agent ppo" in page
+    boxes = re.findall(r"data-toggles='[\d ]+'( checked)?><i[^>]*></i>(\w+)", page)[: len(levels)]
+    assert {name: bool(ticked) for ticked, name in boxes} == {name: name != "greedy" for name in levels}
+
+
+def test_the_curve_draws_the_interval_of_every_agent(tmp_path: Path) -> None:
     c = write_made(tmp_path / "c.parquet", LEVEL)
+    made = figures(c, "shapes")
+    chart = curves(c, made)
+    bands = {s.name: s for s in chart.series if s.kind == "band"}
+    assert set(bands) == set(LEVEL)
+    for agent, band in bands.items():
+        assert list(band.base) == [made[agent, b].low for b in c.budgets]
+        assert list(band.y) == [made[agent, b].high for b in c.budgets]
+
+
+def drawn(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def test_the_picture_draws_four_agents_in_colour_and_the_rest_in_grey(tmp_path: Path) -> None:
+    levels = {**LEVEL, "random": 1.0, "tpe": 0.8, "heuristic": 0.1, "ppo": 0.02}
+    c = write_made(tmp_path / "c.parquet", levels)
     svg = compare_svg(c)
     assert svg == compare_svg(c)
-    root = ElementTree.fromstring(svg)
-    space = "{http://www.w3.org/2000/svg}"
-    lines, bands = root.findall(f"{space}polyline"), root.findall(f"{space}polygon")
-    assert len(lines) == len(bands) == 2 * len(LEVEL)
-    assert len({(e.get("stroke"), e.get("stroke-dasharray")) for e in lines}) == len(LEVEL)
+    root = drawn(svg)
+    lines = [e for e in root.iter(f"{SVG}polyline") if e.get("class") == "line"]
+    grey = [e for e in root.iter(f"{SVG}polyline") if e.get("class") == "quiet"]
+    bands = root.findall(f"{SVG}polygon")
+    assert len(lines) == len(bands) == 2 * 4 and len(grey) == 2 * len(LEVEL)
+    assert len({e.get("stroke") for e in lines}) == 4
     width, height = float(root.get("width")), float(root.get("height"))
-    for shape, corners in [*((e, 4) for e in lines), *((e, 8) for e in bands)]:
+    for shape, corners in [*((e, 4) for e in lines + grey), *((e, 8) for e in bands)]:
         points = [tuple(map(float, p.split(","))) for p in shape.get("points").split()]
-        assert len(points) == corners and all(0 < x < width and 100 < y < height - 50 for x, y in points)
-    texts = [t.text for t in root.findall(f"{space}text")]
-    assert {*LEVEL, "split shapes", "split families", "measurements"} <= set(texts)
-    first = [float(p.split(",")[1]) for p in lines[0].get("points").split()]
-    assert first == sorted(first, reverse=True), "the better, the higher"
+        assert len(points) == corners and all(0 < x < width and 80 < y < height - 50 for x, y in points)
+        if corners == 4:
+            heights = [y for _, y in points]
+            assert heights == sorted(heights, reverse=True), "the better, the higher"
+
+
+def test_the_picture_names_its_axes_and_the_ends_of_its_lines(tmp_path: Path) -> None:
+    c = write_made(tmp_path / "c.parquet", {"random": 1.0, "tpe": 0.8, "greedy": 0.5, "heuristic": 0.1, "ppo": 0.02})
+    root = drawn(compare_svg(c))
+    texts = [t.text for t in root.iter(f"{SVG}text")]
+    assert {"split shapes", "split families", "measurements", "best time / found time"} <= set(texts)
+    assert any(text.endswith("grey: 1 other agent") for text in texts)
+    names = [t for t in root.iter(f"{SVG}text") if t.get("class") == "name"]
+    assert sorted(t.text for t in names) == sorted(["ppo", "heuristic", "tpe", "random"] * 2)
+    for panel in (names[:4], names[4:]):
+        assert [t.text for t in panel] == ["ppo", "heuristic", "tpe", "random"], "the best ends highest"
+        heights = [float(t.get("y")) for t in panel]
+        assert all(b - a >= NAME_STEP - 0.2 for a, b in zip(heights, heights[1:], strict=False))
+    ends = [e.get("points").split()[-1].split(",") for e in root.iter(f"{SVG}polyline") if e.get("class") == "line"]
+    starts = [(e.get("x1"), e.get("y1")) for e in root.iter(f"{SVG}line") if e.get("class") == "lead"]
+    assert sorted(map(tuple, ends)) == sorted(starts), "a leader begins at the end of each line"
+
+
+def test_without_the_four_agents_the_first_ones_stand_out(tmp_path: Path) -> None:
+    root = drawn(compare_svg(write_made(tmp_path / "c.parquet", LEVEL)))
+    names = {t.text for t in root.iter(f"{SVG}text") if t.get("class") == "name"}
+    assert names == set(list(LEVEL)[:4])
 
 
 @pytest.fixture

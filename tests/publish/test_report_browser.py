@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from outblas.core.problem import Problem
 from outblas.publish.html.tune_page import write_report
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
@@ -23,7 +22,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-WIDTHS = (1280, 400)
+WIDTHS = (1400, 400)
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +62,6 @@ def page(request, browser, report):
     return browser
 
 
-def traces(page, name):
-    """What Plotly holds of a chart after drawing it, as plain JSON."""
-    return page.execute_script(
-        "return JSON.parse(JSON.stringify(document.getElementById(arguments[0]).data.map("
-        "t => ({name: t.name, x: t.x, y: t.y, z: t.z, customdata: t.customdata, meta: t.meta, visible: t.visible}))))",
-        f"{name}-0",
-    )
-
-
 def set_control(page, selector, name, value):
     page.execute_async_script(
         "const [s, n, v, done] = arguments; const e = document.querySelector(s); e[n] = v;"
@@ -88,37 +78,100 @@ def test_no_console_message_and_no_request_but_the_file(page, report):
     assert urls and all(u == report[1].as_uri() or u.startswith(("data:", "blob:")) for u in urls), urls
 
 
-def test_the_drawn_figures_are_the_recorded_ones(page, report):
-    rows = read_result(report[0]).rows
-    for summary in summarise(report[0]):
-        flag = "on" if summary["pdl"] else "off"
-        card = page.find_element("css selector", f"[data-figure=geomean][data-pdl={flag}] strong")
-        assert card.text == f"{summary['geomean']:.3f}×" and card.is_displayed()
-    for pdl, trace in zip((False, True), traces(page, "curve"), strict=True):
-        assert trace["y"] == sorted(r["published"] for r in rows if r["pdl"] is pdl)
-    assert [sum(t["y"]) for t in traces(page, "histogram")] == [64, 64]
-    cells = {
-        (int(m), int(n), trace["meta"]["k"], trace["meta"]["pdl"]): trace["customdata"][i][j][0]
-        for trace in traces(page, "heat")
-        for i, m in enumerate(trace["y"])
-        for j, n in enumerate(trace["x"])
-    }
-    assert cells == {(r["m"], r["n"], r["k"], r["pdl"]): r["published"] for r in rows}
-    roof = {t["name"]: t["y"] for t in traces(page, "roofline")}
-    assert roof["best baseline"] == pytest.approx(
-        [Problem.from_json(r).flops / r["baseline_us"] / 1e6 for r in rows if not r["pdl"]]
-    )
+def test_the_large_card_is_the_recorded_geometric_mean(page, report):
+    without, with_pdl = summarise(report[0])
+    card = page.find_element("css selector", ".card.geomean strong")
+    assert card.text == f"{without['geomean']:.3f}×" and card.is_displayed()
+    second = page.find_element("css selector", ".card [data-figure=geomean][data-pdl=on]")
+    assert second.text == f"{with_pdl['geomean']:.3f}×" and second.is_displayed()
 
 
 def test_every_chart_is_really_drawn(page):
     drawn = page.execute_script(
-        "return [...document.querySelectorAll('.plot')].map(p => {"
-        "const b = p.querySelector('.main-svg').getBoundingClientRect();"
-        "return [p.id, p.querySelectorAll('.scatterlayer path, .barlayer path, .heatmaplayer image').length,"
-        " b.width <= p.getBoundingClientRect().width + 1 && b.height > 200]})"
+        "return [...document.querySelectorAll('.chart')].map(f => {"
+        "const p = f.querySelector('.plot'), b = p.querySelector('svg').getBoundingClientRect();"
+        "const m = [...f.querySelectorAll('[data-series]')].filter(g => g.style.display !== 'none');"
+        "return [f.id, m.length > 0 && m.every(g => g.getBBox().width > 100), b.height > 200,"
+        " b.right <= document.documentElement.clientWidth]})"
     )
-    assert [d[0] for d in drawn] == ["curve-0", "histogram-0", "heat-0", "roofline-0", "decades-0"]
-    assert all(marks > 0 and fits for _, marks, fits in drawn), drawn
+    assert [d[0] for d in drawn] == ["curve-0", "histogram-0", "decades-0", "roofline-0"]
+    assert all(all(rest) for _, *rest in drawn), drawn
+
+
+def test_the_pointer_shows_the_problem_under_it(page, report):
+    """The last point of the curve without PDL is the best row, and its text says so."""
+    best = max((r for r in read_result(report[0]).rows if not r["pdl"]), key=lambda r: r["published"])
+    text = page.execute_script(
+        "const p = document.querySelector('#curve-0 .plot'), d = p.querySelector('[data-series=\"0\"] path');"
+        "p.scrollIntoView({block: 'center'});"
+        "const [x, y] = d.getAttribute('d').match(/[-\\d.]+ [-\\d.]+$/)[0].split(' ').map(Number);"
+        "const b = p.getBoundingClientRect();"
+        "p.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: b.left + x * b.width / 1000,"
+        " clientY: b.top + y * b.height / 1000}));"
+        "const t = document.querySelector('.tip'), r = t.getBoundingClientRect();"
+        "return !t.hidden && r.left >= 0 && r.right <= innerWidth && r.bottom <= innerHeight && t.textContent"
+    )
+    assert text and text.startswith(f"{best['m']}×{best['n']}×{best['k']}, without PDL: {best['published']:.3f}×")
+
+
+def test_a_box_of_the_legend_shows_and_hides_its_series(page):
+    def shown():
+        return page.execute_script(
+            "return [...document.querySelectorAll('#roofline-0 [data-series]')].map(g => g.style.display !== 'none')"
+        )
+
+    assert shown() == [True, False, False, False, True]
+    set_control(page, "#roofline-0 [data-toggles='2']", "checked", True)
+    set_control(page, "#roofline-0 [data-toggles='0']", "checked", False)
+    assert shown() == [False, False, True, False, True]
+
+
+def open_every_problem(page):
+    page.execute_script("document.querySelector('details.every').open = true")
+    page.execute_async_script("const done = arguments[0]; setTimeout(done, 50)")
+    return "details.every .box"
+
+
+def column_of(page, box, number):
+    return page.execute_script(
+        "return [...document.querySelectorAll(arguments[0] + ' tbody tr')].filter(r => !r.hidden)"
+        ".map(r => r.children[arguments[1]].textContent)",
+        *(box, number),
+    )
+
+
+def test_every_row_can_be_searched(page, report):
+    rows = read_result(report[0]).rows
+    box = open_every_problem(page)
+    assert sorted(column_of(page, box, 0)) == sorted(f"{r['m']}×{r['n']}×{r['k']}" for r in rows)
+    set_control(page, f"{box} input", "value", "64x512x launch")
+    found = column_of(page, box, 0)
+    wanted = [r for r in rows if "64×512×" in f"{r['m']}×{r['n']}×{r['k']}" and r["regime"] == "launch"]
+    assert wanted and len(found) == len(wanted) and all("64×512×" in text for text in found)
+    assert page.find_element("css selector", f"{box} output").text == f"{len(wanted)} of {len(rows)} rows"
+
+
+def test_a_heading_sorts_its_column_by_number(page, report):
+    box = open_every_problem(page)
+    for order in ("ascending", "descending"):
+        page.execute_script(f"document.querySelectorAll('{box} th button')[2].click()")
+        speedups = [float(text.rstrip("×")) for text in column_of(page, box, 2)]
+        assert speedups == sorted(speedups, reverse=order == "descending") and len(set(speedups)) > 10
+        heading = page.find_element("css selector", f"{box} th:nth-child(3)")
+        assert heading.get_attribute("aria-sort") == order
+
+
+def test_a_table_that_scrolls_says_so(page):
+    box = open_every_problem(page)
+    cue = page.find_element("css selector", f"{box} .cue")
+    assert "more rows" in cue.text
+    narrow = page.execute_script("return innerWidth") < 500
+    assert ("more columns" in cue.text) or not narrow
+    page.execute_async_script(
+        f"const s = document.querySelector('{box} .scroll'); s.scrollTo(s.scrollWidth, s.scrollHeight);"
+        "setTimeout(arguments[0], 100)"
+    )
+    assert cue.text == ""
 
 
 def test_nothing_overflows_the_page(page):
@@ -128,7 +181,7 @@ def test_nothing_overflows_the_page(page):
     assert wide <= room
     outside = page.execute_script(
         "const w = document.documentElement.clientWidth; return [...document.querySelectorAll("
-        "'h1, h2, h3, p, .card, .plot, .scroll, .controls, figcaption')]"
+        "'h1, h2, h3, p, .card, .plot, .scroll, .controls, .copy, .legend, table.small, figcaption')]"
         ".filter(e => e.getBoundingClientRect().right > w + 1).map(e => e.className || e.textContent.slice(0, 30))"
     )
     assert outside == []
@@ -136,7 +189,7 @@ def test_nothing_overflows_the_page(page):
 
 def test_text_is_not_cut_off_in_its_card(page):
     cut = page.execute_script(
-        "return [...document.querySelectorAll('.card, figcaption, h1')]"
+        "return [...document.querySelectorAll('.card, figcaption, h1, .legend')]"
         ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
     )
     assert cut == []
@@ -147,6 +200,26 @@ def test_slider_and_toggle_show_the_chosen_heat_map(page):
     for index, pdl in ((0, False), (2, False), (2, True), (3, True), (0, True)):
         set_control(page, "[data-k='0']", "value", str(index))
         set_control(page, "[data-pdl-toggle='0']", "checked", pdl)
-        shown = [t["meta"] for t in traces(page, "heat") if t["visible"] is True]
-        assert shown == [{"k": ks[index], "pdl": pdl}]
+        shown = page.execute_script(
+            "return [...document.querySelectorAll('.heatbox')].filter(m => m.offsetHeight).map(m => m.dataset.at)"
+        )
+        assert shown == [f"{ks[index]} {'on' if pdl else 'off'}"]
         assert page.find_element("id", "heat-k-0").text == str(ks[index])
+
+
+def test_the_heat_map_uses_the_width(page):
+    wide, room = page.execute_script(
+        "return ['.heatbox:not([hidden]) table', 'main h2'].map("
+        "s => document.querySelector(s).getBoundingClientRect().width)"
+    )
+    assert wide > 0.97 * room
+
+
+def test_the_button_copies_the_line(page):
+    page.find_element("css selector", "[data-copy]").click()
+    assert page.execute_script("return String(getSelection())") == "import outblas; outblas.enable()"
+
+
+def test_definitions_are_open_where_there_is_room(page):
+    opened = page.execute_script("return document.querySelector('details.method').open")
+    assert opened == (page.execute_script("return innerWidth") > 760)

@@ -232,6 +232,7 @@ def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
     packaged = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
+    packaged |= {".css", ".js"}  # of the reports
     assert kinds - {".py", ".typed", "", ".so", ".pack"} == packaged
     assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from outblas.core.clean_text import clean_text
-from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.core.errors import OutblasError, UsageError
 from outblas.core.problem import Problem
 
 
@@ -116,23 +116,6 @@ def _fail(message: str) -> None:
 def command_line() -> str:
     """The command as typed, for provenance."""
     return shlex.join(["outblas", *sys.argv[1:]])
-
-
-def check_report(run: Path) -> bool:
-    """Return whether a report can be written; warn on stderr, before the long work, where it cannot.
-
-    Args:
-        run: directory of the run, from which the report can be written later.
-    """
-    from outblas.publish.html.shell import check_tools
-
-    try:
-        check_tools()
-    except ToolchainMissing as error:
-        later = shlex.join(["outblas", "report", str(run)])
-        err.print(f"warning: no report will be written: {error}; then `{later}`", markup=False)
-        return False
-    return True
 
 
 def positive(option: str, value: float) -> float:

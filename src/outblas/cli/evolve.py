@@ -95,22 +95,18 @@ def _run(request: EvolveRequest, title: str) -> None:
     """Evolve, say where everything lies, write the report."""
     from outblas.cli.evolve_view import progress_view
     from outblas.llm.evolve_run import run_evolve
+    from outblas.publish.html.tune_page import write_report
 
     if request.place.gpu_index is not None and "code" in request.settings.kinds:
         _say_what_holds()
-    with_report = common.check_report(request.path)
     with progress_view(title) as watch:
         reason, files = run_evolve(request, watch)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
         markup=False,
     )
-    page = ""
-    if with_report:
-        from outblas.publish.html.tune_page import write_report
-
-        page = f"report:       {write_report(files.path, files.report)}\n"
-    out.print(f"transcript:   {files.transcript}\n{page}everything:   {files.store}", markup=False)
+    page = write_report(files.path, files.report)
+    out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
 
 
 def _server(

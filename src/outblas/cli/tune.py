@@ -110,9 +110,9 @@ def tune(
 
 def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool) -> None:
     """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
+    from outblas.publish.html.tune_page import write_report
     from outblas.search.tune_run import run_tune
 
-    with_report = common.check_report(request.path)
     with common.progress_bar("tune") as progress:
 
         def first(done: int, total: int, note: object = "") -> None:
@@ -125,11 +125,8 @@ def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install
     _tell(library, files, len(request.problems), ranked)
     if install:
         _install(library, files, request.device)
-    if with_report:
-        from outblas.publish.html.tune_page import write_report
-
-        write_report(files.path, files.report)
-        out.print(f"report:  {files.report}", markup=False)
+    write_report(files.path, files.report)
+    out.print(f"report:  {files.report}", markup=False)
 
 
 def _check_sources(mnk: list[str] | None, captured: Path | None, sample: int | None) -> None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 GREY, INK, GRID = "#6e7781", "#1f2328", "#e3e7eb"
-#: Okabe and Ito's colours, told apart with every common colour blindness (yellow, too light on white, left out); from
-#: the eighth agent on they come again, dashed.
+#: Okabe and Ito's colours, which readers with every common colour blindness can tell apart. Yellow is left out: it is
+#: too light on white. The eighth agent has the first colour again, dashed.
 AGENT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4d4d4d")
-AGENT_DASHES = ("solid", "dash", "dot")
+#: Dashes of the first, second and third use of the colours, in pixels.
+AGENT_DASHES = ("", "7 4", "2 4")
+#: Agents whose lines stand out: learned, ranked by a model, Optuna's, and chance.
+SHOWN_AGENTS = ("ppo", "heuristic", "tpe", "random")
+
+
+def shown_agents(agents: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the agents whose lines stand out: those of :data:`SHOWN_AGENTS`, else the first four."""
+    found = tuple(agent for agent in SHOWN_AGENTS if agent in agents)
+    return found or agents[: len(SHOWN_AGENTS)]
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios within [low, high] for a logarithmic axis, 1.0 among them, at most about eight."""
+    """Return at most about eight round ratios within [low, high] for a logarithmic axis; 1.0 is one of them."""
     if high / low <= 2.2:
         step = 0.05 if high / low <= 1.35 else 0.1
         ticks = [round(1 + i * step, 2) for i in range(-15, 16)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from outblas.core.roofline import GPUS
-from outblas.publish.html.shell import chart, date_text, how_to_read, html_page, provenance_section, table
-from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GRID, INK
-from outblas.publish.words import split_words
+from outblas.publish.html.charts import Axis, Chart, Series, chart_html
+from outblas.publish.html.definitions import Definition, definitions_html
+from outblas.publish.html.figures import round_ticks
+from outblas.publish.html.shell import cards_html, copy_html, html_page, provenance_section, table
+from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, shown_agents
+from outblas.publish.words import date_words, regime_words, split_words
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.compare.compare_result import Comparison
 from outblas.search.compare.compare_stats import (
@@ -26,96 +30,103 @@ FigureByAgent = dict[tuple[str, int], Figure]
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """The whole page as text; the same for the same file.
-
-    Raises:
-        ToolchainMissing: without plotly.
-    """
+    """Return the whole page as text; the same file gives the same text."""
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
+    charts = {split: curves(comparison, made) for split, made in of_splits.items()}
     gpu = str(comparison.measured.get("gpu", "unknown"))
-    title = f"OutBLAS agents compared: {comparison.meta['suite']} on {gpu}"
-    date = date_text(comparison.measured.get("date", "unknown"))
+    date = date_words(comparison.measured.get("date", "unknown"))
+    origin = (
+        f"<p class='origin replay'>The agents received <strong>recorded measurements of {escape(gpu)}, {escape(date)}"
+        "</strong>. Nothing was timed for this page.</p>"
+    )
     body = "\n".join(
         [
-            f"<header><h1>{escape(title)}</h1><p class='origin replay'>Agents were answered from <strong>recorded "
-            f"measurements of {escape(gpu)}, {escape(date)}</strong>. Nothing was timed for this page.</p></header>",
-            "<main>",
+            definitions_html(_definitions(comparison)),
             _overall(comparison, of_splits),
-            *(_section(comparison, split, made, i) for i, (split, made) in enumerate(of_splits.items())),
-            _method(comparison),
+            *(_section(comparison, split, made, charts[split], i) for i, (split, made) in enumerate(of_splits.items())),
             _provenance(comparison),
-            "</main>",
-            "<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>",
         ]
     )
-    groups = [{"title": split, "figures": {"curve": curves(comparison, made)}} for split, made in of_splits.items()]
-    return html_page(title, body, {"provenance": comparison.provenance, "groups": groups})
+    groups = [{"title": split, "figures": {"curve": chart.payload()}} for split, chart in charts.items()]
+    title = f"OutBLAS agents compared: {comparison.meta['suite']} on {gpu}"
+    return html_page(title, origin, body, {"provenance": comparison.provenance, "groups": groups})
 
 
-def curves(comparison: Comparison, made: FigureByAgent) -> dict[str, Any]:
-    """Quality against budget as a Plotly figure: a line and a band of the 95% interval per agent."""
-    data: list[dict[str, Any]] = []
-    x = [str(b) for b in comparison.budgets]
+def curves(comparison: Comparison, made: FigureByAgent) -> Chart:
+    """Return quality against budget: a line and a band of the 95% interval per agent, four of them shown first."""
+    budgets = comparison.budgets
+    places = [float(i) for i in range(len(budgets))]
+    shown = shown_agents(comparison.agents)
+    bands, lines = [], []
     for i, agent in enumerate(comparison.agents):
-        mine = [made[agent, b] for b in comparison.budgets]
+        mine = [made[agent, b] for b in budgets]
         colour, dash = AGENT_COLOURS[i % len(AGENT_COLOURS)], AGENT_DASHES[i // len(AGENT_COLOURS) % len(AGENT_DASHES)]
-        quiet = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "legendgroup": agent, "showlegend": False}
-        edge = {"width": 0, "color": colour}
-        band = {"fill": "tonexty", "fillcolor": _faint(colour)}
-        data += [
-            {**quiet, "x": x, "y": [f.low for f in mine], "line": edge},
-            {**quiet, "x": x, "y": [f.high for f in mine], "line": edge, **band},
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": agent,
-                "legendgroup": agent,
-                "x": x,
-                "y": [f.quality for f in mine],
-                "text": [f"{f.low:.3f} to {f.high:.3f}, regret {f.regret:.2%}" for f in mine],
-                "hovertemplate": "%{y:.3f} (%{text})<extra>" + agent + "</extra>",
-                "line": {"color": colour, "width": 2.5, "dash": dash},
-            },
+        drawn = agent in shown
+        low, high = [f.low for f in mine], [f.high for f in mine]
+        bands.append(Series(agent, "band", colour, places, high, base=low, opacity=0.15, shown=drawn, named=False))
+        tips = [
+            f"{agent} after {b} measurements: {f.quality:.3f} ({f.low:.3f} to {f.high:.3f}), regret {f.regret:.2%}"
+            for b, f in zip(budgets, mine, strict=True)
         ]
-    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True}
-    layout = {
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 48, "r": 12, "t": 36, "b": 44},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {**axis, "type": "category", "title": {"text": "measurements"}},
-        "yaxis": {**axis, "title": {"text": "best time / found time (geometric mean)"}},
-    }
-    return {"data": data, "layout": layout}
+        lines.append(
+            Series(agent, "line", colour, places, [f.quality for f in mine], tips=tips, dash=dash, shown=drawn)
+        )
+    lowest = min(f.low for f in made.values())
+    bottom = max(0.0, math.floor(20 * lowest) / 20)
+    return Chart(
+        Axis("measurements", -0.3, len(budgets) - 0.7, [(p, str(b)) for p, b in zip(places, budgets, strict=True)]),
+        Axis("best time / found time (geometric mean)", bottom, 1.0, [(t, f"{t:g}") for t in round_ticks(bottom, 1.0)]),
+        [*bands, *lines],
+    )
 
 
 def _overall(comparison: Comparison, of_splits: dict[str, FigureByAgent]) -> str:
+    ranked = overall_regret(list(of_splits.values()))
     lines = []
-    for agent, regret in overall_regret(list(of_splits.values())):
+    for agent, regret in ranked:
         cost = comparison.meta["costs"][agent]
         each = [f"{mean_regret(made, agent):.2%}" for made in of_splits.values()]
         lines.append((agent, f"{regret:.2%}", *each, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"))
+    best = ranked[0]
+    usual = next((pair for pair in ranked if pair[0] == "random"), ranked[-1])
+    problems = sum(comparison.meta["splits"][split]["searched"] for split in of_splits)
+    cards = [
+        ("geomean", best[0], "Best agent", f"mean regret <b>{best[1]:.2%}</b> over all splits"),
+        ("usual", usual[0], "For comparison", f"mean regret <b>{usual[1]:.2%}</b> over all splits"),
+        (
+            "problems",
+            str(problems),
+            "Searched problems",
+            f"in {len(of_splits)} splits, with and without PDL, {comparison.meta['seeds']} seeds",
+        ),
+    ]
     caption = f"Mean regret over budgets {budget_words(comparison.budgets)}, best agent first; cost in CPU time"
     head = ("Agent", "All splits", *(f"Split {s}" for s in of_splits), "ms per task", "s to prepare")
-    return f"<section aria-labelledby='all'><h2 id='all'>Overall</h2>{table(caption, head, lines)}</section>"
+    use = copy_html("This command tunes with the best agent:", f"outblas tune --agent {best[0]} --suite grid1000")
+    return (
+        f"<section aria-labelledby='all'><h2 id='all'>All splits</h2>{cards_html(cards)}"
+        f"{table(caption, head, lines, searched=False)}{use}</section>"
+    )
 
 
-def _section(comparison: Comparison, split: str, made: FigureByAgent, index: int) -> str:
+def _section(comparison: Comparison, split: str, made: FigureByAgent, chart: Chart, index: int) -> str:
     budgets = comparison.budgets
     quality = [
         (a, *(f"{made[a, b].quality:.3f} ({made[a, b].low:.3f} to {made[a, b].high:.3f})" for b in budgets))
         for a in comparison.agents
     ]
+    note = "Geometric mean and its 95% interval over problems. Tick the boxes to show more agents."
+    winners = ("Budget", "Agent", "Regret", "Overlaps")
     parts = [
         f"<section aria-labelledby='g{index}'><h2 id='g{index}'>Split {escape(split)}</h2>",
         f"<p class='note'>{escape(split_words(comparison, split))}.</p>",
-        chart(index, "curve", "Quality by measurements", "Geometric mean and its 95% interval over problems."),
-        table("Quality and its 95% interval after so many measurements", _head(budgets), quality),
-        table("The best agent of each budget", ("Budget", "Agent", "Regret", "Overlaps"), _winners(made, budgets)),
+        chart_html(chart, index, "curve", "Quality by measurements", note),
+        table("Quality and its 95% interval, by number b of measurements", _head(budgets), quality, searched=False),
+        table("The best agent of each budget, and the agents whose intervals overlap with its own", winners,
+              _winners(made, budgets), searched=False),
         "<h3>By regime</h3>",
-        table("Quality by regime", ("Regime", "Problems", *_head(budgets)), _regimes(comparison, split), limited=True),
-    ]
+        table("Quality by regime", ("Regime", "Problems", *_head(budgets)), _regimes(comparison, split)),
+    ]  # fmt: skip
     return "\n".join([*parts, "</section>"])
 
 
@@ -134,25 +145,50 @@ def _winners(made: FigureByAgent, budgets: Sequence[int]) -> list[tuple[Any, ...
 def _regimes(comparison: Comparison, split: str) -> list[tuple[Any, ...]]:
     name = str(comparison.measured.get("gpu", "")).lower()
     gpu = next((gpu for short, gpu in GPUS.items() if short in name), next(iter(GPUS.values())))
-    return [(r, n, agent, *(f"{q:.3f}" for q in qs)) for r, n, agent, qs in regime_qualities(comparison, split, gpu)]
+    found = regime_qualities(comparison, split, gpu)
+    return [(regime_words(r), n, agent, *(f"{q:.3f}" for q in qs)) for r, n, agent, qs in found]
 
 
-def _method(comparison: Comparison) -> str:
-    points = [
-        "A task is a problem and a launch option (without PDL, with PDL); an agent is asked for one of its candidates "
-        "at a time and told the recorded answer. Every task starts from the agent as the training problems made it.",
-        "Quality: best recorded time of the task / best time found so far. Budget 0: the first proposal, unmeasured. "
-        "A candidate that failed counts as a measurement; while nothing has passed, quality is that of the slowest "
-        "recorded candidate.",
-        "Figures are geometric means over problems, launch options and seeds. Regret: 1 / that mean - 1.",
-        "Interval: 95% bootstrap over problems; launch options and seeds of a problem are drawn together.",
-        f"Agents that draw, or learn by chance, ran with {comparison.meta['seeds']} seeds, others once.",
-        "Agents that learn across shapes, the heuristic's ranking model among them, were trained without what is held "
-        "out. A training that was kept from an earlier run is not counted in the seconds to prepare.",
-        "Which kernels the catalogue holds, and which of them were recorded where, goes by measurements of all "
-        "problems; that is the same for all agents.",
+def _definitions(comparison: Comparison) -> list[Definition]:
+    return [
+        (
+            "Task",
+            "A problem and a launch option (without or with PDL). An agent proposes one candidate at a time and "
+            "receives its recorded time. Every task starts from the agent as the training problems made it.",
+        ),
+        (
+            "Quality",
+            "Best recorded time of the task / best time found so far. At b = 0 it is that of the first proposal, "
+            "before any measurement. A failed candidate counts as a measurement. Until one passes, the quality is that "
+            "of the slowest recorded candidate.",
+        ),
+        ("Regret", "1 / geometric mean of the quality - 1: the time that is lost against the best recorded candidate."),
+        (
+            "Figures",
+            "Geometric means over problems, launch options and seeds. Agents that draw, or learn by chance, ran with "
+            f"{comparison.meta['seeds']} seeds, the others once.",
+        ),
+        ("Interval", "95% bootstrap over problems. Launch options and seeds of a problem are drawn together."),
+        (
+            "Split",
+            "A way to hold problems out. Agents that learn across shapes, and the ranking model of the heuristic, were "
+            "trained without the held-out problems.",
+        ),
+        (
+            "PDL",
+            "Programmatic dependent launch: a kernel starts while the one before it ends.",
+        ),
+        (
+            "Cost",
+            "CPU time of the agent alone. A training that an earlier run had kept is not counted in the seconds to "
+            "prepare.",
+        ),
+        (
+            "Catalogue",
+            "The recorded candidates were chosen by measurements of all problems, held-out ones included. This choice "
+            "is the same for all agents.",
+        ),
     ]
-    return how_to_read(points)
 
 
 def _provenance(comparison: Comparison) -> str:
@@ -163,8 +199,3 @@ def _provenance(comparison: Comparison) -> str:
     facts |= {f"recording: {f}": v for f, v in comparison.measured.items() if comparison.provenance.get(f) != v}
     facts |= {key: meta[key] for key in ("seeds", "held_out", "split_seed", "sample", "splits") if key in meta}
     return provenance_section(facts)
-
-
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"

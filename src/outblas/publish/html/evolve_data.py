@@ -1,4 +1,4 @@
-"""An evolution as its report shows it: read from the run folder alone."""
+"""An evolution as its report shows it, read from the directory of the run alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
 from outblas.llm.feedback import OUTCOME_KINDS
 from outblas.records.store import Store
 
-#: Ancestors of a kernel that are told of, at most: a longer lineage is no picture.
+#: Ancestors of a kernel that a page shows at most; a longer lineage would not be readable.
 MAX_ANCESTORS = 200
 
 
@@ -30,9 +30,10 @@ class LineageNode:
     """A candidate in a lineage.
 
     Attributes:
-        name: the candidate's. outcome: of its first try. generation: longest way from a candidate
-            without parents, among those that are told of.
-        parents: names of the candidates that its model was shown, or that it corrects.
+        name: name of the candidate.
+        outcome: outcome of its first answer.
+        generation: length of the longest path from a shown candidate without parents.
+        parents: names of the candidates that the model was shown, or that this one corrects.
     """
 
     name: str
@@ -43,7 +44,15 @@ class LineageNode:
 
 @dataclass(frozen=True)
 class GroupTotals:
-    """What a kind of answers, or a model, has cost and gained; ``kinds``: its outcomes."""
+    """Cost and gain of one kind of answers, or of one model.
+
+    Attributes:
+        name: kind of the answers, or name of the model.
+        kinds: outcome -> number of answers.
+        spent: requests, tokens and price.
+        new_bests: answers that raised the best speed-up of their problem.
+        gain: sum of the logarithms of these rises.
+    """
 
     name: str
     kinds: Counter[str]
@@ -54,10 +63,16 @@ class GroupTotals:
 
 @dataclass(frozen=True)
 class EvolveRun:
-    """Everything that a run has recorded.
+    """The complete record of a run.
 
     Attributes:
-        about: run.json. costs: of every question, all attempts together.
+        path: directory of the run.
+        about: content of run.json.
+        questions: questions to the models, in their order.
+        outcomes: question -> outcome of its answer.
+        costs: question -> cost of all attempts together.
+        attempts: outcome of a request -> number of requests.
+        entries: entries of the archive.
         evaluations: (problem key, candidate's name) -> evaluation.
     """
 
@@ -83,12 +98,12 @@ class EvolveRun:
         return sum(self.costs.values(), Cost())
 
     def of(self, problem: str) -> list[tuple[Question, AnswerOutcome]]:
-        """A problem's answered questions, in the order of their outcomes."""
+        """Return the answered questions of a problem, in the order of their outcomes."""
         by_id = {q.id: q for q in self.questions}
         return [(by_id[o.question], o) for o in self.outcomes.values() if by_id[o.question].problem == problem]
 
     def lineage(self, problem: str, name: str) -> list[LineageNode]:
-        """A candidate and what it comes from, ancestors first: the :data:`MAX_ANCESTORS` that are nearest."""
+        """Return the nearest :data:`MAX_ANCESTORS` ancestors of a candidate, then the candidate."""
         first = {o.name: (q, o) for q, o in reversed(self.of(problem)) if o.name and o.kind != "duplicate"}
         if name not in first:
             return []
@@ -101,32 +116,33 @@ class EvolveRun:
                 waiting.extend(parents[one])
         made: dict[str, LineageNode] = {}
         tried = {one: place for place, one in enumerate(reversed(first))}
-        for one in sorted(parents, key=tried.__getitem__):  # what a model was shown had been tried before
+        for one in sorted(parents, key=tried.__getitem__):  # a model is shown only candidates that were tried before
             mine = [p for p in parents[one] if p in made]
             generation = 1 + max((made[p].generation for p in mine), default=-1)
             made[one] = LineageNode(one, first[one][1], generation, tuple(mine))
         return sorted(made.values(), key=lambda node: (node.generation, node.outcome.question))
 
     def text(self, problem: str, name: str) -> str:
-        """A candidate as it was answered: CUDA C++, or its knobs as JSON; empty where it was never evaluated."""
+        """Return a candidate as CUDA C++ or as knobs in JSON; an empty text if it was never evaluated."""
         found = self.evaluations.get((problem, name))
         return "" if found is None else text_of(found.config)
 
     def by_answer(self) -> list[GroupTotals]:
-        """Code, knobs, and answers with neither."""
+        """Return the totals of answers with code, with knobs, and with neither."""
         return self._sides(lambda question, outcome: outcome.answer or "neither", ("code", "config", "neither"))
 
     def by_model(self) -> list[GroupTotals]:
+        """Return the totals of each model."""
         names = dict.fromkeys(q.model for q in self.questions)
         return self._sides(lambda question, outcome: question.model, names)
 
     def kinds(self) -> list[tuple[str, int]]:
-        """Outcomes that occurred, with how many."""
+        """Return the outcomes that occurred, with their counts."""
         counts = Counter(o.kind for o in self.outcomes.values())
         return [(kind, counts[kind]) for kind in OUTCOME_KINDS if counts[kind]]
 
     def _parents(self, question: Question) -> list[str]:
-        """Of a first question the kernels that it shows; of a repair the candidate that was last answered before it."""
+        """Return the kernels that a first question shows, or the candidate that a repair corrects."""
         chain = [q for q in self.questions if q.chain == question.chain and q.turn < question.turn]
         for before in reversed(chain):
             outcome = self.outcomes.get(before.id)
@@ -146,10 +162,10 @@ class EvolveRun:
 
 
 def load_evolution(path: Path) -> EvolveRun:
-    """Read a run folder of `outblas evolve`, finished or not.
+    """Read the directory of an `outblas evolve` run, finished or not.
 
     Raises:
-        RecordError: it is none, or cannot be read.
+        RecordError: the directory holds no such run, or it cannot be read.
     """
     files = EvolveFiles(path)
     about = read_run(path)
@@ -168,7 +184,7 @@ def load_evolution(path: Path) -> EvolveRun:
 
 
 def text_of(candidate: Candidate) -> str:
-    """CUDA C++ of a free kernel; the knobs of one of our families, a line each."""
+    """Return the CUDA C++ of a free kernel, or the knobs of a configuration, one a line."""
     if isinstance(candidate, FreeKernel):
         return candidate.text
     return json.dumps(config_to_json(candidate), indent=1)

@@ -1,4 +1,4 @@
-"""The report page of an evolution: outcomes, spending, and of every problem progress, lineage and the best kernel."""
+"""The report page of an evolution: outcomes, spending, and the progress, lineage and best kernel of every problem."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from outblas.core.plausibility import PLAUSIBLE_SHARE_OF_FLOOR
 from outblas.core.problem import Problem
 from outblas.core.roofline import GPUS, H200, floor_us
 from outblas.llm.feedback import OUTCOME_KINDS
+from outblas.publish.html import definitions as terms
+from outblas.publish.html.charts import Chart, chart_html
 from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, GroupTotals
-from outblas.publish.html.lineage import code_html, difference_html, lineage_figure, progress_figure
-from outblas.publish.html.shell import chart, date_text, fact_text, how_to_read, html_page, provenance_section, table
+from outblas.publish.html.lineage import code_html, difference_html, lineage_chart, progress_chart
+from outblas.publish.html.shell import cards_html, fact_text, html_page, provenance_section, table
+from outblas.publish.words import date_words
 from outblas.records.results import PROVENANCE_FIELDS
 
 
 def render_evolution(run: EvolveRun) -> str:
-    """The whole page as text; the same for the same run.
-
-    Raises:
-        ToolchainMissing: without plotly.
-    """
+    """Return the whole page as text; the same run gives the same text."""
     gpu = str(run.about.get("gpu") or "an unfinished run")
-    title = f"OutBLAS evolution: {len(run.problems)} problems on {gpu}"
+    count = len(run.problems)
+    charts = [_charts(run, key) for key in run.problems]
     body = "\n".join(
         [
-            f"<header><h1>{escape(title)}</h1>{_origin(run)}</header>",
-            "<main>",
+            terms.definitions_html(_definitions(run)),
             _overall(run),
-            *(_section(run, key, i) for i, key in enumerate(run.problems)),
-            _method(),
+            *(_section(run, key, drawn, i) for i, (key, drawn) in enumerate(zip(run.problems, charts, strict=True))),
             _provenance(run),
-            "</main>",
-            "<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>",
         ]
     )
-    groups = [{"title": key, "figures": _figures(run, key)} for key in run.problems]
-    return html_page(title, body, {"provenance": run.about.get("provenance"), "groups": groups})
+    groups = [
+        {"title": key, "figures": {name: chart.payload() for name, chart in drawn.items()}}
+        for key, drawn in zip(run.problems, charts, strict=True)
+    ]
+    title = f"OutBLAS evolution: {count} problem{'' if count == 1 else 's'} on {gpu}"
+    return html_page(title, _origin(run), body, {"provenance": run.about.get("provenance"), "groups": groups})
 
 
-def _figures(run: EvolveRun, key: str) -> dict[str, Any]:
+def _charts(run: EvolveRun, key: str) -> dict[str, Chart]:
     answered = run.of(key)
     points = [
         (count, o.ratio, o.answer)
@@ -49,13 +49,13 @@ def _figures(run: EvolveRun, key: str) -> dict[str, Any]:
     ]
     best = run.archive.best(key)
     return {
-        "curve": progress_figure(points, _floor_ratio(run, key)),
-        "tree": lineage_figure(run.lineage(key, best.name) if best else []),
+        "curve": progress_chart(points, _floor_ratio(run, key)),
+        "tree": lineage_chart(run.lineage(key, best.name) if best else []),
     }
 
 
 def _floor_ratio(run: EvolveRun, key: str) -> float | None:
-    """The fastest baseline over the floor, as last measured; None where no baseline was."""
+    """Return the fastest baseline over the floor, as last measured; None if no baseline was measured."""
     times = [e.baselines_us for (problem, _), e in run.evaluations.items() if problem == key and e.baselines_us]
     gpu = GPUS.get(str(run.about.get("gpu")), H200)
     return min(times[-1].values()) / floor_us(Problem.from_key(key), gpu) if times else None
@@ -69,12 +69,15 @@ def _origin(run: EvolveRun) -> str:
     who = f"Kernels by {escape(models)}.{escape(ended)}"
     if recorded:
         text = (
-            f"Candidates were answered from <strong>recorded measurements of {escape(fact_text(recorded.get('gpu')))}, "
-            f"{escape(date_text(recorded.get('date')))}</strong>; others were compiled and not run."
+            f"Times come from <strong>recorded measurements of {escape(fact_text(recorded.get('gpu')))}, "
+            f"{escape(date_words(recorded.get('date')))}</strong>. Candidates without a record were compiled and not "
+            "run."
         )
         return f"<p class='origin replay'>{text} {who}</p>"
     if about["device"] == "compile":
-        return f"<p class='origin replay'><strong>Nothing was run</strong>: candidates were compiled only. {who}</p>"
+        return (
+            f"<p class='origin replay'><strong>Nothing was run</strong>: the candidates were only compiled. {who}</p>"
+        )
     measured = (about.get("provenance") or {}).get("gpu") or about["device"]
     return f"<p class='origin'>Measured on {escape(str(measured))}. {who}</p>"
 
@@ -85,26 +88,21 @@ def _overall(run: EvolveRun) -> str:
     mean = math.exp(sum(e.score for e in best) / len(best)) if best else None
     proven = dict(run.kinds()).get("proven", 0)
     cards = [
-        ("geomean", "none" if mean is None else f"{mean:.3f}×", f"geometric mean of the best, at least ({len(best)} "
-         f"of {len(run.problems)} problems)"),
-        ("proven", f"{proven} of {len(run.outcomes)}", "answers proven right"),
-        ("requests", str(spent.requests), "requests"),
-        ("tokens", f"{spent.prompt_tokens} + {spent.answer_tokens}", "tokens of prompts and answers"),
-        ("usd", f"{spent.usd:.4f} USD" if spent.usd else "no price", "spent"),
+        ("geomean", "none" if mean is None else f"{mean:.3f}×", "Geometric mean of the best kernels",
+         f"at least, over <b>{len(best)} of {len(run.problems)}</b> problems"),
+        ("proven", f"{proven} of {len(run.outcomes)}", "Answers proven correct", ""),
+        ("usd", f"{spent.usd:.4f} USD" if spent.usd else "no price", "Spent",
+         f"<b>{spent.requests}</b> requests, <b>{spent.prompt_tokens}</b> tokens of prompts and "
+         f"<b>{spent.answer_tokens}</b> of answers"),
     ]  # fmt: skip
-    items = "".join(
-        f"<li class='card {name}' data-figure='{name}'>"
-        f"<strong>{escape(value)}</strong><span>{escape(label)}</span></li>"
-        for name, value, label in cards
-    )
     kinds = [(kind, count, OUTCOME_KINDS[kind]) for kind, count in run.kinds()]
     attempts = sorted(run.attempts.items())
     parts = [
-        f"<section aria-labelledby='all'><h2 id='all'>Overall</h2><ul class='cards'>{items}</ul>",
-        table("What became of the answers", ("Outcome", "Answers", "Value"), kinds),
-        _sides("Kernels as text against knobs of our families", "Answer", run.by_answer()),
+        f"<section aria-labelledby='all'><h2 id='all'>All problems</h2>{cards_html(cards)}",
+        table("Outcomes of the answers", ("Outcome", "Answers", "Meaning"), kinds),
+        _sides("Kernels as code against knobs of the kernel families", "Answer", run.by_answer()),
         _sides("Models", "Model", run.by_model()),
-        table("Attempts at the server, repeated ones included", ("Attempt", "Requests"), attempts),
+        table("Requests to the server, with repetitions", ("Attempt", "Requests"), attempts),
     ]
     return "\n".join([*parts, "</section>"])
 
@@ -120,21 +118,23 @@ def _sides(caption: str, what: str, sides: list[GroupTotals]) -> str:
     return table(caption, head, lines)
 
 
-def _section(run: EvolveRun, key: str, index: int) -> str:
+def _section(run: EvolveRun, key: str, charts: dict[str, Chart], index: int) -> str:
     problem, best = Problem.from_key(key), run.archive.best(key)
     gpu = GPUS.get(str(run.about.get("gpu")), H200)
     parts = [
         f"<section aria-labelledby='g{index}'><h2 id='g{index}'>{escape(key)}</h2>",
         f"<p class='note'>The floor is {floor_us(problem, gpu):.2f} µs.</p>",
-        chart(index, "curve", "Progress", "Every proven kernel. Solid line: the baseline; dotted: the floor."),
+        chart_html(charts["curve"], index, "curve", "Progress",
+                   "Every proven kernel. The solid line at 1 is the baseline, the dotted line is the floor."),
         "<h3>Archive</h3>",
         _archive(run, key),
-    ]
+    ]  # fmt: skip
     if best is not None:
         parts += [
             "<h3>Lineage of the best</h3>",
-            chart(index, "tree", "Lineage", "The best kernel is at the right; an edge leads from each kernel that its "
-                  f"model was shown or has corrected, of the {MAX_ANCESTORS} nearest. Filled: proven."),
+            chart_html(charts["tree"], index, "tree", "Lineage", "The best kernel is at the right. An edge starts at "
+                       "each kernel that the model was shown or has corrected. At most the nearest "
+                       f"{MAX_ANCESTORS} are drawn."),
             "<h3>The best kernel</h3>",
             *_best(run, key, best.name),
         ]  # fmt: skip
@@ -157,8 +157,8 @@ def _archive(run: EvolveRun, key: str) -> str:
         )
         for e in entries
     ]
-    head = ("Config", "Island", "Bucket", "Speed-up, at least", "µs", "Question", "Origin")
-    return table(f"{len(entries)} places of the archive, fastest first", head, lines, limited=True)
+    head = ("Candidate", "Island", "Bucket", "Speed-up ≥", "µs", "Question", "Origin")
+    return table(f"{len(entries)} places of the archive, fastest first", head, lines)
 
 
 def _best(run: EvolveRun, key: str, name: str) -> list[str]:
@@ -167,24 +167,36 @@ def _best(run: EvolveRun, key: str, name: str) -> list[str]:
     node = next((n for n in run.lineage(key, name) if n.name == name), None)
     for parent in node.parents if node else ():
         parts += [
-            f"<h4>What it changed of {escape(parent)}</h4>",
+            f"<h4>Changes against {escape(parent)}</h4>",
             difference_html(run.text(key, parent), text, (parent, name)),
         ]
     return parts
 
 
-def _method() -> str:
-    points = [
-        "Speed-up: median over interleaved rounds of time of the fastest baseline / time of the kernel, same problem. "
-        "At least: the lower end of its 95% interval, by which the archive ranks.",
-        "Gain: log of how much the best speed-up of a problem rose by an answer, from 1 on, summed up.",
-        f"A time below {PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the floor is not believed: such a candidate is rejected. "
-        "The floor is made of measured, sustained rates.",
-        "Selection bias: the best kernels are shown with the times that they were chosen by, which flatters them a "
-        "little.",
-        "Tokens of a request that was lost on the way are counted at the most that it can have taken.",
+def _definitions(run: EvolveRun) -> list[terms.Definition]:
+    return [
+        terms.SPEEDUP,
+        ("At least", "The lower end of the 95% interval of the speed-up. The archive ranks kernels by it."),
+        (
+            "Gain",
+            "The logarithm of the factor by which an answer raised the best speed-up of its problem. "
+            "Gains start at 1×, and they are added up.",
+        ),
+        terms.floor_definition(GPUS.get(str(run.about.get("gpu")), H200)),
+        (
+            "Too fast",
+            f"A candidate with a time below {PLAUSIBLE_SHARE_OF_FLOOR:.0%} of the floor is rejected as implausible.",
+        ),
+        (
+            "Selection bias",
+            "The archive chose the best kernels by these very times, so they look slightly too good.",
+        ),
+        ("Tokens", "A request that was lost on the way counts with the most tokens that it can have taken."),
+        (
+            "Island, bucket",
+            "The archive keeps separate populations (islands). A bucket of an island holds kernels of similar speed.",
+        ),
     ]
-    return how_to_read(points)
 
 
 def _provenance(run: EvolveRun) -> str:

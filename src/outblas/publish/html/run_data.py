@@ -1,4 +1,4 @@
-"""What a report shows, gathered from a result file or from a tune run's directory."""
+"""The rows and facts that a report shows, read from a result file or from the directory of a tune run."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outblas.core.errors import RecordError
+from outblas.core.errors import ConfigError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import LOSS_BELOW
+from outblas.kernels.config_text import config_from_name
+from outblas.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
 from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
 from outblas.records.results import Result, read_result
 
-#: Fields of a result row that the page embeds, beside the figures made of them.
-EMBEDDED = ("m", "n", "k", "mode", "pdl", "config", "fallback", "ours_us", "baseline", "baseline_us") + (
-    "speedup",
-    "low",
-    "high",
-    "published",
-    "floor_us",
-    "regime",
+#: Columns of the rows that a page embeds. `us` is the time of what the library runs, and `kernel` is a place in the
+#: group's list of kernels.
+EMBEDDED = (
+    *("m", "n", "k", "pdl", "fallback", "us", "baseline", "baseline_us"),
+    *("low", "high", "published", "floor_us", "regime", "kernel"),
 )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that may be averaged together: one layout, dtype, accumulator and mode; for constant weights, or not."""
+    """Rows that may be averaged together: one layout, dtype, accumulator, mode and promise of constant weights."""
 
     layout: str
     dtype: str
@@ -43,9 +42,13 @@ class Group:
             " · constant weights" if self.early else ""
         )
 
+    def launch_name(self, pdl: bool) -> str:
+        """Return the name of a launch option in this group."""
+        return "with constant weights" if self.early else PDL_NAMES[pdl]
+
     @property
     def pdls(self) -> list[bool]:
-        """Which of without (False) and with (True) PDL were measured."""
+        """Return the measured launch options: without (False) and with (True) PDL."""
         return sorted({r["pdl"] for r in self.rows})
 
     def of_pdl(self, pdl: bool) -> list[Row]:
@@ -53,7 +56,7 @@ class Group:
 
     @property
     def losses(self) -> list[Row]:
-        """Every row published below 0.99, worst first."""
+        """Return every row published below 0.99, worst first."""
         return sorted((r for r in self.rows if r["published"] < LOSS_BELOW), key=lambda r: r["published"])
 
     @property
@@ -63,11 +66,13 @@ class Group:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A result and, for a tune run, what its ``run.json`` says of how it came about, and what was profiled of it.
+    """A result and, for a tune run, the content of its ``run.json`` and the counters of its profile.
 
     Attributes:
+        result: rows and provenance.
+        run: content of ``run.json``; empty for a result file alone.
         counters: (problem key, config name) -> counters, see :mod:`outblas.runtime.counters`; empty if nothing was
-        profiled.
+            profiled.
     """
 
     result: Result
@@ -83,17 +88,17 @@ class ReportedRun:
 
     @property
     def replayed(self) -> bool:
-        """Whether recorded measurements were replayed, so that nothing was timed in this run."""
+        """Return True if recorded measurements were replayed, so that this run timed nothing."""
         return str(self.run.get("device", self.result.meta.get("device", ""))).startswith("replay")
 
     @property
     def tuned(self) -> bool:
-        """Whether the rows are a search's winners, with the times that they were chosen by."""
+        """Return True if the rows are the winners of a search, with the times that chose them."""
         return bool(self.run)
 
     @property
     def measured(self) -> dict[str, Any]:
-        """Provenance of the measurements: the recording's where one was replayed and named."""
+        """Return the provenance of the measurements: that of the recording if one was replayed."""
         recording = self.run.get("recording", self.result.meta.get("recording"))
         if isinstance(recording, dict):
             inner = recording.get("provenance", recording)
@@ -102,10 +107,10 @@ class ReportedRun:
 
 
 def load_run(path: str | os.PathLike[str]) -> ReportedRun:
-    """Read RUN: a bench result file, or a tune run directory with ``result.parquet`` in it.
+    """Read a bench result file, or the directory of a tune run with ``result.parquet`` in it.
 
     Raises:
-        RecordError: when there is nothing to report on, or it cannot be read.
+        RecordError: the run has no result, or it cannot be read.
     """
     path = Path(path)
     if not path.is_dir():
@@ -119,11 +124,49 @@ def load_run(path: str | os.PathLike[str]) -> ReportedRun:
     return ReportedRun(read_result(path / "result.parquet"), _run_json(path / "run.json"), _counters(path))
 
 
-def regime_rows(group: Group) -> list[dict[str, Any]]:
-    """Figures per regime and PDL, and a line for all: what the by-regime table shows.
+def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:
+    """Return the rows of a group with the columns :data:`EMBEDDED`, and the kernels that they name.
 
-    ``ours_floor`` and ``baseline_floor``: median of floor / time, in percent; the time of a
-    fall-back row is the baseline's, which is what runs.
+    Times and ratios have six significant digits.
+    """
+    kernels: dict[str, int] = {}
+    rows = []
+    for row in group.rows:
+        known = {
+            **row,
+            "us": published_us(row),
+            "baseline": baseline_words(row["baseline"]),
+            "regime": regime_words(row["regime"]),
+            "kernel": None if row["fallback"] else kernels.setdefault(kernel_words(row["config"]), len(kernels)),
+        }
+        rows.append([_short(known[column]) for column in EMBEDDED])
+    return rows, list(kernels)
+
+
+def kernel_words(name: str) -> str:
+    """Return a kernel's family, tile and changed knobs; the name itself if no family knows it."""
+    try:
+        return short_config(config_from_name(name))
+    except ConfigError:
+        return name
+
+
+def top_wins(group: Group, count: int = 10) -> list[Row]:
+    """Return the fastest row of each problem for the `count` problems with the largest speed-ups."""
+    best: dict[tuple[int, int, int], Row] = {}
+    for row in group.rows:
+        problem = (row["m"], row["n"], row["k"])
+        if problem not in best or row["published"] > best[problem]["published"]:
+            best[problem] = row
+    wins = [r for r in best.values() if not r["fallback"] and r["published"] > 1]
+    return sorted(wins, key=lambda r: -r["published"])[:count]
+
+
+def regime_rows(group: Group) -> list[dict[str, Any]]:
+    """Return the figures per regime and launch option, with a row for all regimes together.
+
+    ``ours_floor`` and ``baseline_floor`` are medians of floor / time, in percent. The time of a fall-back row is the
+    baseline's, because the library runs it.
     """
     out = []
     regimes = sorted({r["regime"] for r in group.rows}, key=regime_order)
@@ -136,12 +179,17 @@ def regime_rows(group: Group) -> list[dict[str, Any]]:
 
 
 def tflops(row: Row, us: float) -> float:
-    """Achieved TFLOP/s of a row's problem in ``us`` microseconds: 2MNK / time."""
+    """Return the TFLOP/s of a row's problem in `us` microseconds: 2MNK / time."""
     return problem_of(row).flops / us / 1e6
 
 
 def shape(row: Row) -> str:
+    """Return M×N×K of a row."""
     return f"{row['m']}×{row['n']}×{row['k']}"
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _of_floor(rows: list[Row]) -> dict[str, float]:

@@ -1,19 +1,18 @@
-"""The frame of a report page: one HTML file with everything in it, Plotly included, and its tables and charts."""
+"""The frame of a report page: one HTML file with everything in it, its cards, tables and copied lines."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from outblas.core.errors import ToolchainMissing
-from outblas.publish.html.assets import CSS, JS
+from outblas.publish.html.assets import page_script, page_style
+from outblas.publish.words import date_words
 from outblas.runtime.counters import COUNTER_COLUMNS
 
-#: Only what is inline may load: the browser itself refuses every request.
-_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+#: Only inline content may load: the browser itself refuses every request.
+_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 #: Columns of words; every other column holds figures and aligns right.
 _TEXT = frozenset(
@@ -22,28 +21,40 @@ _TEXT = frozenset(
         "PDL",
         "Problem",
         "Baseline",
-        "Config",
-        "Status of ours",
+        "Why",
         "Fact",
         "Agent",
-        "Overlaps",
         "Outcome",
         "Answer",
+        "Candidate",
         "Model",
         "Attempt",
         "Origin",
+        "Figure",
         COUNTER_COLUMNS[-1],
     }
 )
-#: Columns of words that may be long, and break.
-_LONG = frozenset({"Value"})
+#: Columns of words that may be long. They break into lines: prose always, names only where there is room.
+_PROSE = frozenset({"Value", "Meaning"})
+_LONG = frozenset({"Kernel", "Overlaps"})
+#: Characters up to which a heading stays on one line.
+_SHORT = 10
+#: Items of a list that a fact shows at most.
+_LISTED = 12
+#: Rows from which a table can be searched and scrolls in a box.
+SEARCHED_ROWS = 12
+
+Card = tuple[str, str, str, str]
 
 
-def html_page(title: str, body: str, data: dict[str, Any]) -> str:
-    """The whole page: ``body`` is HTML; ``data`` is embedded as JSON, ``data["groups"][i]["figures"]`` are drawn.
+def html_page(title: str, header: str, body: str, data: Mapping[str, Any]) -> str:
+    """Return the whole page.
 
-    Raises:
-        ToolchainMissing: without plotly.
+    Args:
+        title: title of the window and the page, as text.
+        header: HTML below the title.
+        body: HTML of the sections.
+        data: embedded as JSON; the script reads ``data["groups"][i]["figures"]``.
     """
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -53,88 +64,112 @@ def html_page(title: str, body: str, data: dict[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
-<style>{CSS}</style>
+<style>{page_style()}</style>
 </head>
 <body>
+<header><h1>{escape(title)}</h1>{header}</header>
+<main>
 {body}
+</main>
 <script type="application/json" id="outblas-data">{_json(data)}</script>
-<script>{_plotly()}</script>
-<script>{JS}</script>
+<script>{page_script()}</script>
 </body>
 </html>
 """
 
 
-def chart(index: int, name: str, title: str, note: str) -> str:
+def cards_html(cards: Iterable[Card]) -> str:
+    """Return large cards.
+
+    Args:
+        cards: (name, figure, label, a second line as HTML or an empty text) each.
+    """
+    items = "".join(
+        f"<li class='card {name}' data-figure='{name}'><span>{escape(label)}</span><strong>{escape(value)}</strong>"
+        f"{f'<small>{more}</small>' if more else ''}</li>"
+        for name, value, label, more in cards
+    )
+    return f"<ul class='cards'>{items}</ul>"
+
+
+def copy_html(words: str, line: str) -> str:
+    """Return a line of code to copy, under a sentence."""
     return (
-        f"<figure><div class='plot {name}' id='{name}-{index}' data-group='{index}' data-figure-name='{name}' "
-        f"role='img' aria-label='{escape(title)}'></div>"
-        f"<figcaption><b>{escape(title)}.</b> {escape(note)}</figcaption></figure>"
+        f"<p class='note'>{escape(words)}</p><div class='copy'><code tabindex='0'>{escape(line)}</code>"
+        "<button type='button' data-copy>Copy</button></div>"
     )
 
 
-def date_text(date: Any) -> str:
-    """A UTC time of ISO 8601 to the minute, as one reads it; anything else as it is."""
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(\.\d+)?(\+00:00|Z)", str(date))
-    return f"{found[1]} {found[2]} UTC" if found else str(date)
-
-
 def fact_text(value: Any) -> str:
-    """A fact in words."""
+    """Return a fact in words: of a mapping `key value` pairs, of a list its first items."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {fact_text(v)}" for key, v in value.items())
-    return ", ".join(map(fact_text, value)) if isinstance(value, list) else str(value)
-
-
-def how_to_read(points: Iterable[str]) -> str:
-    """The section that says what figures mean, a point each."""
-    items = "".join(f"<li>{escape(p)}</li>" for p in points)
-    head = "<h2 id='method'>How to read this</h2>"
-    return f"<section aria-labelledby='method'>{head}<ul class='note'>{items}</ul></section>"
+    if not isinstance(value, list):
+        return str(value)
+    more = [f"and {len(value) - _LISTED} more"] if len(value) > _LISTED else []
+    return ", ".join([*map(fact_text, value[:_LISTED]), *more])
 
 
 def provenance_section(facts: Mapping[str, Any]) -> str:
-    """The section that says where figures come from: name -> fact."""
-    lines = [(name, fact_text(value)) for name, value in facts.items()]
-    found = table("Where these figures come from", ("Fact", "Value"), lines)
+    """Return the section with the origin of the figures.
+
+    Args:
+        facts: name -> fact; a date is written in words.
+    """
+    lines = [
+        (name, date_words(value) if name.endswith(("date", "started", "finished")) else fact_text(value))
+        for name, value in facts.items()
+    ]
+    found = table("Where these figures come from", ("Fact", "Value"), lines, searched=False)
     return f"<section aria-labelledby='provenance'><h2 id='provenance'>Provenance</h2>{found}</section>"
 
 
-def table(caption: str, head: Sequence[str], lines: Iterable[Sequence[Any]], limited: bool = False) -> str:
-    """A table in a scroll box, ``limited`` in height too; the first cell of a line is its header."""
-    cls = [" class='text long'" if h in _LONG else " class='text'" if h in _TEXT else "" for h in head]
-    top = "".join(f"<th scope='col'{c}>{escape(h)}</th>" for h, c in zip(head, cls, strict=True))
-    body = "".join(
+def table(
+    caption: str,
+    head: Sequence[str],
+    lines: Iterable[Sequence[Any]],
+    searched: bool | None = None,
+    attributes: str = "",
+) -> str:
+    """Return a table in a box that scrolls; the page's script lets readers sort it.
+
+    Args:
+        caption: title of the table.
+        head: names of the columns.
+        lines: cells of every row; the first cell is the row's header.
+        searched: add a search field and limit the height; by default if the table has :data:`SEARCHED_ROWS`.
+        attributes: more attributes of the box, as HTML.
+    """
+    names = [_class_of(h) for h in head]
+    cls = [f" class='{name}'" if name else "" for name in names]
+    top = "".join(
+        f"<th scope='col' class='{name}{' short' if len(h) <= _SHORT else ''}'>{escape(h)}</th>"
+        for h, name in zip(head, names, strict=True)
+    )
+    rows = [
         f"<tr><th scope='row'>{escape(str(line[0]))}</th>"
         + "".join(f"<td{c}>{escape(str(v))}</td>" for v, c in zip(line[1:], cls[1:], strict=True))
         + "</tr>"
         for line in lines
-    )
+    ]
+    limited = len(rows) >= SEARCHED_ROWS if searched is None else searched
     return (
-        f"<div class='scroll{' limited' if limited else ''}' tabindex='0' role='region' "
-        f"aria-label='{escape(caption)}'><table>"
-        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<div class='box{' searched' if limited else ''}'{attributes}><div class='scroll' tabindex='0' role='region' "
+        f"aria-label='{escape(caption)}'><table><caption><span>{escape(caption)}</span></caption>"
+        f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div>"
     )
+
+
+def _class_of(heading: str) -> str:
+    """Return the CSS classes of a column."""
+    if heading in _PROSE:
+        return "text long prose"
+    if heading in _LONG:
+        return "text long"
+    return "text" if heading in _TEXT else ""
 
 
 def _json(data: Any) -> str:
-    """JSON that no content can end early: ``<``, ``>`` and ``&`` are escaped."""
+    """Return JSON that no content can end early: ``<``, ``>`` and ``&`` are escaped."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def check_tools() -> None:
-    """Check that a page could be written.
-
-    Raises:
-        ToolchainMissing: without plotly.
-    """
-    _plotly()
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ToolchainMissing("plotly is not installed", "plotly 5.18 or later", "pip install plotly") from error
-    return str(get_plotlyjs())

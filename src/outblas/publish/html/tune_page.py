@@ -1,4 +1,4 @@
-"""The report page: one HTML file with everything in it, Plotly included; it asks the network for nothing."""
+"""The report page of a bench result or a tune run: one HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -9,32 +9,48 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.files import write_atomic
-from outblas.kernels.config_text import config_from_name
 from outblas.llm.evolve_folder import is_evolution
+from outblas.publish.html import definitions as terms
+from outblas.publish.html.charts import Chart, chart_html
 from outblas.publish.html.compare_page import render_comparison
 from outblas.publish.html.evolve_data import load_evolution
 from outblas.publish.html.evolve_page import render_evolution
-from outblas.publish.html.figures import group_figures
-from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, load_run, regime_rows, shape, tflops
-from outblas.publish.html.shell import chart, date_text, how_to_read, html_page, provenance_section, table
-from outblas.publish.words import PDL_NAMES, short_config
-from outblas.records.averages import Row, figures_of, published_us, torch_ratio
+from outblas.publish.html.figures import find_gpu, group_charts
+from outblas.publish.html.heat import heat_html
+from outblas.publish.html.run_data import EMBEDDED, Group, ReportedRun, embedded_rows, load_run
+from outblas.publish.html.shell import copy_html, html_page, provenance_section
+from outblas.publish.html.tune_tables import (
+    counters_section,
+    every_problem,
+    fallbacks_table,
+    group_cards,
+    losses_table,
+    regimes_table,
+    top_wins_table,
+)
+from outblas.publish.words import date_words
+from outblas.records.averages import figures_of
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
-from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
 from outblas.search.compare.compare_result import KIND, read_comparison
 
 _SELECTION = (
-    "Selection bias: winners are shown with the times that they were chosen by, which flatters them a little; "
+    "Selection bias: the search chose the winners by these very times, so they look slightly too good. "
     "outblas bench times them afresh."
 )
 
 
 def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
-    """Write the report of a bench result file, a tune or evolve run directory or a comparison of agents.
+    """Write the report of a bench result file, a tune or evolve run directory, or a comparison of agents.
+
+    Args:
+        run_path: the file or the directory.
+        out_html: path of the page.
+
+    Returns:
+        Path of the page.
 
     Raises:
-        RecordError: when the run cannot be read or the page cannot be written.
-        ToolchainMissing: without plotly.
+        RecordError: the run cannot be read, or the page cannot be written.
     """
     path = Path(run_path)
     if path.is_dir() and is_evolution(path):
@@ -45,184 +61,82 @@ def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[s
 
 
 def render(run: ReportedRun) -> str:
-    """The whole page as text; the same for the same run."""
+    """Return the whole page as text; the same run gives the same text."""
     groups = run.groups
     gpu = str(run.measured.get("gpu", "unknown"))
+    charts = [group_charts(group, gpu) for group in groups]
     data = {
         "suite": run.result.suite,
         "provenance": run.result.provenance,
         "run": run.run,
-        "groups": [_payload(group, gpu) for group in groups],
+        "groups": [_payload(group, drawn) for group, drawn in zip(groups, charts, strict=True)],
     }
-    title = f"OutBLAS report: {run.result.suite} on {gpu}"
     body = "\n".join(
         [
-            f"<header><h1>{escape(title)}</h1>{_origin(run)}</header>",
-            "<main>",
-            *(_section(group, index) for index, group in enumerate(groups)),
-            _counters(run),
-            _method(groups),
+            terms.definitions_html(_definitions(groups, gpu)),
+            *(_section(group, drawn, i) for i, (group, drawn) in enumerate(zip(groups, charts, strict=True))),
+            _use(run),
+            counters_section(run),
             _provenance(run),
-            "</main>",
-            "<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>",
         ]
     )
-    return html_page(title, body, data)
+    return html_page(f"OutBLAS report: {run.result.suite} on {gpu}", _origin(run), body, data)
 
 
-def _payload(group: Group, gpu: str) -> dict[str, Any]:
+def _payload(group: Group, charts: dict[str, Chart]) -> dict[str, Any]:
+    rows, kernels = embedded_rows(group)
     return {
         "title": group.title,
-        "figures": group_figures(group, gpu),
+        "launches": [group.launch_name(False), group.launch_name(True)],
+        "figures": {name: chart.payload() for name, chart in charts.items()},
         "summary": [{"pdl": pdl, **figures_of(group.of_pdl(pdl))} for pdl in group.pdls],
         "columns": EMBEDDED,
-        "rows": [[row[c] for c in EMBEDDED] for row in group.rows],
+        "rows": rows,
+        "kernels": kernels,
     }
 
 
-def _section(group: Group, index: int) -> str:
-    charts = [
-        ("curve", "Sorted speed-ups", "Every problem's speed-up, worst to best. The line at 1 is the baseline."),
-        ("histogram", "How many problems gain how much", "Problems per bin of the speed-up, logarithmic."),
-    ]
+def _section(group: Group, charts: dict[str, Chart], index: int) -> str:
+    def drawn(name: str, title: str, note: str) -> str:
+        return chart_html(charts[name], index, name, title, note) if name in charts else ""
+
+    roofline = drawn(
+        "roofline",
+        "Roofline",
+        "A dot is a problem. Tick the boxes to compare OutBLAS with the best baseline and with the floor.",
+    )
     parts = [
         f"<section aria-labelledby='g{index}'><h2 id='g{index}'>{escape(group.title)}</h2>",
-        _cards(group),
-        "<h3>Speed-up distribution</h3><div class='pair'>",
-        *(chart(index, *words) for words in charts),
-        "</div><h3>Heat maps over M and N</h3>",
-        _heat(group, index),
+        group_cards(group),
+        "<h3>Top wins</h3>",
+        top_wins_table(group),
+        "<h3>Distribution of the speed-up</h3><div class='pair'>",
+        drawn("curve", "Sorted speed-ups", "Every problem, from worst to best. The line at 1 is the baseline."),
+        drawn(
+            "histogram", "How many problems gain how much", "Problems per bin of the speed-up, on a logarithmic axis."
+        ),
+        "</div><h3>Speed-up over M and N</h3>",
+        heat_html(group, index),
+        "<h3>Speed-up by regime</h3>",
+        regimes_table(group),
+        "<div class='pair'>" if roofline else "",
+        drawn("decades", "Speed-up by size", "Geometric mean of each decade of floating-point operations."),
+        roofline,
+        "</div>" if roofline else "",
+        "<h3>Losses and fall-backs</h3>",
+        losses_table(group),
+        fallbacks_table(group),
+        "<h3>Every problem</h3>",
+        every_problem(group, index),
+        "</section>",
     ]
-    if group.mode != "server":
-        note = "What the library runs, the best baseline, and the fastest that the hardware model allows."
-        parts += ["<h3>Roofline</h3>", chart(index, "roofline", "Roofline", note)]
-    note = "Geometric mean of the speed-up of every decade of FLOP (2MNK); hover for the number of problems."
-    parts += ["<h3>By size</h3>", chart(index, "decades", "Speed-up by FLOP decade", note)]
-    parts += ["<h3>By regime</h3>", _regimes(group)]
-    parts += ["<h3>Losses and fall-backs</h3>", _losses(group), _fallbacks(group)]
-    return "\n".join([*parts, "</section>"])
-
-
-def _cards(group: Group) -> str:
-    cards = []
-    for pdl in group.pdls:
-        rows = group.of_pdl(pdl)
-        f, flag = figures_of(rows), "on" if pdl else "off"
-        torch = torch_ratio(rows)
-        sure = sum(1 for r in rows if not r["fallback"] and r["low"] is not None and r["low"] > 1)
-        for name, value, label in (
-            ("geomean", f"{f['geomean']:.3f}×", "geometric mean"),
-            ("flop_weighted", f"{f['flop_weighted']:.3f}×", "FLOP-weighted mean"),
-            ("losses", f"{f['losses']} of {f['n']}", "losses (below 0.99×)"),
-            ("fallbacks", f"{f['fallbacks']} of {f['n']}", "fall back to the baseline"),
-            ("min", f"{f['min']:.3f}×", "worst"),
-            ("sure", f"{sure} of {f['n']}", "certain wins (interval above 1)"),
-            ("torch", "none" if torch is None else f"{torch:.3f}×", "over torch.matmul (geometric mean)"),
-        ):
-            cards.append(
-                f"<li class='card {name}' data-figure='{name}' data-pdl='{flag}'>"
-                f"<strong>{escape(value)}</strong><span>{escape(label)} {PDL_NAMES[pdl]}</span></li>"
-            )
-    return f"<ul class='cards'>{''.join(cards)}</ul>"
-
-
-def _heat(group: Group, index: int) -> str:
-    ks = sorted({r["k"] for r in group.rows})
-    slider = (
-        f"<label>K = <output id='heat-k-{index}'>{ks[0]}</output> "
-        f"<input type='range' min='0' max='{len(ks) - 1}' step='1' value='0' data-k='{index}' aria-label='K'></label>"
-    )
-    toggle = f"<label><input type='checkbox' data-pdl-toggle='{index}'> with PDL</label>"
-    controls = (slider if len(ks) > 1 else f"<span>K = {ks[0]}</span>") + (
-        toggle if len(group.pdls) > 1 else f"<span>{PDL_NAMES[group.pdls[0]]}</span>"
-    )
-    note = (
-        "Blue is faster than the best baseline, orange slower; the scale is logarithmic and centred at 1. "
-        "1.00 without colour: the library falls back to the baseline, or is level with it."
-    )
-    return f"<div class='controls'>{controls}</div>" + chart(index, "heat", "Speed-up over M and N for one K", note)
-
-
-def _regimes(group: Group) -> str:
-    head = ("Regime", "PDL", "Geomean", "Problems", "Worst", "Losses", "Fall-backs")
-    head_floor = ("Ours, % of floor", "Baseline, % of floor")
-    lines = [
-        (
-            r["regime"],
-            "on" if r["pdl"] else "off",
-            f"{r['geomean']:.3f}×",
-            r["n"],
-            f"{r['min']:.3f}×",
-            r["losses"],
-            r["fallbacks"],
-            f"{r['ours_floor']:.1f}",
-            f"{r['baseline_floor']:.1f}",
-        )
-        for r in regime_rows(group)
-    ]
-    caption = "Published speed-up by regime; % of floor is the median of floor / time"
-    return table(caption, (*head, *head_floor), lines)
-
-
-def _losses(group: Group) -> str:
-    rows = group.losses
-    if not rows:
-        return f"<p class='note'>Losses: none of {len(group.rows)} rows is below 0.99×.</p>"
-    times = ("Ours µs", "Baseline µs", "Ours TFLOP/s")
-    head = ("Problem", "PDL", "Speed-up", "Interval", *times, "Baseline", "Regime", "Config")
-    lines = [
-        (
-            shape(r),
-            "on" if r["pdl"] else "off",
-            f"{r['published']:.3f}×",
-            "none" if r["low"] is None or r["high"] is None else f"{r['low']:.3f} to {r['high']:.3f}",
-            f"{published_us(r):.2f}",
-            f"{r['baseline_us']:.2f}",
-            f"{tflops(r, published_us(r)):.1f}",
-            r["baseline"],
-            r["regime"],
-            r["config"],
-        )
-        for r in rows
-    ]
-    caption = f"Losses: {len(rows)} of {len(group.rows)} rows are below 0.99×, worst first"
-    return table(caption, head, lines, limited=True)
-
-
-def _fallbacks(group: Group) -> str:
-    rows = group.fallbacks
-    if not rows:
-        return f"<p class='note'>Fall-backs: none of {len(group.rows)} rows.</p>"
-    head = ("Problem", "PDL", "Baseline", "Baseline µs", "Baseline TFLOP/s", "% of floor", "Regime", "Status of ours")
-    lines = [_fallback_line(r) for r in rows]
-    caption = f"Fall-backs: {len(rows)} of {len(group.rows)} rows run the baseline and count as 1.000×"
-    return table(caption, head, lines, limited=True)
-
-
-def _fallback_line(r: Row) -> tuple[Any, ...]:
-    us = r["baseline_us"]
-    on = "on" if r["pdl"] else "off"
-    part = f"{100 * r['floor_us'] / us:.1f}"
-    return (shape(r), on, r["baseline"], f"{us:.2f}", f"{tflops(r, us):.1f}", part, r["regime"], r["status"])
-
-
-def _counters(run: ReportedRun) -> str:
-    """What ``outblas profile`` found, a line per candidate; nothing where it did not run."""
-    if not run.counters:
-        return ""
-    lines = [
-        (problem, *counter_cells(counters), short_config(config_from_name(name)))
-        for (problem, name), counters in run.counters.items()
-    ]
-    caption = "By Nsight Compute, of one launch alone; a stall is the warps that wait per instruction issued"
-    found = table(caption, ("Problem", *COUNTER_COLUMNS, "Config"), lines, limited=True)
-    return f"<section aria-labelledby='counters'><h2 id='counters'>Hardware counters</h2>{found}</section>"
+    return "\n".join(part for part in parts if part)
 
 
 def _origin(run: ReportedRun) -> str:
-    """Where the figures come from, in words; a replay says so before anything else."""
+    """State the origin of the figures; a replay is named before anything else."""
     m = run.measured
-    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(date_text(m.get("date", "unknown")))
+    gpu, date = escape(str(m.get("gpu", "unknown"))), escape(date_words(m.get("date", "unknown")))
     bias = f" {_SELECTION}" if run.tuned else ""
     if run.replayed:
         return (
@@ -232,16 +146,29 @@ def _origin(run: ReportedRun) -> str:
     return f"<p class='origin'>Measured on {gpu}, {date}.{bias}</p>"
 
 
-def _method(groups: Sequence[Group]) -> str:
-    points = [
-        "Speed-up: median over interleaved rounds of time of the fastest baseline / our time, for the same problem.",
-        "Where the library falls back to the baseline the row counts as exactly 1. A loss is a speed-up below 0.99.",
-        "FLOP-weighted mean: exp(Σ FLOP·ln s / Σ FLOP), the gain of a random FLOP rather than of a random problem.",
-        "Interval: 95% bootstrap of the median paired ratio. PDL: programmatic dependent launch.",
-    ]
+def _definitions(groups: Sequence[Group], gpu: str) -> list[terms.Definition]:
+    points = [terms.SPEEDUP, terms.FLOP_WEIGHTED, terms.LOSS, terms.FALLBACK, terms.PDL, terms.LAYOUT]
+    points += [terms.floor_definition(find_gpu(gpu)), terms.REGIME, terms.INTERVAL]
+    if any(g.early for g in groups):
+        points.append(terms.CONSTANT_WEIGHTS)
     if any(g.mode == "server" for g in groups):
-        points.append("Server mode: latency of one call per request, from call to completion; not GPU time.")
-    return how_to_read(points)
+        points.append(terms.SERVER)
+    return points
+
+
+def _use(run: ReportedRun) -> str:
+    """Return the line of Python that uses the library of this run, or the packaged one."""
+    library = run.result.path.parent / "library.json"
+    if run.run and library.is_file():
+        words = "This line makes outblas.matmul use the kernels of this run, on a GPU of the same kind:"
+        line = f'import outblas; outblas.use_library("{library.as_posix()}")'
+    elif run.run:
+        return ""
+    else:
+        words = "The packaged library is used from the start. This line makes torch.matmul use it, too:"
+        line = "import outblas; outblas.enable()"
+    head = "<section aria-labelledby='use'><h2 id='use'>Use this library</h2>"
+    return f"{head}{copy_html(words, line)}</section>"
 
 
 def _provenance(run: ReportedRun) -> str:
@@ -258,7 +185,7 @@ def _provenance(run: ReportedRun) -> str:
 
 
 def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """What run.json says beyond the ``known`` facts; of a recording its name, and where its provenance differs."""
+    """Return the facts of run.json that are not `known`; of a recording its name and its differences."""
     facts: dict[str, Any] = {}
     for key, value in sorted(run.items()):
         nested = value.items() if isinstance(value, dict) else ()

@@ -1,6 +1,6 @@
-"""The README's picture: sorted speed-ups by kind of problem, as SVG, drawn without a browser.
+"""The published picture of the speed-ups: sorted, by kind of problem, as SVG.
 
-Its card and its text change colour together with the reader's light or dark preference, so it is
+Its card and its text change colour with the preference of the reader for light or dark, so it is
 legible on any page.
 """
 
@@ -34,9 +34,13 @@ text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-se
 
 
 def speedup_svg(result: Result, rows: Sequence[Row]) -> str:
-    """Sorted published speed-ups of ``rows`` (one layout, dtype, acc and mode), a panel per kind.
+    """Return the sorted published speed-ups of `rows` as SVG text, a panel per kind of problem.
 
     The same rows give the same bytes.
+
+    Args:
+        result: the file of the rows, for its suite and provenance.
+        rows: rows of one layout, dtype, accumulator and mode.
     """
     panels = [(label, [r for r in rows if r["regime"].startswith(kind)]) for kind, label in KINDS]
     panels.append(("other", [r for r in rows if not r["regime"].startswith(tuple(kind for kind, _ in KINDS))]))
