@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cli_fixture import assert_refused, outblas
 
 from outblas.runtime import device
+from support.cli_fixture import assert_refused, outblas
 
 #: Arguments -> words of the line. ``{here}`` is a scratch folder with the files that :func:`here` makes.
 WRONG: dict[str, tuple[list[str], tuple[str, ...]]] = {
