@@ -19,7 +19,12 @@ _SERVED_OVER = {
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
-    """The README's table: one line per row of summary.json, one block per mode, notes, and where they come from."""
+    """Return the table of every summary row in Markdown, with its notes and its provenance.
+
+    Args:
+        rows: rows of summary.json.
+        more_notes: lines of Markdown that follow the table's own notes.
+    """
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
     head += ["losses", "fall-backs", "over torch"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
@@ -49,7 +54,7 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the table's lines cannot say by themselves: lines of Markdown."""
+    """Return the figures that have no column: by M, dropped kernels, and latencies."""
     notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
     for r in sorted(rows, key=_order):
         name, flag = table_label(r["suite"], r), _FLAGS[launch_of_row(r)]

@@ -23,7 +23,7 @@ ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 
 @dataclass(frozen=True)
 class HeadlineRow:
-    """One row.
+    """A row of the table.
 
     Attributes:
         gpu: product name of the GPU.
@@ -73,7 +73,7 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
     when = days[0] if len(set(days)) == 1 else f"{days[0]} to {days[-1]}"
     lines += [
         "",
-        "fp16 with fp32 sums, B stored as (N, K), without PDL. A fall-back counts as 1. "
+        "fp16 with fp32 sums, without PDL. Lists and layers have B stored as (N, K). A fall-back counts as 1. "
         f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}.",
     ]
     return "\n".join(lines)

@@ -104,6 +104,7 @@ def cutlass_table(folder: Path) -> str:
         "",
         f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}: "
         f"{worst['ours_over_cutlass']['ratio']:.3f}× CUTLASS. "
-        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder. {made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}.",
+        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder. "
+        f"{made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}.",
     ]
     return "\n".join(lines)

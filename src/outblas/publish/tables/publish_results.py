@@ -1,4 +1,4 @@
-"""What ``outblas results`` writes or checks: summary.json, the pictures, and every generated block of a page.
+"""Publish result files: summary.json, the pictures, and every generated block of a page.
 
 A generated block stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``. Its text comes from the committed
 result files or from the code, and is the same every time.

@@ -37,7 +37,7 @@ def knob_page() -> str:
 
 
 def attribute_texts(doc: str) -> dict[str, str]:
-    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty if there is none.
+    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section.
 
     Args:
         doc: a docstring in Google style, without its indent.
@@ -61,7 +61,7 @@ def _value(value: bool | int | str) -> str:
 
 
 def _values(knob: Knob) -> str:
-    return ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "a positive integer"
+    return ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "an integer"
 
 
 def variable_table() -> str:

@@ -11,7 +11,7 @@ from outblas.records.averages import Row, figures_of, launch_label, table_label
 from outblas.records.library import Library
 from outblas.records.results import Result
 
-#: GPUs that users ask about; those with a packaged library leave the sentence.
+#: GPUs in the sentence on GPUs without a library.
 ASKED_GPUS = ("a100", "h100", "h200", "l40s", "rtx4090", "b200")
 WORST_ROWS = 10
 #: FLOP from which a product counts as large.
