@@ -67,8 +67,9 @@ def texts_of_python(source: str) -> Iterator[Text]:
             if doc is not None:
                 yield Text(node.body[0].lineno, doc, getattr(node, "name", "module"))
         elif isinstance(node, ast.keyword) and node.arg in ("help", "epilog", "short_help"):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                yield Text(node.value.lineno, node.value.value)
+            value = node.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield Text(value.lineno, value.value)
     yield from _comments(source)
 
 

@@ -19,7 +19,8 @@ from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.publish.html.run_data import ReportedRun
 from outblas.publish.html.tune_page import render
-from outblas.publish.tables.publish_results import markdown_table, picture_text
+from outblas.publish.tables.all_rows_table import markdown_table
+from outblas.publish.tables.publish_results import Measured, picture_text
 from outblas.records.averages import launch_columns, launch_label, launch_of_row
 from outblas.records.library import Library, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.library_tables import is_bench_of, merge_rows, slower_kernels
@@ -174,7 +175,7 @@ def test_the_table_has_a_line_for_constant_weights_and_the_picture_none(tmp_path
     table = markdown_table(summarise(tmp_path / "all" / "r.parquet"))
     cells = [line.split(" | ")[4] for line in table.splitlines() if line.startswith("| grid1000")]
     assert cells == ["off", "on", "on, constant weights"]
-    assert picture_text(tmp_path / "all") == picture_text(tmp_path / "plain")
+    assert picture_text(Measured(tmp_path / "all")) == picture_text(Measured(tmp_path / "plain"))
 
 
 def test_a_report_shows_constant_weights_in_a_part_of_their_own() -> None:

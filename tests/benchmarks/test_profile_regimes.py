@@ -19,7 +19,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.publish.tables.counter_table import counters_table, counters_text, read_counters, short_name
-from outblas.publish.tables.publish_results import NCU_BEGIN, NCU_END, check_published, publish
+from outblas.publish.tables.publish_results import check_published, publish
 from outblas.records.library import Library, LibraryChoice, LibraryRow
 from outblas.runtime import ncu
 from support.fake_gpu import PROVENANCE
@@ -210,14 +210,16 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_notes_that_do_not_show_the_file_are_stale(data: dict[str, Any], tmp_path: Path) -> None:
     from support.bench_fixture import write_bench
 
-    write_bench(tmp_path / "h200" / "grid.parquet")
-    notes = tmp_path / "kernels.md"
-    notes.write_text(f"before\n{NCU_BEGIN}\n{NCU_END}\nafter\n")
-    place = (tmp_path / "h200", None, None, notes)
+    folder, notes = tmp_path / "results" / "h200", tmp_path / "docs" / "kernels" / "counters.md"
+    write_bench(folder / "grid.parquet")
+    begin, end = "<!-- ncu:begin -->", "<!-- ncu:end -->"
+    notes.parent.mkdir(parents=True)
+    notes.write_text(f"before\n{begin}\n{end}\nafter\n")
+    place = (folder, tmp_path)
     publish(*place)
     assert check_published(*place) == [] and "To be measured" in notes.read_text()
-    (tmp_path / "h200" / "ncu.json").write_text(json.dumps(data))
+    (folder / "ncu.json").write_text(json.dumps(data))
     assert any(str(notes) in line and "stale" in line for line in check_published(*place))
     publish(*place)
     assert check_published(*place) == []
-    assert notes.read_text() == f"before\n{NCU_BEGIN}\n{counters_table(data)}\n{NCU_END}\nafter\n"
+    assert notes.read_text() == f"before\n{begin}\n{counters_table(data)}\n{end}\nafter\n"

@@ -12,9 +12,9 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.publish.html.compare_page import curves, render_comparison
 from outblas.publish.html.tune_page import write_report
-from outblas.publish.tables.compare_block import COMPARE_BEGIN, COMPARE_END
 from outblas.publish.tables.compare_picture import NAME_STEP, compare_svg
-from outblas.publish.tables.publish_results import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
+from outblas.publish.tables.publish_results import check_published, publish
+from outblas.search.agents.agent_registry import AGENTS
 from outblas.search.compare.compare_stats import figures
 from support.bench_fixture import write_bench, write_made
 
@@ -111,69 +111,77 @@ def test_without_the_four_agents_the_first_ones_stand_out(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> tuple[Path, Path, Path, Path]:
-    directory, readme = tmp_path / "results", tmp_path / "README.md"
-    write_bench(directory / "grid.parquet")
-    readme.write_text(f"# Title\n{BEGIN}\n{END}\n\n## Use\n\nrest\n")
-    notes = tmp_path / "kernels.md"
-    notes.write_text(f"{NCU_BEGIN}\n{NCU_END}\n")
-    return directory, readme, tmp_path / "img" / "speedup.svg", notes
+def published(tmp_path: Path) -> tuple[Path, Path]:
+    folder, agents = tmp_path / "results" / "h200", tmp_path / "docs" / "search" / "agents.md"
+    write_bench(folder / "grid.parquet")
+    agents.parent.mkdir(parents=True)
+    blocks = "\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("compare", "agents"))
+    agents.write_text(f"# Title\n{blocks}\nrest\n")
+    return folder, tmp_path
 
 
-def test_without_a_comparison_nothing_is_published_of_it(published: tuple[Path, ...]) -> None:
-    directory, readme, picture, _ = published
-    assert publish(*published) == [directory / "summary.json", readme, picture, published[3]]
-    assert "compare" not in readme.read_text() and not picture.with_name("compare.svg").exists()
+def test_without_a_comparison_nothing_is_published_of_it(published: tuple[Path, Path]) -> None:
+    folder, root = published
+    picture, agents = root / "docs/img/speedup.svg", root / "docs/search/agents.md"
+    assert publish(*published) == [folder / "summary.json", picture, agents]
+    assert "Split" not in agents.read_text() and not picture.with_name("compare.svg").exists()
 
 
-def test_a_comparison_gets_a_section_a_table_and_a_picture(published: tuple[Path, ...]) -> None:
-    directory, readme, picture, _ = published
-    c = write_made(directory / "compare.parquet", LEVEL)
+def test_a_comparison_gets_a_table_and_a_picture(published: tuple[Path, Path]) -> None:
+    folder, root = published
+    picture, agents = root / "docs/img/compare.svg", root / "docs/search/agents.md"
+    c = write_made(folder / "compare.parquet", LEVEL)
     stale = check_published(*published)
-    assert any("compare.svg is missing" in line for line in stale) and any(
-        "README.md is stale" in line for line in stale
-    )
-    assert picture.with_name("compare.svg") in publish(*published)
-    text = readme.read_text()
-    assert text.index("# Title") < text.index("## Agents compared") < text.index(COMPARE_BEGIN) < text.index("## Use")
-    assert text.endswith("## Use\n\nrest\n") and "(img/compare.svg)" in text
+    assert any("compare.svg is missing" in line for line in stale)
+    assert any("agents.md is stale" in line for line in stale)
+    assert picture in publish(*published)
+    text = agents.read_text()
+    assert text.startswith("# Title\n") and text.endswith("rest\n") and "(../img/compare.svg)" in text
     made = figures(c, "families")
     cells = [f"{made['agent5', b].quality:.3f} ± {made['agent5', b].half_width:.3f}" for b in c.budgets]
     assert f"| agent5 | {' | '.join(cells)} |" in text
     assert f"| best | **{made['best', 0].quality:.3f} ± " in text and "`best`" in text
     assert check_published(*published) == []
     publish(*published)
-    assert readme.read_text() == text
+    assert agents.read_text() == text
 
 
-def test_another_comparison_makes_block_and_picture_stale(published: tuple[Path, ...]) -> None:
-    directory, readme, picture, _ = published
-    write_made(directory / "compare.parquet", LEVEL)
+def test_every_agent_has_its_line(published: tuple[Path, Path]) -> None:
     publish(*published)
-    write_made(directory / "compare.parquet", {"only": 0.3}, splits=("shapes",))
-    assert {line.split()[0] for line in check_published(*published)} == {
-        str(readme),
-        str(picture.with_name("compare.svg")),
-    }
+    text = (published[1] / "docs/search/agents.md").read_text()
+    for name in AGENTS:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        assert len(line.split("|")[2].strip()) > 15
+
+
+def test_another_comparison_makes_block_and_picture_stale(published: tuple[Path, Path]) -> None:
+    folder, root = published
+    agents = root / "docs/search/agents.md"
+    write_made(folder / "compare.parquet", LEVEL)
     publish(*published)
-    assert "Split *shapes*" in readme.read_text() and "agent5" not in readme.read_text()
+    write_made(folder / "compare.parquet", {"only": 0.3}, splits=("shapes",))
+    stale = {line.split()[0] for line in check_published(*published)}
+    assert stale == {str(agents), str(root / "docs/img/compare.svg")}
+    publish(*published)
+    assert "Split *shapes*" in agents.read_text() and "agent5" not in agents.read_text()
 
 
-def test_a_readme_with_one_marker_only_is_left_alone(published: tuple[Path, ...]) -> None:
-    directory, readme, _, _ = published
-    write_made(directory / "compare.parquet", LEVEL)
-    text = readme.read_text() + COMPARE_END
-    readme.write_text(text)
+def test_a_page_with_one_marker_only_is_left_alone(published: tuple[Path, Path]) -> None:
+    folder, root = published
+    agents = root / "docs/search/agents.md"
+    write_made(folder / "compare.parquet", LEVEL)
+    agents.write_text("# Title\n<!-- compare:end -->\n")
     with pytest.raises(RecordError, match="no place"):
         publish(*published)
-    assert readme.read_text() == text and not (directory / "summary.json").exists()
+    assert agents.read_text() == "# Title\n<!-- compare:end -->\n" and not (folder / "summary.json").exists()
 
 
-def test_a_damaged_comparison_stops_everything(published: tuple[Path, ...]) -> None:
-    directory, readme, _, _ = published
-    c = write_made(directory / "compare.parquet", LEVEL)
+def test_a_damaged_comparison_stops_everything(published: tuple[Path, Path]) -> None:
+    folder, root = published
+    agents = root / "docs/search/agents.md"
+    c = write_made(folder / "compare.parquet", LEVEL)
     c.path.write_bytes(c.path.read_bytes()[:-20])
-    before = readme.read_text()
+    before = agents.read_text()
     with pytest.raises(RecordError, match="compare.parquet"):
         publish(*published)
-    assert readme.read_text() == before
+    assert agents.read_text() == before

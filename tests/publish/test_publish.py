@@ -7,9 +7,11 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.publish.palette import ratio_ticks
-from outblas.publish.tables.publish_results import BEGIN, END, NCU_BEGIN, NCU_END, check_published, publish
-from outblas.records.results import write_result
+from outblas.publish.tables.publish_results import check_published, publish
+from outblas.records.results import read_result, write_result
 from support.bench_fixture import META, make_rows, write_bench
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.97, 1.03), (0.9, 1.3), (0.95, 1.6), (0.5, 2.5), (0.02, 40)])
@@ -19,39 +21,74 @@ def test_ratio_axes_have_some_ticks_and_one_at_one(low, high):
     assert ticks == sorted(set(ticks))
 
 
+def page(path, *names):
+    """A page with empty blocks of some names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    blocks = "\n\n".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->" for name in names)
+    path.write_text(f"# Title\n\n{blocks}\n\nrest\n")
+    return path
+
+
 @pytest.fixture
 def published(tmp_path):
-    write_bench(tmp_path / "h200" / "grid.parquet")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nrest\n")
-    notes = tmp_path / "kernels.md"
-    notes.write_text(f"# Notes\n\n{NCU_BEGIN}\n{NCU_END}\n\nrest\n")
-    return tmp_path / "h200", readme, tmp_path / "img" / "speedup.svg", notes
+    folder = tmp_path / "results" / "h200"
+    write_bench(folder / "grid.parquet")
+    page(tmp_path / "README.md", "results")
+    page(tmp_path / "docs" / "results" / "tables.md", "tables")
+    page(tmp_path / "docs" / "use" / "when-not.md", "weak")
+    return folder, tmp_path
 
 
-def test_publishing_writes_four_files_and_twice_the_same_bytes(published):
-    directory, readme, picture, notes = published
-    files = [directory / "summary.json", readme, picture, notes]
-    assert len(check_published(*published)) == 4
-    assert publish(*published) == files
-    first = [p.read_bytes() for p in files]
+def test_publishing_writes_every_page_that_is_there_and_twice_the_same_bytes(published):
+    folder, root = published
+    pages = ["README.md", "docs/results/tables.md", "docs/use/when-not.md"]
+    files = {folder / "summary.json", root / "docs/img/speedup.svg", *(root / name for name in pages)}
+    assert len(check_published(*published)) == len(files)
+    assert set(publish(*published)) == files
+    first = {path: path.read_bytes() for path in files}
     assert check_published(*published) == []
     publish(*published)
-    assert [p.read_bytes() for p in files] == first
+    assert {path: path.read_bytes() for path in files} == first
+    for name in pages:
+        text = (root / name).read_text()
+        assert text.startswith("# Title\n") and text.endswith("rest\n") and "old" not in text
 
 
-def test_the_readme_has_every_summary_row_and_keeps_its_own_text(published):
-    directory, readme, _, _ = published
+def test_the_table_has_every_summary_row(published):
+    folder, root = published
     publish(*published)
-    text = readme.read_text()
-    assert text.startswith("# Title\n") and text.endswith("rest\n") and "old" not in text
-    for row in json.loads((directory / "summary.json").read_text()):
+    text = (root / "docs/results/tables.md").read_text()
+    for row in json.loads((folder / "summary.json").read_text()):
         assert f"| {row['n']} | {row['geomean']:.3f}× | {row['flop_weighted']:.3f}× | {row['min']:.3f}× |" in text
+
+
+def test_the_readme_has_a_row_for_each_gpu_and_use_that_has_a_file(published):
+    folder, root = published
+    other = root / "results" / "h100"
+    write_bench(other / "grid.parquet")
+    publish(other, root)  # its summary makes it a folder of results
+    publish(*published)
+    rows = [line for line in (root / "README.md").read_text().splitlines() if "grid1000" in line]
+    (summary,) = (r for r in json.loads((folder / "summary.json").read_text()) if not r["pdl"])
+    assert len(rows) == 2
+    assert all(f"| {summary['n']} | {summary['geomean']:.3f}× | {summary['flop_weighted']:.3f}× |" in r for r in rows)
+
+
+def test_the_worst_rows_are_those_of_the_files(published):
+    folder, root = published
+    publish(*published)
+    text = (root / "docs/use/when-not.md").read_text()
+    rows = sorted(read_result(folder / "grid.parquet").rows, key=lambda row: row["published"])
+    assert sum(line.count(f"{rows[0]['m']} × {rows[0]['n']} × {rows[0]['k']} ") for line in text.splitlines()) >= 1
+    assert f"| {rows[0]['published']:.3f}× |" in text and f"| {rows[9]['published']:.3f}× |" in text
+    below = sum(row["published"] < 0.99 for row in rows)
+    assert f"Of all {len(rows)} published rows {below} are below 0.99" in text
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
 def test_a_readme_without_its_markers_is_left_alone_and_nothing_written(published, text):
-    directory, readme, picture, _ = published
+    directory, root = published
+    readme, picture = root / "README.md", root / "docs/img/speedup.svg"
     readme.write_text(text)
     with pytest.raises(RecordError, match="no place"):
         publish(*published)
@@ -59,7 +96,7 @@ def test_a_readme_without_its_markers_is_left_alone_and_nothing_written(publishe
 
 
 def test_the_picture_draws_every_row_and_tells_its_means(published):
-    directory, _, picture, _ = published
+    directory, picture = published[0], published[1] / "docs/img/speedup.svg"
     publish(*published)
     root = ElementTree.fromstring(picture.read_text())
     space = "{http://www.w3.org/2000/svg}"
@@ -73,7 +110,7 @@ def test_the_picture_draws_every_row_and_tells_its_means(published):
 
 
 def test_the_picture_prefers_the_headline_suite(published):
-    directory, _, picture, _ = published
+    directory, picture = published[0], published[1] / "docs/img/speedup.svg"
     rows = [{**r, "layout": "NN"} for r in make_rows((64,))]
     write_result(rows, META, directory / "a_first_by_name.parquet")
     publish(*published)

@@ -28,7 +28,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.learn.policy import Policy
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
 from outblas.publish.tables.notes import count_replaced_rows, notes_of_replaced
-from outblas.publish.tables.publish_results import check_published
+from outblas.publish.tables.publish_results import Measured, check_published, generated_blocks
 from outblas.records.averages import launch_of_row, table_label
 from outblas.records.library import LEVEL_ABOVE, Library
 from outblas.records.recording import Recording
@@ -166,9 +166,10 @@ def test_all_that_was_measured_says_where_and_when(recording: Recording, library
         check_provenance(read_result(path).provenance)
 
 
-def test_summary_readme_picture_and_notes_are_what_the_result_files_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_pictures_and_generated_blocks_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert check_published() == []
+    assert [page for page, _ in generated_blocks(Measured(Path("results/h200"))) if not Path(page).is_file()] == []
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +187,14 @@ def test_the_published_benches_are_of_the_packaged_library(
     result = read_result(path)
     head = result.rows[0]
     kind = [head[c] for c in ("layout", "dtype", "acc")]
-    readme = (ROOT / "README.md").read_text("utf-8")
+    notes = (ROOT / "docs/results/tables.md").read_text("utf-8")
     assert path.stem == "_".join((result.suite, *kind, head["mode"])).lower()
     if result.suite not in SUITES:  # benchmarks/new_shapes.py: what an agent finds where no library has anything
         assert not any(library.lookup(Problem.from_json(row)) for row in result.rows)
         assert min(row["published"] for row in result.rows) >= 0.99
         return
-    if head["mode"] != "offline":  # a sample; where the library has changed since, the README's notes say so
-        assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: of an earlier library" in readme
+    if head["mode"] != "offline":  # a sample; where the library has changed since, the tables' notes say so
+        assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: of an earlier library" in notes
         return
     assert list(dict.fromkeys(Problem.from_json(row) for row in result.rows)) == suite(result.suite, *kind)
     for row in result.rows:
@@ -202,7 +203,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         choice = found.choice(launch_of_row(row))
         if row["fallback"] and choice is not None:  # of two suites, and won in the other's bench since
             assert (found.problem, launch_of_row(row), config_name(choice.config)) in won
-            assert f"- {table_label(result.suite, head)}: of an earlier library" in readme
+            assert f"- {table_label(result.suite, head)}: of an earlier library" in notes
             continue
         assert row["fallback"] == (choice is None)
         if choice is not None:

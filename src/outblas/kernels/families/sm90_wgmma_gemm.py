@@ -44,8 +44,8 @@ class Sm90WgmmaConfig(KernelConfig):
         cluster_m, cluster_n: CTAs of a cluster along M and N; operand tiles are multicast in it.
         split_k: CTAs that share one tile's K.
         persistent: one CTA per SM walks over tiles; else one CTA per tile.
-        raster: extent that consecutive tiles walk along first; group: tiles of the other extent
-            walked together (L2 reuse).
+        raster: extent that consecutive tiles walk along first.
+        group: tiles of the other extent that are walked together, so that L2 is used again.
         store: ``tma``: stmatrix to shared memory, then TMA; ``direct``: registers to global.
         min_blocks: CTAs per SM that the register allocation must allow.
         pdl: launch option, programmatic dependent launch: the prologue overlaps the predecessor.

@@ -1,4 +1,4 @@
-"""The README's block on the comparison of agents, from its result file alone."""
+"""The block of the agents' page on their comparison, from its result file alone."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from outblas.publish.words import split_words
 from outblas.search.compare.compare_result import Comparison
 from outblas.search.compare.compare_stats import best_agents, budget_words, figures, overall_regret
 
-COMPARE_BEGIN, COMPARE_END = "<!-- compare:begin -->", "<!-- compare:end -->"
-#: Beside the bench files; where it is not there nothing is published of it.
+#: Beside the bench files; without it nothing is published of a comparison.
 COMPARISON, PICTURE = "compare.parquet", "compare.svg"
 #: The split whose table is the first; the others follow in the order of the file.
 FIRST = "families"
 
-_HEADING = "## Agents compared"
-#: The section comes before this one; at the end of a README without it.
-_BEFORE = "## Use\n"
-
 
 def compare_block(comparison: Comparison, picture: str | None) -> str:
-    """Of every split a table agents x budgets; who is best, the ``picture`` (its address in the README), where it comes
-    from."""
+    """Return a table of agents and budgets for every split, the best agent, and the source of the figures.
+
+    Args:
+        comparison: the content of a result file of ``outblas compare``.
+        picture: address of the picture, seen from the page; None leaves it out.
+    """
     lines = [
-        "Best recorded time over the best time found after so many measurements (0: the first proposal, unmeasured):",
-        "geometric mean over problems, launch options and seeds, and half of its 95% interval over problems. Bold: the",
-        "best of each column, and all whose interval overlaps its interval.",
+        "Each figure is the best recorded time over the best time that the agent found, so 1 is perfect.",
+        "A column is a number of measurements per problem; 0 is the first proposal, unmeasured.",
+        "It is a geometric mean over problems, launch options and seeds, with half of its 95% interval over problems.",
+        "Bold marks the best of each column, and every agent whose interval overlaps the best one's.",
     ]
     for split in sorted(comparison.splits, key=lambda name: name != FIRST):
         lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *_table(comparison, split)]
@@ -56,17 +56,7 @@ def _table(comparison: Comparison, split: str) -> list[str]:
     return lines
 
 
-def with_section(text: str) -> str:
-    """A README's text with a section and empty markers for the block; as it is, where it has a marker."""
-    if COMPARE_BEGIN in text or COMPARE_END in text:
-        return text
-    section = f"{_HEADING}\n\n{COMPARE_BEGIN}\n{COMPARE_END}\n"
-    if _BEFORE in text:
-        return text.replace(_BEFORE, f"{section}\n{_BEFORE}", 1)
-    return f"{text.rstrip()}\n\n{section}"
-
-
 def comparison_of(directory: Path) -> Path | None:
-    """The comparison's result file in a directory of results, where it is there."""
+    """Return the comparison's result file in a folder of results; None if it has none."""
     path = Path(directory) / COMPARISON
     return path if path.exists() else None

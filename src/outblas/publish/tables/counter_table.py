@@ -24,7 +24,10 @@ _KEYS = ("group", "problem", "l2", "side", "name", "chosen_by", "kernels")
 
 
 def counters_text(path: Path) -> str:
-    """What stands between the notes' markers: the table, or that it is to be measured where there is no such file.
+    """Return the table of counters, or one line with the command that measures them if the file is missing.
+
+    Args:
+        path: the file of ``benchmarks/profile_regimes.py``.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -71,7 +74,7 @@ def _check(data: Mapping[str, Any]) -> None:
 
 
 def counters_table(data: Mapping[str, Any]) -> str:
-    """Markdown: a line per kernel, as a side may launch several, and where the figures come from."""
+    """Return a line of Markdown for each kernel, and the provenance. One side may launch several kernels."""
     lines = ["| " + " | ".join(_HEAD) + " |"]
     lines.append("|" + "|".join(" ---: " if name in _NUMERIC else " --- " for name in _HEAD) + "|")
     for row in data["rows"]:

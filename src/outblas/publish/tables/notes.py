@@ -18,7 +18,7 @@ from outblas.records.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 
 
 def count_replaced_rows(result: Result, library: Library) -> int:
-    """Rows of a bench whose kernel is not what the library has there; what the bench itself demoted is not counted."""
+    """Return the number of rows whose kernel differs from the library's, less those that the bench demoted."""
     return sum(_is_replaced(row, library) for row in result.rows)
 
 
@@ -31,10 +31,13 @@ def _is_replaced(row: dict[str, object], library: Library) -> bool:
 
 
 def notes_of_replaced(directory: Path) -> list[str]:
-    """A line of Markdown for each bench in a directory named by its GPU (``results/h200``) that is not, or not in every
-    row, of the packaged library.
+    """Return a line of Markdown for each bench that timed another kernel than the packaged library has now.
 
-    None where no library is packaged for that GPU, and of a bench of no named suite, which has a library of its own.
+    Args:
+        directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
+
+    Returns:
+        An empty list if no library is packaged for the GPU. Benches outside the named suites are left out.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
     notes = []
@@ -77,11 +80,16 @@ CUTLASS_FILE = "cutlass_peer.json"
 
 
 def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Geometric means over problems: ``cutlass_over_baseline``, ``ours_over_baseline`` (1 where the library falls
-    back), ``ours_over_cutlass``. Only problems on which an instance of CUTLASS passed count, the same in all three.
+    """Return geometric means over the problems on which an instance of CUTLASS passed.
+
+    Args:
+        rows: rows of the result file.
+
+    Returns:
+        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1) and ``ours_over_cutlass``.
 
     Raises:
-        RecordError: there is none.
+        RecordError: CUTLASS passed on no problem.
     """
     both = [row for row in rows if row["cutlass"] is not None]
     if not both:

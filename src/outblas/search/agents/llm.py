@@ -40,7 +40,7 @@ Ask = Callable[[Sequence["Message"], int], str]
 
 
 class LanguageModel(Agent):
-    """See the module.
+    """A language model chooses among the candidates and learns from the outcomes.
 
     Raises:
         UsageError: no model or server is set. ToolchainMissing: the package ``openai`` is not installed.

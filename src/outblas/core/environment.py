@@ -1,0 +1,126 @@
+"""Every environment variable that OutBLAS reads: the one list, from which their page is generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable.
+
+    Attributes:
+        name: ``OUTBLAS_...``.
+        values: the values that it takes, in words.
+        default: the behaviour if it is not set.
+        meaning: one sentence on its effect.
+        read: when it is read.
+    """
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+    read: str
+
+
+VARIABLES = (
+    Variable(
+        "OUTBLAS_DISABLE",
+        "1",
+        "not set",
+        "`outblas.enable()` and `outblas.use()` change nothing and warn once.",
+        "at `enable()`",
+    ),
+    Variable(
+        "OUTBLAS_LIBRARY",
+        "a file or a folder; empty for none",
+        "`~/.local/share/outblas/libraries`",
+        "The user's tuned libraries, which go before the packaged one.",
+        "when a device is first used, and by `outblas tune`",
+    ),
+    Variable(
+        "OUTBLAS_ANY_SHAPE",
+        "0",
+        "on",
+        "0 leaves every problem that no library lists to torch.",
+        "when a device is first used",
+    ),
+    Variable(
+        "OUTBLAS_PDL",
+        "1",
+        "off",
+        "Allows programmatic dependent launch in every call that does not say otherwise.",
+        "at each call",
+    ),
+    Variable(
+        "OUTBLAS_WEIGHTS",
+        "1",
+        "off",
+        "Promises for every such call of `outblas.matmul` that `b` is constant. Implies PDL.",
+        "at each call",
+    ),
+    Variable(
+        "OUTBLAS_FUSED",
+        "1",
+        "off",
+        "Lets a kernel of OutBLAS add the bias of `outblas.linear` and `nn.Linear`.",
+        "at each call",
+    ),
+    Variable(
+        "OUTBLAS_NATIVE",
+        "0",
+        "on",
+        "0 leaves the C extension unused, so that every call runs Python.",
+        "at import of the dispatch",
+    ),
+    Variable(
+        "OUTBLAS_CUBINS",
+        "0",
+        "on",
+        "0 leaves the shipped cubins unused, so that NVRTC compiles each kernel.",
+        "when a kernel is first loaded",
+    ),
+    Variable(
+        "OUTBLAS_CACHE_DIR",
+        "a folder",
+        "`$XDG_CACHE_HOME/outblas`, else `~/.cache/outblas`",
+        "The compile cache, and learned models made on this machine.",
+        "when a kernel is compiled",
+    ),
+    Variable(
+        "OUTBLAS_POLICY",
+        "a file of `outblas train`",
+        "the packaged policy of the GPU",
+        "The policy of agents `ppo` and `ppo-oneshot`.",
+        "when the agent is made",
+    ),
+    Variable(
+        "OUTBLAS_RECORDING",
+        "a name or a folder",
+        "the packaged recording",
+        "The recording that agents `recorded` and `transfer` read.",
+        "when the agent is made",
+    ),
+    Variable(
+        "OUTBLAS_LLM_MODEL",
+        "a model's name",
+        "not set",
+        "The model of agent `llm`, which needs it.",
+        "when the agent is made",
+    ),
+    Variable(
+        "OUTBLAS_LLM_BUDGET",
+        "e.g. `200 requests,3 USD`",
+        "the agent's own limit",
+        "The most that agent `llm` may spend.",
+        "when the agent is made",
+    ),
+    Variable(
+        "OUTBLAS_COMMIT",
+        "a commit",
+        "asked of git",
+        "The commit that result files name, for a tree without git.",
+        "when a result is written",
+    ),
+)

@@ -1,0 +1,97 @@
+"""The table of every summary row, with the notes that its lines cannot hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from outblas.records.averages import launch_label, launch_of_row, table_label
+from outblas.records.results import MODES
+
+#: The launch option as notes have it.
+_FLAGS = {"plain": "without PDL", "pdl": "with PDL", "weights": "with constant weights"}
+#: Figures of a server's median latency over one baseline, and how the table's notes name it.
+_SERVED_OVER = {
+    "geomean_torch": "over torch.matmul",
+    "geomean_lt_auto": "over a native call of cuBLASLt with the algorithm chosen",
+}
+
+
+def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
+    """Return the table of every summary row in Markdown, with its notes and its provenance.
+
+    Args:
+        rows: rows of summary.json.
+        more_notes: lines of Markdown that follow the table's own notes.
+    """
+    head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
+    head += ["losses", "fall-backs", "over torch"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 7]
+    for r in sorted(rows, key=_order):
+        cells = [r["suite"], r["layout"], f"{r['dtype']}/{r['acc']}", r["mode"], launch_label(r), r["n"]]
+        cells += [f"{r[f]:.3f}×" for f in ("geomean", "flop_weighted", "min")]
+        torch = r.get("geomean_torch")
+        cells += [r["losses"], r["fallbacks"], "–" if torch is None else f"{torch:.3f}×"]
+        lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
+    notes = [*_notes(rows), *more_notes]
+    return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on {_cell(_measured_on(rows))}."])
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Hot before cold before server, grid1000 before llm, fp32 accumulation before fp16, TN, NN, then best of both."""
+    layouts = ("TN", "NN", "best")
+    layout = layouts.index(row["layout"]) if row["layout"] in layouts else len(layouts)
+    return (
+        MODES.index(row["mode"]),
+        row["suite"],
+        row["acc"] != "fp32",
+        row["dtype"] != "fp16",
+        layout,
+        row["pdl"],
+        row["early"],
+    )
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the figures that have no column: by M, dropped kernels, and latencies."""
+    notes, demoted = [], dict[str, list[tuple[int, float, str]]]()
+    for r in sorted(rows, key=_order):
+        name, flag = table_label(r["suite"], r), _FLAGS[launch_of_row(r)]
+        if r.get("by_m"):
+            parts = [f"M {m.replace('<=', '≤ ').replace('>', '> ')} {f['geomean']:.3f}×" for m, f in r["by_m"].items()]
+            notes.append(f"- {name}, {flag}: {', '.join(parts)}")
+        if r.get("demoted"):
+            demoted.setdefault(name, []).append((r["demoted"]["n"], r["demoted"]["min"], flag))
+        if r.get("p99"):
+            p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
+            over = [f"{r[f]:.3f}× {of}" for f, of in _SERVED_OVER.items() if r.get(f) is not None]
+            if r.get("p99_torch"):
+                over.append(f"99th percentile {r['p99_torch']['geomean']:.3f}× over torch.matmul")
+            notes.append(f"- {name}: {', '.join([f'median latency {p50}, 99th percentile {p99}', *over])}")
+    if demoted:
+        notes.append("- kernels that were not surely ahead and were dropped since:")
+    for name, found in demoted.items():
+        each = ", ".join(f"{n} {flag}" for n, _, flag in found)
+        notes.append(f"  - {name}: {each} (worst {min(worst for _, worst, _ in found):.3f}×)")
+    return notes
+
+
+def _measured_on(rows: Sequence[dict[str, Any]]) -> str:
+    """GPUs and drivers, the first and last day, and the commits, each once."""
+
+    def each(field: str) -> list[str]:
+        return sorted({part for r in rows for part in str(r[field]).split("; ")})
+
+    def short(name: str) -> str:
+        return re.sub(r"^([0-9a-f]{7})[0-9a-f]{33}", r"\1", name)
+
+    days = sorted({date[:10] for date in each("date")})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    commits = sorted({short(name) for name in each("commit")})
+    what = "commit" if len(commits) == 1 else "commits"
+    return f"{', '.join(each('gpu'))}, driver {', '.join(each('driver'))}, {when}, {what} {', '.join(commits)}"
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,161 @@
+"""The small table of README.md: one row for each GPU and use that has a result file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
+from outblas.core.stats import geomean
+from outblas.records.averages import MAX_DECODE_M, figures_of
+from outblas.records.results import Result, read_result
+
+SITE = "https://outblas.github.io/outblas"
+#: Folder, beside those of the GPUs, with the bench of shapes that no list has.
+ANY_SHAPES = "any_shapes"
+MODEL_STEPS = "model_steps.json"
+#: Rivals of every bench, in words.
+ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """A row of the table.
+
+    Attributes:
+        gpu: product name of the GPU.
+        use: the use, in words.
+        problems: number of problems, or of steps of a model.
+        geomean: geometric mean of the speed-ups; a fall-back counts as 1.
+        flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
+        rival: the rival, in words.
+        date: day of the measurement, ISO 8601.
+        page: page of the site that has the details.
+    """
+
+    gpu: str
+    use: str
+    problems: int
+    geomean: float
+    flop_weighted: float | None
+    rival: str
+    date: str
+    page: str
+
+
+def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
+    """Return the rows of one GPU.
+
+    Args:
+        folder: folder of the GPU's result files, e.g. ``results/h200``.
+        results: its bench files, read.
+
+    Raises:
+        RecordError: a file is there and cannot be read.
+    """
+    return [*_listed(results), *_unlisted(folder), *_model_steps(folder / MODEL_STEPS)]
+
+
+def headline_table(rows: Sequence[HeadlineRow]) -> str:
+    """Return the table in Markdown, with the line that says how to read it."""
+    lines = [
+        "| GPU | use | problems | geometric mean | FLOP-weighted | against |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
+        use = f"[{row.use}]({SITE}/{row.page})"
+        lines.append(f"| {row.gpu} | {use} | {row.problems} | {row.geomean:.3f}× | {weighted} | {row.rival} |")
+    days = sorted({row.date for row in rows})
+    when = days[0] if len(set(days)) == 1 else f"{days[0]} to {days[-1]}"
+    lines += [
+        "",
+        "fp16 with fp32 sums, without PDL. Lists and layers have B stored as (N, K). A fall-back counts as 1. "
+        f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}.",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
+    uses = {
+        "grid1000": ("1,000 problems of *grid1000*", lambda row: True),
+        "llm": (f"layers of language models, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
+    }
+    for suite, (use, wanted) in uses.items():
+        for result in results:
+            rows = [row for row in result.rows if _is_headline(row) and wanted(row)] if result.suite == suite else []
+            if rows:
+                yield _row(result, use, rows, "results/tables/")
+                break
+
+
+def _is_headline(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is of TN, fp16, fp32 sums, a stream of calls with warm caches, without PDL."""
+    kind = (row["layout"], row["dtype"], row["acc"], row["mode"])
+    return kind == ("TN", "fp16", "fp32", "offline") and not row["pdl"] and not row["early"]
+
+
+def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
+    path = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
+    if path.exists():
+        result = read_result(path)
+        yield _row(result, "random shapes of no list", result.rows, "use/matmul/#which-products-can-gain")
+
+
+def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
+    figures, made = figures_of(rows), result.provenance
+    return HeadlineRow(
+        str(made["gpu"]),
+        use,
+        figures["n"],
+        figures["geomean"],
+        figures["flop_weighted"],
+        ALL_RIVALS,
+        str(made["date"])[:10],
+        page,
+    )
+
+
+def read_model_steps(path: Path) -> dict[str, Any]:
+    """Return the content of a result file of ``benchmarks/transformer/model_steps.py``.
+
+    Raises:
+        RecordError: the file cannot be read, or lacks a field.
+    """
+    try:
+        data = read_json(path)
+        made = data["provenance"]
+        assert isinstance(made["gpu"], str) and isinstance(made["date"], str)
+        for step in data["steps"]:
+            float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error!r})",
+            "the result of benchmarks/transformer/model_steps.py",
+            "measure again, or restore the committed file",
+        ) from error
+    return dict(data)
+
+
+def _model_steps(path: Path) -> Iterator[HeadlineRow]:
+    if not path.exists():
+        return
+    data = read_model_steps(path)
+    for kind, use in (("decode", "decode steps of Llama 3 8B"), ("prefill", "prefill steps of Llama 3 8B")):
+        steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
+        if steps:
+            ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
+            made = data["provenance"]
+            yield HeadlineRow(
+                made["gpu"],
+                use,
+                len(steps),
+                geomean(ratios),
+                None,
+                "torch, whole step",
+                made["date"][:10],
+                "results/transformer/",
+            )

@@ -1,0 +1,116 @@
+"""The measured cases where OutBLAS does not pay: cold caches, single requests, large products, and the worst rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from outblas.core.stats import LOSS_BELOW
+from outblas.publish.words import baseline_words, regime_words
+from outblas.records.averages import Row, figures_of, launch_label, table_label
+from outblas.records.library import Library
+from outblas.records.results import Result
+
+#: GPUs in the sentence on GPUs without a library.
+ASKED_GPUS = ("a100", "h100", "h200", "l40s", "rtx4090", "b200")
+WORST_ROWS = 10
+#: FLOP from which a product counts as large.
+LARGE_FLOP = 1e11
+
+
+def weak_spots(folder: Path, results: Sequence[Result]) -> str:
+    """Return the generated part of *When not to use it*, in Markdown.
+
+    Args:
+        folder: folder of a GPU's result files, e.g. ``results/h200``.
+        results: its bench files, read.
+    """
+    parts = [_gpus(), _mode(results, "offline_cold"), _mode(results, "server"), _large(results), _worst(results)]
+    made = results[0].provenance
+    parts.append(f"All figures: {made['gpu']}, driver {made['driver']}, files in `{folder.as_posix()}`.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _gpus() -> str:
+    known = [name for name in ASKED_GPUS if Library.packaged(name, missing_ok=True).rows]
+    others = ", ".join(name.upper() for name in ASKED_GPUS if name not in known)
+    have = ", ".join(name.upper() for name in known) or "no GPU"
+    return (
+        f"### A GPU without a library\n\nA library is packaged for: {have}. "
+        f"On others, such as {others}, torch runs every product."
+    )
+
+
+_TITLES = {
+    "offline_cold": (
+        "### Cold caches",
+        "L2 is evicted before every call. Kernels were chosen with warm caches, and nothing falls back by this bench.",
+    ),
+    "server": (
+        "### Single requests",
+        "A request is one call from Python to the end of the product, at Poisson arrivals. Host time counts here.",
+    ),
+}
+
+
+def _mode(results: Sequence[Result], mode: str) -> str:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for result in results:
+        for row in result.rows:
+            if row["mode"] == mode:
+                groups.setdefault((table_label(result.suite, row), launch_label(row)), []).append(row)
+    if not groups:
+        return ""
+    title, words = _TITLES[mode]
+    lines = [
+        "| table | PDL | problems | geometric mean | FLOP-weighted | below 0.99 | worst |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for (table, launch), rows in groups.items():
+        found = figures_of(rows)
+        lines.append(
+            f"| {table} | {launch} | {found['n']} | {found['geomean']:.3f}× | {found['flop_weighted']:.3f}× | "
+            f"{found['losses']} | {found['min']:.3f}× |"
+        )
+    return f"{title}\n\n{words}\n\n" + "\n".join(lines)
+
+
+def _large(results: Sequence[Result]) -> str:
+    lines = [
+        "| table | problems | geometric mean | fall-backs | largest gain |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for result in results:
+        kinds: dict[str, list[Row]] = {}
+        for row in result.rows:
+            if row["mode"] == "offline" and not row["pdl"] and _flop(row) >= LARGE_FLOP:
+                kinds.setdefault(table_label(result.suite, row), []).append(row)
+        for table, rows in kinds.items():
+            found = figures_of(rows)
+            best = max(row["published"] for row in rows)
+            lines.append(f"| {table} | {found['n']} | {found['geomean']:.3f}× | {found['fallbacks']} | {best:.3f}× |")
+    if len(lines) == 2:
+        return ""
+    words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
+    return f"### Large products\n\n{words}\n\n" + "\n".join(lines)
+
+
+def _flop(row: Row) -> float:
+    return 2.0 * row["m"] * row["n"] * row["k"]
+
+
+def _worst(results: Sequence[Result]) -> str:
+    every = [(row["published"], result.suite, row) for result in results for row in result.rows]
+    worst = sorted(every, key=lambda one: (one[0], one[1], one[2]["m"], one[2]["n"], one[2]["k"]))[:WORST_ROWS]
+    lines = [
+        "| M × N × K | table | PDL | speed-up | fastest rival | regime |",
+        "| --- | --- | --- | ---: | --- | --- |",
+    ]
+    for published, suite, row in worst:
+        lines.append(
+            f"| {row['m']} × {row['n']} × {row['k']} | {table_label(suite, row)} | {launch_label(row)} | "
+            f"{published:.3f}× | {baseline_words(row['baseline'])} | {regime_words(row['regime'])} |"
+        )
+    total = sum(published < LOSS_BELOW for published, *_ in every)
+    words = f"Of all {len(every):,} published rows {total} are below {LOSS_BELOW}. These are the ten worst:"
+    return f"### The ten worst rows\n\n{words}\n\n" + "\n".join(lines)

@@ -1,0 +1,180 @@
+"""Every command and snippet of README.md and docs/ runs, unless its block names a need that this machine lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+
+from outblas.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Needs that a block may name by ``<!-- needs: NAME -->`` on the line before its fence.
+NEEDS = {
+    "gpu": "a CUDA GPU",
+    "server": "a model server",
+    "network": "package registries or a clone",
+    "docker": "Docker",
+    "minutes": "minutes of compilation",
+    "itself": "the test run that this test is a part of",
+    "template": "a name that the reader fills in",
+}
+_FENCE = re.compile(
+    r"(?:<!-- needs: (?P<needs>[a-z]+) -->\n)?"
+    r"(?P<indent> *)```(?P<language>console|python)\n(?P<text>.*?)\n(?P=indent)```",
+    re.S,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        page: path from the root of the repository.
+        line: line of the block's first command, from 1.
+        language: ``console`` or ``python``.
+        needs: a key of :data:`NEEDS`, empty if the block runs anywhere.
+        text: the block without its fences and indent.
+    """
+
+    page: str
+    line: int
+    language: str
+    needs: str
+    text: str
+
+    def commands(self) -> list[str]:
+        """Return the shell commands, without comments; a line that ends in a backslash goes on in the next."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        bare = (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines)
+        return [line for line in bare if line]
+
+
+def pages() -> list[Path]:
+    """Return every Markdown page for readers, in order."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the ``console`` and ``python`` blocks of a page."""
+    source = page.read_text(encoding="utf-8")
+    for found in _FENCE.finditer(source):
+        text = "\n".join(line.removeprefix(found["indent"]) for line in found["text"].splitlines())
+        line = source.count("\n", 0, found.start("text")) + 1
+        yield Block(str(page.relative_to(ROOT)), line, found["language"], found["needs"] or "", text)
+
+
+ALL = {page: list(blocks(page)) for page in pages()}
+RUNNABLE = {page: [one for one in found if not one.needs] for page, found in ALL.items()}
+#: Below the time limit of a test.
+SECONDS_PER_COMMAND = 280
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A folder that looks like a checkout: its own copy of src/, links to all else."""
+    for entry in ROOT.iterdir():
+        if entry.name == "src":
+            shutil.copytree(entry, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        elif not entry.name.startswith(".") and entry.name not in ("runs", "dist", "build", "site"):
+            (tmp_path / entry.name).symlink_to(entry)
+    return tmp_path
+
+
+def _environment(workspace: Path) -> dict[str, str]:
+    """The tests' environment with the copied sources first, this interpreter's commands, and a home of its own."""
+    home = workspace / ".home"
+    home.mkdir(exist_ok=True)
+    scripts = str(Path(sys.executable).parent)
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")},
+        "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
+        "PYTHONPATH": str(workspace / "src"),
+        "HOME": str(home),
+        "XDG_DATA_HOME": str(home / "data"),
+        "VENV": sys.prefix,
+    }
+
+
+def _runs(command: list[str], block: Block, shown: str, workspace: Path) -> None:
+    done = subprocess.run(
+        command,
+        cwd=workspace,
+        env=_environment(workspace),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_PER_COMMAND,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+    assert done.returncode == 0, f"{block.page}:{block.line}: {shown}\nexit {done.returncode}\n{last}"
+
+
+def _adapted(command: str) -> str:
+    """Return the demo without its installation; of any other ``make`` target only that it exists."""
+    if command == "make demo":
+        return f"{command} --old-file {shlex.quote(sys.prefix)}/.base"
+    return command.replace("make", "make --dry-run", 1) if command.startswith("make ") else command
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [page for page, found in RUNNABLE.items() if found], ids=lambda p: p.stem)
+def test_the_commands_of_a_page_run_one_after_the_other(page: Path, workspace: Path) -> None:
+    for block in RUNNABLE[page]:
+        if block.language == "python":
+            pytest.importorskip("torch")
+            _runs([sys.executable, "-c", block.text], block, block.text.splitlines()[0], workspace)
+            continue
+        for command in block.commands():
+            _runs(["bash", "-c", _adapted(command)], block, command, workspace)
+
+
+@pytest.mark.parametrize(
+    "block", [one for found in ALL.values() for one in found], ids=lambda one: f"{one.page}:{one.line}"
+)
+def test_a_block_names_a_known_need_or_none(block: Block) -> None:
+    assert block.needs in ("", *NEEDS)
+
+
+def _words(command: str) -> list[str]:
+    """Words of a command without the environment variables before it."""
+    words = shlex.split(command, comments=True)
+    while words and re.fullmatch(r"[A-Z_0-9]+=.*", words[0]):
+        words = words[1:]
+    return words
+
+
+def _outblas_commands() -> list[tuple[str, list[str]]]:
+    every = [one for found in ALL.values() for one in found if one.language == "console"]
+    commands = [(f"{one.page}:{one.line}", _words(command)) for one in every for command in one.commands()]
+    return [(place, words[1:]) for place, words in commands if words[0] == "outblas"]
+
+
+@pytest.mark.parametrize(("place", "words"), _outblas_commands(), ids=lambda value: str(value)[:60])
+def test_the_options_of_every_outblas_command_exist(place: str, words: list[str]) -> None:
+    at = typer.main.get_command(app)
+    context = at.make_context("outblas", [], resilient_parsing=True)
+    while words and hasattr(at, "commands") and not words[0].startswith("-"):
+        name, *words = words
+        assert name in at.commands, f"{place}: no command {name}"
+        at = at.commands[name]
+    if not hasattr(at, "commands"):
+        at.make_context(at.name, words, parent=context, resilient_parsing=True)
+
+
+def test_python_snippets_that_need_a_gpu_compile() -> None:
+    for found in ALL.values():
+        for block in found:
+            if block.language == "python":
+                compile(block.text, f"{block.page}:{block.line}", "exec")

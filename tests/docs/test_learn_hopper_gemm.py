@@ -1,0 +1,86 @@
+"""*Learn Hopper GEMM*: its excerpts are whole, its kernels compile, and its speeds are those of the result file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.core.errors import OutblasError
+from outblas.core.problem import Problem
+from outblas.core.roofline import H200
+from outblas.jail.build import build
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.custom.examples.example_kernels import example
+from outblas.kernels.source import make_source
+from outblas.runtime.nvrtc import compile_source
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "kernels" / "learn-hopper-gemm"
+RESULT = ROOT / "results" / "h200" / "learn_hopper_gemm.json"
+EXCERPTS = [
+    (page.name, *found.groups())
+    for page in sorted(PAGES.glob("*.md"))
+    for found in re.finditer(r'--8<-- "([^":]+):(\d+):(\d+)"', page.read_text(encoding="utf-8"))
+]
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("learn_hopper_gemm")
+
+
+def test_the_first_four_chapters_show_code_and_so_does_the_last() -> None:
+    assert {page for page, *_ in EXCERPTS} == {
+        "one-stage.md", "ring.md", "multicast.md", "persistent.md", "production.md",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "path", "first", "last"), EXCERPTS)
+def test_an_excerpt_is_a_whole_block(page: str, path: str, first: str, last: str) -> None:
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    shown = lines[int(first) - 1 : int(last)]
+    assert len(shown) == int(last) - int(first) + 1, f"{page}: {path} has {len(lines)} lines"
+    text = "\n".join(shown)
+    assert text.count("{") == text.count("}") > 0
+    assert shown[0].strip() and shown[-1].strip(), "an excerpt begins and ends with code"
+    assert "void " in text or "for (" in text
+
+
+def test_the_pages_have_the_tables_of_the_result_file(benchmark: Any) -> None:
+    result = json.loads(RESULT.read_text())
+    for chapter in benchmark.CHAPTERS:
+        text = (PAGES / f"{chapter}.md").read_text(encoding="utf-8")
+        assert text == benchmark.page_with_table(text, result, chapter), (
+            "run benchmarks/learn_hopper_gemm.py --pages-only"
+        )
+
+
+def test_a_page_without_markers_is_refused(benchmark: Any) -> None:
+    with pytest.raises(OutblasError, match="no place for its table"):
+        benchmark.page_with_table("# a page", json.loads(RESULT.read_text()), "ring")
+
+
+def test_every_kernel_of_the_result_file_is_the_one_of_today(benchmark: Any) -> None:
+    for row in json.loads(RESULT.read_text())["rows"]:
+        name = benchmark.CHAPTERS[row["chapter"]]
+        if name:
+            assert row["kernel"] == example(name).name, f"{name} has changed: measure it again"
+        else:
+            config_from_name(row["kernel"])
+
+
+def test_every_chapters_kernel_compiles(benchmark: Any) -> None:
+    pytest.importorskip("cuda.bindings")
+    for row in json.loads(RESULT.read_text())["rows"]:
+        name, problem = benchmark.CHAPTERS[row["chapter"]], Problem.from_key(row["problem"])
+        if name:
+            assert build(example(name), problem, H200).counters()["hgmma"] > 0
+        else:
+            assert compile_source(make_source(problem, config_from_name(row["kernel"]))).registers > 0

@@ -1,0 +1,41 @@
+"""Tables that are generated from the code name all that the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outblas.core.config import knob_schema
+from outblas.core.environment import VARIABLES
+from outblas.kernels.families.registry import FAMILIES
+from outblas.publish.tables.reference_blocks import attribute_texts, knob_table, variable_table
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+#: Macros of C and CUDA sources, which are no variables of the environment.
+MACROS = {"OUTBLAS_PRODUCTS", "OUTBLAS_NN", "OUTBLAS_BF16", "OUTBLAS_SOURCE_ID"}
+
+
+def test_every_variable_that_the_code_names_is_in_the_list_and_the_other_way_round() -> None:
+    named = set()
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "environment.py":
+            named |= set(re.findall(r"OUTBLAS_[A-Z0-9_]*[A-Z0-9]", path.read_text(encoding="utf-8")))
+    assert named - MACROS == {variable.name for variable in VARIABLES}
+    for variable in VARIABLES:
+        assert f"| `{variable.name}` |" in variable_table()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_knob_has_its_line_and_its_meaning(family: str) -> None:
+    lines = knob_table(family).splitlines()[2:]
+    assert [line.split("`")[1] for line in lines] == [knob.name for knob in knob_schema(FAMILIES[family].config)]
+    for line in lines:
+        assert len(line.rsplit("|", 2)[1].strip()) > 8, f"{family}: no meaning in {line}"
+
+
+def test_entries_of_a_section_are_read_with_their_next_lines() -> None:
+    doc = "Title.\n\nAttributes:\n    bm: rows of a tile,\n        in elements.\n    wm, wn: warps.\n\nAfter it.\n"
+    assert attribute_texts(doc) == {"bm": "rows of a tile, in elements.", "wm": "warps.", "wn": "warps."}
+    assert attribute_texts("No section.") == {}

@@ -1,0 +1,68 @@
+"""Draw docstrings for a blind reading: a reader who has not seen the code writes a call and its result from each.
+
+``python tools/draw_docstrings.py --seed 0`` prints ten of each package as Markdown: signature and docstring, no code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "outblas"
+
+
+def documented(package: Path) -> Iterator[tuple[str, str]]:
+    """Yield (where, signature with docstring) of each documented public function, method and class.
+
+    Names that begin with an underscore, properties and functions inside functions are left out.
+    """
+    for path in sorted(package.rglob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        where = path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
+        for node in module.body:
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            for one in (node, *inner):
+                text = _shown(one)
+                if text:
+                    owner = f"{node.name}." if one is not node and isinstance(node, ast.ClassDef) else ""
+                    yield f"outblas.{where}.{owner}{one.name}", text  # type: ignore[union-attr]
+
+
+def _shown(node: ast.stmt) -> str:
+    """Return the signature and docstring of a definition, empty if it has none or is left out."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return ""
+    doc = ast.get_docstring(node)
+    decorators = {ast.unparse(one) for one in node.decorator_list}
+    if doc is None or node.name.startswith("_") or decorators & {"property", "cached_property", "typer"}:
+        return ""
+    if isinstance(node, ast.ClassDef):
+        fields = [f"    {ast.unparse(one)}" for one in node.body if isinstance(one, ast.AnnAssign)]
+        init = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        made = [f"    def __init__({ast.unparse(one.args)})" for one in init]
+        head = "\n".join([f"class {node.name}({', '.join(map(ast.unparse, node.bases))}):", *fields, *made])
+    else:
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        head = f"def {node.name}({ast.unparse(node.args)}){returns}"
+    return f"{head}\n\n{doc}"
+
+
+def main() -> None:
+    """Print the drawn docstrings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--count", type=int, default=10, help="docstrings of each package")
+    arguments = parser.parse_args()
+    for package in sorted(path for path in SOURCE.iterdir() if (path / "__init__.py").is_file()):
+        found = list(documented(package))
+        drawn = random.Random(f"{arguments.seed} {package.name}").sample(found, min(arguments.count, len(found)))
+        print(f"# {package.name}\n")
+        for number, (where, text) in enumerate(drawn, 1):
+            print(f"## {package.name} {number}: {where}\n\n```\n{text}\n```\n")
+
+
+if __name__ == "__main__":
+    main()
