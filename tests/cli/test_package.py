@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import outblas
+from outblas.core.install_hint import install_hint
 from support.helpers import ROOT
 
 PROBE = """
@@ -84,6 +85,12 @@ def test_a_face_gives_the_names_of_its_modules(face: str) -> None:
         assert getattr(package, name).__module__.startswith(f"outblas.{face}.")
 
 
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_a_face_lists_its_public_names_alone(face: str) -> None:
+    package = importlib.import_module(f"outblas.{face}".rstrip("."))
+    assert dir(package) == sorted(FACES[face])
+
+
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="gemm"):
         _ = outblas.gemm
@@ -95,6 +102,7 @@ def test_a_product_without_torch_is_one_clear_line() -> None:
 import sys
 sys.modules["torch"] = None  # as if not installed
 import outblas
+from outblas.core.install_hint import install_hint
 from outblas.core.errors import ToolchainMissing
 for call in (outblas.matmul, outblas.explain):
     try:
@@ -102,7 +110,7 @@ for call in (outblas.matmul, outblas.explain):
     except ToolchainMissing as error:
         print(error)
 """
-    line = "torch is not installed; expected torch built for CUDA; pip install 'outblas[gpu]'"
+    line = f"torch is not installed; expected torch built for CUDA; {install_hint('gpu')}"
     assert run_python(code).splitlines() == [line, line]
 
 

@@ -48,8 +48,8 @@ def content(path: Path) -> list[Any]:
 
 def run(folder: str, out: Path, **changes: Any) -> list[Any]:
     settings: dict[str, Any] = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, "command": "test"}
-    progress = changes.pop("progress", None)
-    run_compare(CompareRequest(Plan(folder, BUDGETS, 0.5), out_path=out, **{**settings, **changes}), progress)
+    progress, say = changes.pop("progress", None), changes.pop("say", None)
+    run_compare(CompareRequest(Plan(folder, BUDGETS, 0.5), out_path=out, **{**settings, **changes}), progress, say)
     return content(out)
 
 
@@ -109,9 +109,29 @@ def test_agents_may_be_added_and_dropped_when_a_run_resumes(
     assert started.count("exhaustive") == 2, "once in the broken run, once in the other file's"  # type: ignore[arg-type]
 
 
-def in_process(units: Sequence[CompareUnit], plan: Plan, jobs: int) -> Any:
+def in_process(units: Sequence[CompareUnit], plan: Plan, jobs: int, watch: Any = None) -> Any:
     for unit in units:
         yield from run_unit(unit, plan, Recording.load(plan.recording))
+
+
+def test_a_run_says_what_it_prepares_and_what_it_kept(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_pool, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(compare_run, "agent_preparations", lambda: {"random": "about 65 s"})
+    out, said = tmp_path / "r.parquet", list[str]()
+
+    def stop(done: int, total: int, note: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        run(folder, out, agents=["random"], progress=stop, say=said.append)
+    assert any("agent random, split" in line and "(about 65 s)" in line for line in said)
+    assert any(line.startswith("still at work after ") for line in said), "silence is reported"
+    assert not any("resuming" in line for line in said)
+    said.clear()
+    run(folder, out, agents=["random"], say=said.append)
+    assert any(line.startswith("resuming: ") and str(out) in line for line in said)
 
 
 def broken_or(name: str, seed: int, gpu: Any, started: list[Any]) -> Agent:

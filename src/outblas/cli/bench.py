@@ -62,7 +62,7 @@ def bench(
     from outblas.cli.results import summary_table
     from outblas.records.summary import summarise
 
-    out.print(summary_table(summarise(path)))
+    common.print_table(summary_table(summarise(path)))
     out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
 
 

@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
+from outblas.cli.common import JsonOption
 from outblas.core.errors import RecordError, UsageError
+from outblas.core.install_hint import install_hint
 
 #: Options of the interpreter that take the next word as their value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -28,6 +30,7 @@ def capture(
         bool,
         typer.Option("--append", help="Add to the record that is there; else replace it, unless no product was seen."),
     ] = False,
+    json_out: JsonOption = False,
 ) -> None:
     """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`.
 
@@ -49,8 +52,24 @@ def capture(
     command += [*(["--append"] if append else []), "--", *words]
     sys.stdout.flush()
     sys.stderr.flush()
+    if json_out:
+        raise typer.Exit(_print_document(subprocess.run(command, check=False).returncode, out_file))
     # In place of this process: streams, signals and exit status are the program's own.
     os.execv(python, command)
+
+
+def _print_document(exit_code: int, file: Path) -> int:
+    """Print the record of a program that has ended, and return the program's exit status."""
+    from outblas.cli.documents import CaptureDocument, CapturedProblem, print_document
+    from outblas.records.captured_products import CapturedProducts
+
+    seen = CapturedProducts.load(file) if file.is_file() else CapturedProducts({})
+    counts = sorted(seen.problems().items(), key=lambda item: -item[1])
+    problems = [CapturedProblem(problem=problem.key, count=count) for problem, count in counts]
+    print_document(
+        CaptureDocument(file=str(file), exit_code=exit_code, problems=problems, not_served=seen.not_served())
+    )
+    return exit_code
 
 
 def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
@@ -96,7 +115,7 @@ def _check_interpreter(python: str) -> None:
         return
     if subprocess.run([python, "-c", _NEEDS], capture_output=True).returncode:
         raise UsageError(
-            f"{python} has not both outblas and torch", "an interpreter with both", f"{python} -m pip install outblas"
+            f"{python} has not both outblas and torch", "an interpreter with both", install_hint(pip=f"{python} -m pip")
         )
 
 

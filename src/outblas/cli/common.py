@@ -1,8 +1,7 @@
-"""What the commands share: errors as one line, Ctrl-C, argument checks, progress, small formats."""
+"""Parts that the commands share: consoles, options, argument checks, progress, tables, small formats."""
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import shlex
@@ -14,16 +13,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
 
 from outblas.core.clean_text import clean_text
-from outblas.core.errors import OutblasError, UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 
 
 class CleanConsole(Console):
-    """Prints words of files, workers and servers: nothing in them is an order to the terminal."""
+    """A console whose text holds no terminal escapes, whatever files, workers and servers say."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean_text(text), **options)
@@ -31,33 +31,17 @@ class CleanConsole(Console):
 
 out = CleanConsole(highlight=False, soft_wrap=True)
 err = CleanConsole(stderr=True, highlight=False, soft_wrap=True)
+#: Errors stay when ``--quiet`` silences :data:`err`.
+errors = CleanConsole(stderr=True, highlight=False, soft_wrap=True)
 
 #: ``progress(done, total)`` or ``progress(done, total, note)``; the note is text, or the mean speed-up so far.
 ProgressFn = Callable[..., None]
 
+#: Columns of the widest table.
+MAX_TABLE_WIDTH = 1000
 MODES = ("offline", "offline_cold", "server")
 EXIT_ERROR = 2
 EXIT_INTERRUPT = 130
-
-#: typer's usage error, whether typer brings click along or depends on it.
-_BadUsage: Any = typer.BadParameter.__base__
-#: Failures of the machine rather than of the program: no space, quota, read-only, no permission.
-_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
-_EXTRAS = {
-    "torch": "gpu",
-    "pynvml": "gpu",
-    "nvMatmulHeuristics": "gpu",
-    "cuda": "compile",
-    "gymnasium": "rl",
-    "sb3_contrib": "rl",
-    "optuna": "rl",
-    "openai": "llm",
-    "trl": "train-llm",
-    "peft": "train-llm",
-    "datasets": "train-llm",
-    "ray": "ray",
-    "kernel_tuner": "kernel-tuner",
-}
 
 LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]
 DtypeOption = Annotated[str, typer.Option(help="fp16 or bf16: type of A, B and C.")]
@@ -67,50 +51,13 @@ SampleOption = Annotated[
     int | None, typer.Option(help="Only so many problems of each layout, stratified by regime; the same every time.")
 ]
 SampleSeedOption = Annotated[int, typer.Option(help="Which sample; only with --sample.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 QpsOption = Annotated[
-    float | None, typer.Option(help="Requests per second, Poisson arrivals; server mode only, required there.")
+    float | None,
+    typer.Option(
+        "--target-qps", "--target_qps", help="Requests per second, Poisson arrivals; server mode only, required there."
+    ),
 ]
-
-
-class OutblasGroup(TyperGroup):
-    """Runs a command; every error that we know is one line on stderr and exit 2, Ctrl-C is exit 130."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except OutblasError as error:
-            _fail(str(error))
-        except _BadUsage as error:
-            where = error.ctx.command_path if error.ctx is not None else "outblas"
-            message = " ".join(error.format_message().split())
-            if error.ctx is not None and message == " ".join(error.ctx.get_help().split()):
-                raise  # no arguments: the help text is the answer
-            _fail(f"{message} See `{where} --help`.")
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in _EXTRAS:
-                raise
-            _fail(f"{package} is not installed; expected it here; pip install 'outblas[{_EXTRAS[package]}]'")
-        except OSError as error:
-            if error.errno not in _MACHINE_ERRORS:
-                raise
-            where = f": {error.filename}" if error.filename else ""
-            _fail(
-                f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path"
-            )
-        except MemoryError:
-            _fail(
-                "no memory is left; what was recorded is kept; expected more; lift its limit (ulimit -v), then repeat"
-            )
-        except KeyboardInterrupt as error:
-            said = str(error) or "interrupted; what was recorded is kept"
-            err.print(f"\n{said}\nresume with: {command_line()}", markup=False)
-            raise typer.Exit(EXIT_INTERRUPT) from None
-
-
-def _fail(message: str) -> None:
-    err.print("error: " + " ".join(message.split()), markup=False)
-    raise typer.Exit(EXIT_ERROR)
 
 
 def command_line() -> str:
@@ -166,7 +113,7 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
         UsageError: for an unknown mode, a missing or non-positive rate, or a rate outside server mode.
     """
     if mode not in modes:
-        raise UsageError(f"unknown mode {mode!r}", " or ".join(modes), "pass one of them as --mode")
+        raise unknown_name("mode", mode, modes, "pass one of them as --mode")
     if target_qps is not None:
         positive("--target-qps", target_qps)
         if mode != "server":
@@ -251,6 +198,12 @@ def _plain_progress(what: str) -> ProgressFn:
 def _note(note: object) -> str:
     """A number beside a bar is a geometric mean of speed-ups so far."""
     return f"geomean {note:.3f}x" if isinstance(note, float) else str(note)
+
+
+def print_table(table: Table) -> None:
+    """Print a table as wide as it is: figures are never cut, on a narrow terminal or in a pipe."""
+    wide = CleanConsole(width=MAX_TABLE_WIDTH, highlight=False, soft_wrap=True)
+    CleanConsole(width=Measurement.get(wide, wide.options, table).maximum, highlight=False).print(table)
 
 
 def number(value: float | None, digits: int = 2) -> str:

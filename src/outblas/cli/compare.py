@@ -71,7 +71,7 @@ def compare(
         request = CompareRequest(
             plan, _words(splits), _words(agents), seeds, out_file, common.command_line(), jobs, resume
         )
-        run_compare(request, update)
+        run_compare(request, update, lambda line: err.print(line, markup=False))
     print_comparison(read_comparison(out_file))
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
 

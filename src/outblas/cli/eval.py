@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, QpsOption, number, out
+from outblas.cli.common import AccOption, DtypeOption, JsonOption, LayoutOption, QpsOption, number, out
 from outblas.core.problem import Problem
 from outblas.runtime.device import require_gpus
 
@@ -22,22 +22,31 @@ def evaluate(
     mode: Annotated[
         str, typer.Option(help="offline (GPU time per call) or server (latency under Poisson arrivals).")
     ] = "offline",
-    warmup_seconds: Annotated[float, typer.Option(help="Warm-up before timing, seconds.")] = 5.0,
-    benchmark_seconds: Annotated[float, typer.Option(help="Timing, seconds.")] = 10.0,
-    base_dir: Annotated[Path, typer.Option(help="Directory for the JSON result.")] = Path("./results"),
-    gpu_device_id: Annotated[int, typer.Option(help="CUDA index of the GPU.")] = 0,
+    warmup_seconds: Annotated[
+        float, typer.Option("--warmup-seconds", "--warmup_seconds", help="Warm-up before timing, seconds.")
+    ] = 5.0,
+    benchmark_seconds: Annotated[
+        float, typer.Option("--benchmark-seconds", "--benchmark_seconds", help="Timing, seconds.")
+    ] = 10.0,
+    base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory for the JSON result.")] = Path(
+        "./results"
+    ),
+    gpu_device_id: Annotated[
+        int, typer.Option("--gpu-device-id", "--gpu_device_id", help="CUDA index of the GPU.")
+    ] = 0,
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="A free kernel (docs/free_kernels.md) to try; without a GPU it is compiled only."),
+        typer.Option(help="A free kernel (docs/judge/free-kernels.md) to try; without a GPU it is compiled only."),
     ] = None,
+    json_out: JsonOption = False,
 ) -> None:
     """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
     common.folder("--base-dir", base_dir)
     if file is not None:
         common.check_mode(mode, target_qps, ("offline",))
-        _free(problem, file, base_dir, gpu_device_id)
+        _free(problem, file, base_dir, gpu_device_id, json_out)
         return
     common.check_mode(mode, target_qps, ("offline", "server"))
     common.not_negative("--warmup-seconds", warmup_seconds)
@@ -48,10 +57,10 @@ def evaluate(
 
     with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
         result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)
-    show(problem, result)
+    _answer(problem, result, json_out)
 
 
-def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int) -> None:
+def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int, json_out: bool) -> None:
     """One free kernel; exit 2 unless it passed, or compiled where nothing can run it."""
     from outblas.bench.eval_file import eval_file
     from outblas.core.evaluation import Status
@@ -65,9 +74,22 @@ def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int) -> None:
         require_gpus((gpu_index,))
     with common.err.status(f"{problem.key}: compiling{', proving, timing' if live else ''} ..."):
         result = eval_file(problem, file, gpu_index if live else None, base_dir)
-    show(problem, result)
+    _answer(problem, result, json_out)
     if result["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
         raise typer.Exit(common.EXIT_ERROR)
+
+
+def _answer(problem: Problem, result: Mapping[str, Any], json_out: bool) -> None:
+    """Print a result as text, or as a JSON document."""
+    if not json_out:
+        show(problem, result)
+        return
+    from outblas.cli.documents import EvalDocument, EvalRow, print_document
+
+    known = EvalRow.model_fields
+    rows = [EvalRow(**{k: v for k, v in row.items() if k in known}) for row in result.get("rows", ())]
+    facts = {key: value for key, value in result.items() if key not in ("rows", "problem")}
+    print_document(EvalDocument(problem=problem.key, rows=rows, facts=facts))
 
 
 def show(problem: Problem, result: Mapping[str, Any]) -> None:
@@ -78,7 +100,7 @@ def show(problem: Problem, result: Mapping[str, Any]) -> None:
     rows: Sequence[Mapping[str, Any]] = result.get("rows", ())
     out.print(f"{problem.key}", markup=False)
     if rows:
-        out.print(_table(rows))
+        common.print_table(_table(rows))
         for row in rows:  # too long for a column
             if row.get("detail"):
                 out.print(f"  {row['name']}: {row['detail']}", markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import typer
 
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.core.config import LAUNCHES
-from outblas.core.errors import UsageError
+from outblas.core.errors import unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import DEFAULT_RECORDING
 
@@ -33,7 +33,7 @@ def export(
 ) -> None:
     """Write a problem's kernel as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
     if launch not in LAUNCHES:
-        raise UsageError(f"unknown launch option {launch!r}", " or ".join(LAUNCHES), "pass one of them as --launch")
+        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
 
     from outblas.publish.export.exported_files import export as write

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.dispatch.native import extension, why_not
 from outblas.kernels.source import Source
 from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
@@ -26,7 +27,7 @@ from outblas.runtime.sass import find_nvdisasm
 MIN_PYTHON = (3, 10)
 #: A recording, a result file and a cache of a few thousand cubins need less.
 MIN_FREE_BYTES = 1 << 30
-_GPU_EXTRA = "pip install 'outblas[gpu]'"
+_GPU_EXTRA = install_hint("gpu")
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
     "llm": ("openai",),
@@ -116,6 +117,8 @@ def _recording() -> Check:
     for each in recordings:
         try:
             recording = Recording.load(each)
+        except ToolchainMissing as error:  # tuning on a recording needs it; a call on a GPU does not
+            return Check(name, None, error.wrong, error.do)
         except OutblasError as error:
             return Check(name, False, str(error), "install the package afresh", True)
         sizes.append(f"{each}: {len(recording.problems)} problems x {len(recording.catalogue)} candidates")
@@ -295,7 +298,7 @@ def _extra(extra: str) -> Check:
     absent = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
     name = f"extra [{extra}]"
     if absent:
-        return Check(name, None, f"without {', '.join(absent)}", f"pip install 'outblas[{extra}]'")
+        return Check(name, None, f"without {', '.join(absent)}", install_hint(extra))
     return Check(name, True, ", ".join(_EXTRAS[extra]))
 
 

@@ -1,52 +1,100 @@
-"""``outblas list``: the names that other commands take."""
+"""``outblas list``: the names that other commands take, with one line on each."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outblas.cli.common import out
-from outblas.core.errors import UsageError
+from outblas.cli.common import JsonOption, out
+from outblas.core.errors import unknown_name
+
+if TYPE_CHECKING:
+    from outblas.cli.documents import ListedAgent, ListedCounter, ListedKernel, ListedSuite
 
 KINDS = ("suites", "agents", "kernels", "counters")
 
 
 def listing(
     kind: Annotated[str, typer.Argument(help="suites, agents, kernels or counters; all by default.")] = "",
+    json_out: JsonOption = False,
 ) -> None:
-    """List the suites, search agents, kernel families and hardware counters by name."""
+    """List suites, search agents, kernel families and hardware counters, with one line on each."""
     if kind not in ("", *KINDS):
-        raise UsageError(f"nothing called {kind!r} to list", " or ".join(KINDS), "pass one of them or nothing")
-    for one in (kind,) if kind else KINDS:
+        raise unknown_name("kind of list", kind, KINDS, "pass one of them, or nothing for all")
+    kinds = (kind,) if kind else KINDS
+    found: dict[str, Any] = {one: _FOUND[one]() for one in kinds}
+    if json_out:
+        from outblas.cli.documents import ListDocument, print_document
+
+        print_document(ListDocument(**found))
+        return
+    for one in kinds:
         out.print(f"{one}:")
-        for name, text in _LISTS[one]():
-            out.print(f"  {name:<18} {text}".rstrip(), markup=False)
+        for entry in found[one]:
+            out.print(f"  {entry.name:<18} {_WORDS[one](entry)}".rstrip(), markup=False)
 
 
-def _suites() -> list[tuple[str, str]]:
+def _suites() -> list[ListedSuite]:
+    from outblas.cli.documents import ListedSuite
     from outblas.core.suites import SUITES, suite
 
-    return [(name, f"{len(suite(name))} problems per layout, dtype and accumulator") for name in SUITES]
+    recorded = _recorded_tables()
+    return [ListedSuite(name=name, problems=len(suite(name)), recorded=recorded.get(name, [])) for name in SUITES]
 
 
-def _agents() -> list[tuple[str, str]]:
-    from outblas.search.agents.agent_registry import AGENTS
+def _recorded_tables() -> dict[str, list[str]]:
+    """Return suite -> the tables of packaged recordings; empty where pyarrow, which reads them, is absent."""
+    from outblas.core.errors import OutblasError
+    from outblas.records.recording import Recording, packaged
 
-    return [(name, "") for name in AGENTS]
+    found: dict[str, list[str]] = {}
+    for name in packaged():
+        try:
+            recording = Recording.load(name)
+        except (OutblasError, ModuleNotFoundError):
+            continue
+        tables = sorted({f"{p.layout} {p.dtype}/{p.acc}" for p in recording.problems})
+        found.setdefault(recording.suite, []).append(f"{name}: {', '.join(tables)}")
+    return found
 
 
-def _kernels() -> list[tuple[str, str]]:
+def _suite_words(entry: ListedSuite) -> str:
+    replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"
+    return f"{entry.problems} problems per layout, dtype and accumulator; {replay}"
+
+
+def _agents() -> list[ListedAgent]:
+    from outblas.cli.documents import ListedAgent
+    from outblas.search.agents.agent_registry import EXTRAS, agent_summaries
+
+    return [
+        ListedAgent(name=name, summary=text, extra=EXTRAS.get(name, "")) for name, text in agent_summaries().items()
+    ]
+
+
+def _kernels() -> list[ListedKernel]:
+    from outblas.cli.documents import ListedKernel
     from outblas.core.config import knob_schema
     from outblas.kernels.families.registry import FAMILIES
 
-    return [(name, ", ".join(knob.name for knob in knob_schema(family.config))) for name, family in FAMILIES.items()]
+    return [
+        ListedKernel(name=name, knobs=[knob.name for knob in knob_schema(family.config)])
+        for name, family in FAMILIES.items()
+    ]
 
 
-def _counters() -> list[tuple[str, str]]:
+def _counters() -> list[ListedCounter]:
+    from outblas.cli.documents import ListedCounter
     from outblas.runtime.counters import COUNTERS
 
-    return [(c.name, f"{c.meaning}; {c.unit}; {' or '.join(c.metrics)}") for c in COUNTERS]
+    return [ListedCounter(name=c.name, meaning=c.meaning, unit=c.unit, metrics=list(c.metrics)) for c in COUNTERS]
 
 
-_LISTS = {"suites": _suites, "agents": _agents, "kernels": _kernels, "counters": _counters}
+_FOUND: dict[str, Any] = {"suites": _suites, "agents": _agents, "kernels": _kernels, "counters": _counters}
+_WORDS: dict[str, Any] = {
+    "suites": _suite_words,
+    "agents": lambda entry: f"{entry.summary}{f' (extra {entry.extra})' if entry.extra else ''}",
+    "kernels": lambda entry: f"knobs: {', '.join(entry.knobs)}",
+    "counters": lambda entry: f"{entry.meaning}; {entry.unit}; {' or '.join(entry.metrics)}",
+}

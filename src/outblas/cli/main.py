@@ -1,7 +1,10 @@
-"""The ``outblas`` command: all commands by their names."""
+"""The ``outblas`` command: its commands by name, and the global options."""
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -9,7 +12,8 @@ import typer
 from outblas.cli.bench import bench
 from outblas.cli.build_library import STEPS_HELP, build_library
 from outblas.cli.capture import capture
-from outblas.cli.common import OutblasGroup, out
+from outblas.cli.command_group import SUMMARIES, OutblasGroup
+from outblas.cli.common import err, out
 from outblas.cli.compare import compare
 from outblas.cli.doctor import doctor
 from outblas.cli.eval import evaluate
@@ -29,9 +33,8 @@ from outblas.core.version import __version__
 
 app = typer.Typer(
     name="outblas",
-    help="Half-precision GEMM kernels for NVIDIA GPUs: tune, prove, time, report.",
     cls=OutblasGroup,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -47,29 +50,39 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details, such as each compilation.")] = False,
 ) -> None:
-    """Half-precision GEMM kernels for NVIDIA GPUs: tune, prove, time, report."""
+    """Half-precision matrix products on NVIDIA GPUs: tune, prove, time, report."""
+    err.quiet = quiet
+    logging.getLogger("outblas").setLevel(logging.DEBUG if verbose else logging.WARNING)
+    if verbose:
+        logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
 
 
-app.command("eval")(evaluate)
-app.command("bench")(bench)
-app.command("record")(record)
-app.command("capture")(capture)
-app.command("tune")(tune)
-app.command("evolve")(evolve)
-app.command("train")(train)
-app.command("sweep")(sweep)
-app.command("train-llm")(train_llm)
-app.command("build-library", epilog=STEPS_HELP)(build_library)
-app.add_typer(fit, name="fit")
-app.command("profile")(profile)
-app.command("compare")(compare)
-app.command("report")(report)
-app.command("results")(results)
-app.command("export")(export)
-app.command("export-t4")(export_t4)
-app.command("import-t4")(import_t4)
-app.command("doctor")(doctor)
-app.command("list")(listing)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": doctor,
+    "eval": evaluate,
+    "capture": capture,
+    "tune": tune,
+    "export": export,
+    "report": report,
+    "list": listing,
+    "compare": compare,
+    "train": train,
+    "sweep": sweep,
+    "evolve": evolve,
+    "train-llm": train_llm,
+    "export-t4": export_t4,
+    "import-t4": import_t4,
+    "bench": bench,
+    "record": record,
+    "profile": profile,
+    "results": results,
+    "build-library": build_library,
+}
+for name, command in COMMANDS.items():
+    app.command(name, short_help=SUMMARIES[name], epilog=STEPS_HELP if name == "build-library" else None)(command)
+app.add_typer(fit, name="fit", short_help=SUMMARIES["fit"])

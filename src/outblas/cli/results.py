@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outblas.cli.common import EXIT_ERROR, err, number, out
+from outblas.cli.common import EXIT_ERROR, JsonOption, errors, number, out, print_table
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -37,18 +37,24 @@ def results(
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit 2 if one of them is not what the files say.")] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path("results/h200"),
+    json_out: JsonOption = False,
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
     from outblas.publish.tables.publish_results import check_published, publish
     from outblas.records.summary import summary_rows
 
-    out.print(summary_table(summary_rows(directory)))
-    if write:
-        for path in publish(directory):
-            out.print(f"written: {path}", markup=False)
-    if check:
-        stale = check_published(directory)
-        for line in stale:
-            err.print(f"error: {line}", markup=False)
-        if stale:
-            raise typer.Exit(EXIT_ERROR)
+    rows = summary_rows(directory)
+    if not json_out:
+        print_table(summary_table(rows))
+    written = [str(path) for path in publish(directory)] if write else []
+    stale = check_published(directory) if check else []
+    if json_out:
+        from outblas.cli.documents import ResultsDocument, print_document
+
+        print_document(ResultsDocument(rows=rows, written=written, stale=stale))
+    for path in [] if json_out else written:
+        out.print(f"written: {path}", markup=False)
+    for line in stale:
+        errors.print(f"error: {line}", markup=False)
+    if stale:
+        raise typer.Exit(EXIT_ERROR)

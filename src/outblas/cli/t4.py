@@ -10,7 +10,7 @@ import typer
 
 from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out
 from outblas.core.config import LAUNCHES, config_name
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.runtime.device import DEFAULT_RECORDING, parse_device
 
@@ -30,7 +30,7 @@ def export_t4(
 ) -> None:
     """Write a problem's recorded measurements as Kernel Tuner's T4 results (milliseconds), or as its cache."""
     if launch not in LAUNCHES:
-        raise UsageError(f"unknown launch option {launch!r}", " or ".join(LAUNCHES), "pass one of them as --launch")
+        raise unknown_name("launch option", launch, LAUNCHES, "pass one of them as --launch")
 
     from outblas.core.files import write_atomic
     from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4

@@ -15,8 +15,13 @@ from outblas.cli.common import out
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
 
+#: Of ``--quick``.
+QUICK_STEPS, QUICK_EPOCHS = 2048, 2
 RecordingOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
-StepsOption = Annotated[int | None, typer.Option(help="Transitions in all; by default the recipe's.")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(help="PPO transitions in all; by default the recipe's. The regressor's epochs come before them."),
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of the training.")]
 
 
@@ -37,6 +42,9 @@ def train(
     settings: Annotated[Path | None, typer.Option(help="Settings that `outblas sweep` found.")] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the run directory.")] = False,
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A trial: 2 epochs of the regressor and 2048 steps. The policy is weak.")
+    ] = False,
 ) -> None:
     """Train the policy of agent ppo on recorded problems (no GPU)."""
     from outblas.learn.train.train_ppo import RECIPE, TrainingRun
@@ -44,6 +52,8 @@ def train(
     from outblas.records.recording import Recording
 
     base = RECIPE if settings is None else _read(settings)
+    if quick:
+        base = replace(base, steps=QUICK_STEPS, regress=replace(base.regress, epochs=QUICK_EPOCHS))
     given = {"steps": steps, "lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
     chosen = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     chosen = replace(chosen, sampler=sampler, preset=preset, seed=seed, budget=1 if oneshot else chosen.budget)

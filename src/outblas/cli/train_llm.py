@@ -64,6 +64,7 @@ def train_llm(
     from outblas.llm.train.stages import train
     from outblas.llm.train.tiny import RANDOM_TINY
 
+    _silence_progress_bars()
     first = int(os.environ.get("RANK", "0")) == 0
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(
@@ -84,6 +85,17 @@ def train_llm(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
     _tell(trained, run, stage, say)
+
+
+def _silence_progress_bars() -> None:
+    """Switch off the bars of transformers, datasets and the hub, which would mix with the command's own lines."""
+    from datasets import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars as disable_hub_bars
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    disable_progress_bars()
+    disable_hub_bars()
 
 
 def _tell(trained: TrainedStage, run: Path, stage: str, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, SampleOption, SuiteOption, err, out
+from outblas.cli.common import AccOption, DtypeOption, JsonOption, LayoutOption, SampleOption, SuiteOption, err, out
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import Device, parse_device
@@ -79,6 +79,7 @@ def tune(
     ray_address: Annotated[
         str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
     ] = None,
+    json_out: JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
     _check_sources(mnk, captured, sample)
@@ -105,28 +106,65 @@ def tune(
     request = TuneRequest(
         problems, suite, agent, count, seed, where, path, common.command_line(), plan, dealt_out, seconds
     )
-    _run(request, budget, ranked, install or (install is None and captured is not None))
+    _run(request, budget, ranked, install or (install is None and captured is not None), json_out)
 
 
-def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool) -> None:
+def _run(request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool) -> None:
     """Tune, install, report. Whatever keeps a report from being written, the library is installed by then."""
     from outblas.publish.html.tune_page import write_report
-    from outblas.search.tune_run import run_tune
+    from outblas.search.tune_run import measurements_kept, run_tune
 
+    kept = measurements_kept(request.path)
     with common.progress_bar("tune") as progress:
 
         def first(done: int, total: int, note: object = "") -> None:
             if done == 1:  # said only once there is something to wait for: an error stands alone
                 what = f"{len(request.problems)} problems of {request.suite} on {request.place}"
                 err.print(f"tuning {what}, agent {request.agent}, budget {budget}", markup=False)
+                if kept:
+                    err.print(f"resuming: {kept} measurements of {request.path} are kept", markup=False)
             progress(done, total, note)
 
         library, files = run_tune(request, first)
-    _tell(library, files, len(request.problems), ranked)
-    if install:
-        _install(library, files, request.device)
+    if len(library.rows) < len(request.problems):
+        reached = f"{len(library.rows)} of {len(request.problems)} problems were reached"
+        err.print(f"the time is up: {reached}", markup=False)
+    if not json_out:
+        _print_outcome(library, files, ranked)
+    installed = _install(library, files, request.device, json_out) if install else None
     write_report(files.path, files.report)
-    out.print(f"report:  {files.report}", markup=False)
+    if json_out:
+        _print_document(library, files, ranked, len(request.problems), kept, installed)
+    else:
+        out.print(f"report:  {files.report}", markup=False)
+
+
+def _print_document(
+    library: Library, files: RunFiles, ranked: Sequence[TimeShare], asked: int, kept: int, installed: Path | None
+) -> None:
+    from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
+    from outblas.search.time_shares import weighted_speedup
+
+    launches = [
+        TunedLaunch(
+            launch=launch,
+            geomean=library.geomean(launch),
+            fallbacks=library.fallbacks(launch),
+            weighted=weighted_speedup(ranked, library, launch) if ranked else None,
+        )
+        for launch in library.launches
+    ]
+    document = TuneDocument(
+        asked=asked,
+        tuned=len(library.rows),
+        kept=kept,
+        launches=launches,
+        library=str(files.library),
+        result=str(files.result),
+        report=str(files.report),
+        installed=None if installed is None else str(installed),
+    )
+    print_document(document)
 
 
 def _check_sources(mnk: list[str] | None, captured: Path | None, sample: int | None) -> None:
@@ -173,11 +211,9 @@ def _ranked(file: Path, where: Device) -> list[TimeShare]:
     return found
 
 
-def _tell(library: Library, files: RunFiles, asked: int, ranked: Sequence[TimeShare]) -> None:
+def _print_outcome(library: Library, files: RunFiles, ranked: Sequence[TimeShare]) -> None:
     from outblas.search.time_shares import weighted_speedup
 
-    if len(library.rows) < asked:
-        err.print(f"the time is up: {len(library.rows)} of {asked} problems were reached", markup=False)
     for launch in library.launches:
         title = {"plain": "without PDL", "pdl": "PDL allowed", "weights": "constant weights"}[launch]
         fallbacks = f"{library.fallbacks(launch)} of {len(library.rows)} fall back to the baseline"
@@ -186,18 +222,20 @@ def _tell(library: Library, files: RunFiles, asked: int, ranked: Sequence[TimeSh
     out.print(f"library: {files.library}\nresult:  {files.result}", markup=False)
 
 
-def _install(library: Library, files: RunFiles, where: Device) -> None:
-    """Into the user's library; figures of a recording are not, which is said."""
+def _install(library: Library, files: RunFiles, where: Device, json_out: bool) -> Path | None:
+    """Merge a library into the user's; return its path, or None for figures of a recording, which are not installed."""
+    say = err if json_out else out
     if where.recording is not None:
         how = f"outblas.use_library({str(files.library)!r})"
-        out.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
-        return
+        say.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
+        return None
     from outblas.records.user_library import install
     from outblas.search.tune_run import provenance_of
 
     done = install(library, provenance_of(files.path))
-    aside = f"; what was there is of another machine or release, now {done.aside}" if done.aside else ""
-    out.print(f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{aside})", markup=False)
+    aside = f"; the library of another machine or release that was there is now {done.aside}" if done.aside else ""
+    say.print(f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{aside})", markup=False)
+    return done.path
 
 
 def _plan(

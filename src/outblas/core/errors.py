@@ -5,6 +5,8 @@ One line each; the command line prints the line and exits with 2, the library ra
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class OutblasError(Exception):
     """Base of all errors raised on purpose by this package."""
@@ -58,3 +60,20 @@ class UsageError(OutblasError, ValueError):
 
 class TensorError(OutblasError, ValueError, RuntimeError):
     """Tensors on the wrong device, misaligned, aliased or of mismatched shapes: RuntimeErrors of torch."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], do: str) -> UsageError:
+    """Return the error for a name that is not known; it proposes the nearest known one.
+
+    Args:
+        what: the kind of name, e.g. ``agent``.
+        name: the name that was given.
+        known: every name that is allowed, in the order of the message.
+        do: what to do, e.g. ``pass one of them as --agent``.
+    """
+    import difflib  # here: importing the package must stay cheap
+
+    names = list(known)
+    listed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    nearest = difflib.get_close_matches(name, names, 1)
+    return UsageError(f"unknown {what} {name!r}", listed, f"did you mean {nearest[0]}? {do}" if nearest else do)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu, regime
 
@@ -58,7 +58,7 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
         layers = dict.fromkeys(nk for model in LLM_LAYERS.values() for nk in model)
         shapes = [(m, n, k) for (n, k) in layers for m in LLM_M]
     else:
-        raise UsageError(f"unknown suite {name!r}", " or ".join(SUITES), "pass one of them as --suite")
+        raise unknown_name("suite", name, SUITES, "pass one of them as --suite")
     return [Problem(m, n, k, layout, dtype, acc) for m, n, k in shapes]  # type: ignore[arg-type]
 
 

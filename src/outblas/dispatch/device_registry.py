@@ -59,14 +59,15 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         DeviceError: there is no such GPU, or it is older than sm_80.
         UsageError: the library is of another GPU.
     """
-    gpu = gpu_of_device(index)
-    if library is None:
+    loaded = library if library is None or isinstance(library, Library) else Library.load(library)
+    gpu = gpu_of_device(index)  # after the file: a wrong path is the nearer mistake
+    if loaded is None:
         chosen, used = library_for_device(Library.packaged(gpu.name, missing_ok=True), index)
         any_shape = any_shape_chooser(gpu.name)
     else:
         any_shape = None
-        chosen = library if isinstance(library, Library) else Library.load(library)
-        named = "a library given" if isinstance(library, Library) else os.fspath(library)
+        chosen = loaded
+        named = "a library given" if isinstance(library, Library) else os.fspath(library or "")
         used = (f"{named} ({len(chosen.rows)} rows)",)
     if chosen.rows and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")

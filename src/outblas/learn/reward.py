@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.evaluation import FAILURES, Evaluation, Status
 
 #: Speed-ups outside [1/e, e] earn no more and no less than at the edge.
@@ -51,7 +51,7 @@ def reward(evaluation: Evaluation, preset: str = "gated") -> float:
         UsageError: for an unknown preset, or a candidate that was left out and so never tried.
     """
     if preset not in PRESETS:
-        raise UsageError(f"unknown reward {preset!r}", " or ".join(PRESETS), "pass one of them")
+        raise unknown_name("reward", preset, PRESETS, "pass one of them")
     if evaluation.status is Status.LEFT_OUT:
         raise UsageError("a candidate that was left out", "one that was tried", "offer recorded candidates only")
     return PRESETS[preset](evaluation)

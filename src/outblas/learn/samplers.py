@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.core.suites import GRID_EXTENTS, suite
 
@@ -31,7 +31,7 @@ def sampler(
         UsageError: an unknown name, or ``among`` is empty.
     """
     if name not in SAMPLERS:
-        raise UsageError(f"unknown sampler {name!r}", " or ".join(SAMPLERS), "pass one of them")
+        raise unknown_name("sampler", name, SAMPLERS, "pass one of them")
     if among is not None and not among:
         raise UsageError("no problem to draw from", "at least one", "name more problems")
     if name == "log-uniform":

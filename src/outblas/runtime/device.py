@@ -63,7 +63,7 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
         raise DeviceError(
             "no CUDA GPU was found",
             "an NVIDIA GPU with its driver",
-            f"run on a machine with one, or use `outblas tune --device replay:{DEFAULT_RECORDING}`",
+            f"run it on a machine with one; without a GPU `outblas tune --device replay:{DEFAULT_RECORDING}` replays",
         )
     absent = [i for i in indices if i >= count]
     if absent:

@@ -113,8 +113,7 @@ def tune(
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted with {len(store.recorded_pairs(run_id))} of {score.total} measurements recorded "
-            f"in {store.path}; "
-            f"repeat the command with run id {run_id} to resume"
+            f"in {store.path}"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_run_folder, write_json
 from outblas.core.journal import check_same_settings
@@ -21,6 +21,7 @@ from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
 from outblas.core.version import __version__
 from outblas.records.library import Library
+from outblas.records.parquet import check_parquet
 from outblas.records.provenance import provenance_field, utc_now
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
@@ -152,8 +153,10 @@ def run_tune(
             holds another run or something else.
         RecordError: the directory cannot be written, or another process works in it; what was recorded before is
             intact.
-        DeviceError, ToolchainMissing: the live GPU cannot be used.
+        DeviceError: the live GPU cannot be used.
+        ToolchainMissing: pyarrow is not installed, or what a live GPU needs.
     """
+    check_parquet()
     device, files = request.device, RunFiles(request.path)
     if device.recording is not None and request.agent in ("recorded", "transfer"):
         raise UsageError(
@@ -240,6 +243,21 @@ def open_store(path: Path) -> Iterator[tuple[Store, str]]:
             do = "give the directory the name of one"
             raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
         yield store, name if name in runs else runs[0]
+
+
+def measurements_kept(path: Path) -> int:
+    """Return how many measurements a run directory holds; 0 if it is new or cannot be read.
+
+    Args:
+        path: directory of a tune run, which need not exist.
+    """
+    if not RunFiles(path).store.is_file():
+        return 0
+    try:
+        with open_store(path) as (store, name):
+            return len(store.recorded_pairs(name))
+    except OutblasError:  # the run itself says so
+        return 0
 
 
 def provenance_of(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from outblas.bench.pool.compile_queue import Compile
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.local_workers import LocalTransport
 from outblas.bench.pool.transport import EvaluatorSpec, Transport
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.roofline import Gpu
 from outblas.runtime.device import Device, gpu_count, parse_device, require_gpus
 from outblas.workers.sandbox import factory_name
@@ -56,7 +56,7 @@ def make_plan(
         UsageError: options that do not go together. DeviceError: no such GPU.
     """
     if kind not in WORKER_KINDS:
-        raise UsageError(f"unknown workers {kind!r}", " or ".join(WORKER_KINDS), "pass one of them as --workers")
+        raise unknown_name("workers", kind, WORKER_KINDS, "pass one of them as --workers")
     if count is not None and count < 1:
         raise UsageError(f"--worker-count is {count}", "1 or more", "pass a larger one")
     if ray_address is not None and kind != "ray":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import unknown_name
 from outblas.llm.train.answer_language import Language
 from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.knob_words import KnobWords
@@ -20,4 +20,4 @@ def language_of(name: str) -> Language:
         return CudaAnswers()
     if name == "knobs":
         return KnobWords()
-    raise UsageError(f"unknown language {name!r}", " or ".join(LANGUAGES), "pass one of them as --language")
+    raise unknown_name("language", name, LANGUAGES, "pass one of them as --language")

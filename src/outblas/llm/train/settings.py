@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import RecordError, UsageError, unknown_name
 from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_json
@@ -73,7 +73,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
-            raise UsageError(f"unknown stage {self.stage!r}", " or ".join(STAGES), "pass one of them as --stage")
+            raise unknown_name("stage", self.stage, STAGES, "pass one of them as --stage")
         supervised = self.stage == "supervised"
         rules = (
             (not self.problems and not supervised, "no problems", "at least one", "pass --problems 512_512_512"),

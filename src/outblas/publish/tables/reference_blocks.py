@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from importlib import resources
 
 from outblas.core.config import KernelConfig, Knob, knob_schema
 from outblas.core.environment import VARIABLES
 from outblas.kernels.families.registry import FAMILIES
 from outblas.search.agents import agent_registry
-
-_AGENTS_PACKAGE = agent_registry.__name__.rpartition(".")[0]
 
 
 def knob_table(family: str) -> str:
@@ -72,12 +68,8 @@ def variable_table() -> str:
 
 
 def agent_table() -> str:
-    """Return every search agent with the first paragraph of its docstring. No agent is imported: some need much."""
-    lines = ["| agent | method |", "| --- | --- |"]
-    for name, place in agent_registry.AGENTS.items():
-        module, _, cls = place.partition(":")
-        tree = ast.parse((resources.files(_AGENTS_PACKAGE) / f"{module}.py").read_text(encoding="utf-8"))
-        (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
-        paragraph = (ast.get_docstring(found) or "").split("\n\n", 1)[0]
-        lines.append(f"| `{name}` | {' '.join(paragraph.split())} |")
+    """Return every search agent with its summary and the extra that it needs."""
+    lines = ["| agent | method | extra |", "| --- | --- | --- |"]
+    for name, summary in agent_registry.agent_summaries().items():
+        lines.append(f"| `{name}` | {summary} | {agent_registry.EXTRAS.get(name, '–')} |")
     return "\n".join(lines)

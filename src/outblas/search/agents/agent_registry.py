@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import ast
+from importlib import import_module, resources
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import unknown_name
 from outblas.core.roofline import H200, Gpu
 from outblas.search.agents.base import Agent
 
@@ -33,6 +34,30 @@ AGENTS: dict[str, str] = {
 }
 
 
+#: Extras that agents need; the others need none.
+EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
+    (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
+)
+#: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
+PREPARATION_S = {"ppo": 130, "ppo-oneshot": 130, "heuristic": 65, "surrogate": 65}
+
+
+def agent_summaries() -> dict[str, str]:
+    """Return name -> the first paragraph of the agent's docstring. No agent is imported: some need heavy packages."""
+    found = {}
+    for name, place in AGENTS.items():
+        module, _, cls = place.partition(":")
+        tree = ast.parse((resources.files(_PACKAGE) / f"{module}.py").read_text(encoding="utf-8"))
+        (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
+        found[name] = " ".join((ast.get_docstring(made) or "").split("\n\n", 1)[0].split())
+    return found
+
+
+def agent_preparations() -> dict[str, str]:
+    """Return name -> how long the agent prepares itself, in words, for the agents that learn before they search."""
+    return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
+
+
 def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
     """An agent by name.
 
@@ -40,7 +65,7 @@ def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
         UsageError: there is no agent of that name.
     """
     if name not in AGENTS:
-        raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass one of them as --agent")
+        raise unknown_name("agent", name, AGENTS, "pass one of them as --agent")
     module, _, cls = AGENTS[name].partition(":")
     agent = getattr(import_module(f"{_PACKAGE}.{module}"), cls)(seed, gpu)
     assert isinstance(agent, Agent)

@@ -4,43 +4,81 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from outblas.core.child_process import ChildProcess
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.records.recording import Recording
 from outblas.search.compare.held_out import CompareUnit, Plan, run_unit
 
+#: Seconds without an answer after which a watcher hears of it.
+HEARTBEAT_S = 30.0
 
-def run_units(units: Sequence[CompareUnit], plan: Plan, jobs: int) -> Iterator[dict[str, Any]]:
-    """Entries of :func:`outblas.search.compare.held_out.run_unit` as they finish; ``jobs`` processes, one unit each at
-    a time.
+
+class Watch(NamedTuple):
+    """What a caller hears of units at work.
+
+    Attributes:
+        begun: called with a unit when a process begins it.
+        waiting: called with the units at work and the seconds since the first began, each :data:`HEARTBEAT_S`
+            without an answer.
+    """
+
+    begun: Callable[[CompareUnit], None]
+    waiting: Callable[[Sequence[CompareUnit], float], None]
+
+
+def run_units(
+    units: Sequence[CompareUnit], plan: Plan, jobs: int, watch: Watch | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield entries of :func:`outblas.search.compare.held_out.run_unit` as they finish.
 
     The answers do not depend on ``jobs``: packages that use threads of their own get one.
 
+    Args:
+        units: the work.
+        plan: the recording and what is held out.
+        jobs: processes, one unit each at a time.
+        watch: hears of begun units and of silence.
+
     Raises:
-        OutblasError: as a unit raised it. RuntimeError: a unit failed otherwise; its traceback is on stderr.
+        OutblasError: as a unit raised it.
+        RuntimeError: a unit failed otherwise; its traceback is on stderr.
         DeviceError: a process died.
     """
     waiting, workers = deque(units), dict[Connection, ChildProcess]()
+    at_work: dict[Connection, CompareUnit] = {}
+    begin = time.monotonic()
+
+    def send(connection: Connection) -> None:
+        at_work[connection] = unit = waiting.popleft()
+        connection.send(unit)
+        if watch is not None:
+            watch.begun(unit)
+
     try:
         for _ in range(min(jobs, len(waiting))):
             child = ChildProcess(_work, (plan,))
             workers[child.connection] = child
-            child.connection.send(waiting.popleft())
+            send(child.connection)
         while workers:
-            for connection in wait(list(workers)):
+            ready = wait(list(workers), HEARTBEAT_S)
+            if not ready and watch is not None:
+                watch.waiting(list(at_work.values()), time.monotonic() - begin)
+            for connection in ready:
                 assert isinstance(connection, Connection)
                 message = _receive(connection, workers[connection])
                 if message is not None:
                     yield message
                 elif waiting:
-                    connection.send(waiting.popleft())
+                    send(connection)
                 else:
+                    at_work.pop(connection)
                     workers.pop(connection).end(kill=False)
     finally:
         for child in workers.values():

@@ -13,8 +13,8 @@ from outblas.core.roofline import Gpu
 from outblas.records.provenance import collect_provenance, provenance_field, source_commit
 from outblas.records.recording import Recording
 from outblas.records.results import PROVENANCE_FIELDS
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.compare.compare_pool import run_units
+from outblas.search.agents.agent_registry import agent_preparations, make_agent
+from outblas.search.compare.compare_pool import Watch, run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison
 from outblas.search.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
 from outblas.search.compare.splits import SPLITS
@@ -51,7 +51,9 @@ class CompareRequest:
     resume: bool = True
 
 
-def run_compare(request: CompareRequest, progress: Progress | None = None) -> Path:
+def run_compare(
+    request: CompareRequest, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> Path:
     """Compare agents on the held-out problems of every split and write the result file.
 
     A killed run resumes from the journal ``<out_path>.jsonl``, also with other agents, splits, seeds or sample: what
@@ -61,6 +63,8 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> Pa
     Args:
         request: what to compare and how.
         progress: called after every unit of work.
+        say: called with one line on what a resumed run kept, what an agent prepares, and, each 30 s without an
+            answer, how long the run has waited.
 
     Returns:
         The result file.
@@ -90,8 +94,11 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> Pa
     try:
         for entry in journal.entries:
             answers.add(entry)
-        here = source_commit()
-        for entry in run_units(answers.missing(), plan, request.jobs):
+        here, missing = source_commit(), answers.missing()
+        if answers.count and say is not None:
+            say(f"resuming: {answers.count} of {total} tasks are recorded in {journal.path}")
+        sizes_of = {name: len(split.training) for name, (split, _) in made.items()}
+        for entry in run_units(missing, plan, request.jobs, _watch(say, sizes_of)):
             journal.append({**entry, "commit": here})
             answers.add(entry)
             if progress is not None:
@@ -102,13 +109,35 @@ def run_compare(request: CompareRequest, progress: Progress | None = None) -> Pa
         write_comparison(rows, {**meta, "agents": list(request.agents), "seeds": request.seeds}, out_path)
         written = True
     except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"interrupted with {answers.count} of {total} tasks recorded in {journal.path}; "
-            "repeat the command to resume"
-        ) from error
+        raise Interrupted(f"interrupted with {answers.count} of {total} tasks recorded in {journal.path}") from error
     finally:
         journal.close(done=written)
     return out_path
+
+
+def _watch(say: Callable[[str], None] | None, training: Mapping[str, int]) -> Watch | None:
+    """Return the announcer of units: what an agent prepares before its first answer.
+
+    Args:
+        say: called with each line; None announces nothing.
+        training: split -> number of problems that agents learn from.
+    """
+    if say is None:
+        return None
+    known = agent_preparations()
+
+    def begun(unit: CompareUnit) -> None:
+        if unit.agent in known:
+            say(
+                f"agent {unit.agent}, split {unit.split}: learning from {training[unit.split]} problems "
+                f"({known[unit.agent]})"
+            )
+
+    def waiting(units: Sequence[CompareUnit], seconds: float) -> None:
+        names = ", ".join(sorted({f"{unit.agent} ({unit.split})" for unit in units}))
+        say(f"still at work after {seconds:.0f} s: {names}")
+
+    return Watch(begun, waiting)
 
 
 def _units(request: CompareRequest, gpu: Gpu) -> list[CompareUnit]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.config import KernelConfig, Launch, config_name
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
@@ -83,7 +83,7 @@ def check_agents(agents: Sequence[str]) -> None:
     """Raises UsageError for an unknown agent, one given twice, or one that would read the answers."""
     for name in agents:
         if name not in AGENTS:
-            raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass some of them as --agents")
+            raise unknown_name("agent", name, AGENTS, "pass some of them as --agents")
         if name in READS_THE_ANSWERS:
             raise UsageError(
                 f"agent {name} on a recording would read the answers", "agents that do not", "leave it out"

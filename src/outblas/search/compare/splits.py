@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 
 #: name -> what is drawn, in words. ``layout`` draws nothing: it trains on TN and holds out the other layouts.
@@ -40,7 +40,7 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
         UsageError: an unknown split, a share that is not between 0 and 1, or nothing to hold out or to learn from.
     """
     if name not in SPLITS:
-        raise UsageError(f"unknown split {name!r}", " or ".join(SPLITS), "pass some of them as --splits")
+        raise unknown_name("split", name, SPLITS, "pass some of them as --splits")
     if name == "layout":
         return _by_layout(problems)
     if not 0 < share < 1:

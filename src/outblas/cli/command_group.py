@@ -1,0 +1,156 @@
+"""The group of all commands: errors as one line, Ctrl-C, and a help page in four parts."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from outblas.cli.common import EXIT_ERROR, EXIT_INTERRUPT, command_line, errors
+from outblas.core.errors import OutblasError
+from outblas.core.install_hint import install_hint
+
+#: typer's usage error, whether typer brings click along or depends on it.
+_BadUsage: Any = typer.BadParameter.__base__
+#: Failures of the machine rather than of the program: no space, quota, read-only, no permission.
+_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
+_EXTRAS = {
+    "torch": "gpu",
+    "pynvml": "gpu",
+    "nvMatmulHeuristics": "gpu",
+    "cuda": "compile",
+    "gymnasium": "rl",
+    "sb3_contrib": "rl",
+    "optuna": "rl",
+    "openai": "llm",
+    "trl": "train-llm",
+    "peft": "train-llm",
+    "datasets": "train-llm",
+    "pyarrow": "tune",
+    "ray": "ray",
+    "kernel_tuner": "kernel-tuner",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the help page.
+
+    Attributes:
+        title: its heading.
+        commands: name of each command -> summary of at most 50 characters.
+    """
+
+    title: str
+    commands: dict[str, str]
+
+
+PARTS = (
+    Part(
+        "Use",
+        {
+            "doctor": "Say what works on this machine, and what next",
+            "eval": "Prove and time one problem beside its rivals",
+            "capture": "Record the matrix products of a program",
+            "tune": "Find the fastest proven kernel of each problem",
+            "export": "Write a kernel as CUDA, PTX, cubin or C++",
+            "report": "Write the HTML page of a run or result file",
+        },
+    ),
+    Part(
+        "Study",
+        {
+            "list": "List suites, agents, kernels and counters",
+            "compare": "Compare agents on held-out problems",
+            "train": "Train the policy of agent ppo",
+            "sweep": "Search the settings of `train` with Optuna",
+            "evolve": "Let language models write kernels",
+            "train-llm": "Train a language model that writes kernels",
+            "export-t4": "Write recorded measurements as T4 results",
+            "import-t4": "Read T4 results into a run",
+        },
+    ),
+    Part(
+        "Measure",
+        {
+            "bench": "Time the library over a suite (GPU)",
+            "record": "Time all candidates over a suite (GPU)",
+            "profile": "Read hardware counters of a run's best (GPU)",
+            "results": "Summarise, write and check published figures",
+        },
+    ),
+    Part(
+        "Develop",
+        {
+            "build-library": "Build the packaged library from measurements",
+            "fit": "Fit packaged models to measurements",
+        },
+    ),
+)
+SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.items()}
+
+
+class OutblasGroup(TyperGroup):
+    """The group of all commands. A known error is one line on stderr and exit 2; Ctrl-C is exit 130."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse the global options; a wrong one ends in the one line of any other error."""
+        try:
+            return super().make_context(*args, **options)
+        except _BadUsage as error:
+            _fail(_usage_line(error))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except OutblasError as error:
+            _fail(str(error))
+        except _BadUsage as error:
+            message = " ".join(error.format_message().split())
+            if error.ctx is not None and message == " ".join(error.ctx.get_help().split()):
+                raise  # no arguments: the help text is the answer
+            _fail(_usage_line(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRAS:
+                raise
+            _fail(f"{package} is not installed; expected it here; {install_hint(_EXTRAS[package])}")
+        except OSError as error:
+            if error.errno not in _MACHINE_ERRORS:
+                raise
+            where = f": {error.filename}" if error.filename else ""
+            _fail(
+                f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path"
+            )
+        except MemoryError:
+            _fail(
+                "no memory is left; what was recorded is kept; expected more; lift its limit (ulimit -v), then repeat"
+            )
+        except KeyboardInterrupt as error:
+            said = str(error) or "interrupted; what was recorded is kept"
+            errors.print(f"\n{said}\nresume with: {command_line()}", markup=False)
+            raise typer.Exit(EXIT_INTERRUPT) from None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in their parts, each with its summary."""
+        for part in PARTS:
+            with formatter.section(part.title):
+                formatter.write_dl(list(part.commands.items()), col_max=20)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help page."""
+        return [name for name in SUMMARIES if name in self.commands]
+
+
+def _usage_line(error: Any) -> str:
+    where = error.ctx.command_path if error.ctx is not None else "outblas"
+    return f"{' '.join(error.format_message().split())} See `{where} --help`."
+
+
+def _fail(message: str) -> NoReturn:
+    errors.print("error: " + " ".join(message.split()), markup=False)
+    raise typer.Exit(EXIT_ERROR)

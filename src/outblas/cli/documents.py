@@ -1,0 +1,186 @@
+"""JSON documents of ``--json``: one record a command, the single source of their fields and of their page.
+
+Each document has ``schema`` and ``version``. A version grows when a field goes or changes its meaning; a new field
+leaves it as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from outblas.cli.common import out
+
+_NAME = "name of the schema"
+
+
+class Document(BaseModel, extra="forbid"):
+    """Fields of every document."""
+
+    version: int = Field(default=1, description="version of the schema")
+
+
+class DoctorCheck(BaseModel, extra="forbid"):
+    """One check of ``outblas doctor``."""
+
+    name: str = Field(description="the thing that was looked at")
+    ok: bool | None = Field(description="true: works; false: broken, or missing and needed; null: absent, optional")
+    found: str = Field(description="what is there, one line")
+    do: str = Field(description="what to do about it; empty if nothing")
+    required: bool = Field(description="nothing works without it")
+
+
+class DoctorDocument(Document):
+    """``outblas doctor --json``: the state of this machine."""
+
+    schema_: Literal["outblas.doctor"] = Field(
+        default="outblas.doctor", serialization_alias="schema", description="name of the schema"
+    )
+    checks: list[DoctorCheck] = Field(description="every check, in the order of the text")
+    can: list[str] = Field(description="what this machine can do")
+    cannot: list[str] = Field(description="what it cannot do, each with the reason")
+    next: str = Field(description="the next command")
+
+
+class ListedSuite(BaseModel, extra="forbid"):
+    """One suite."""
+
+    name: str = Field(description="name of the suite")
+    problems: int = Field(description="problems per layout, dtype and accumulator")
+    recorded: list[str] = Field(description="tables that can be replayed, e.g. h200: TN fp16/fp32")
+
+
+class ListedAgent(BaseModel, extra="forbid"):
+    """One search agent."""
+
+    name: str = Field(description="name for --agent")
+    summary: str = Field(description="its method, one line")
+    extra: str = Field(description="extra that it needs; empty for none")
+
+
+class ListedKernel(BaseModel, extra="forbid"):
+    """One kernel family."""
+
+    name: str = Field(description="name of the family")
+    knobs: list[str] = Field(description="names of its knobs")
+
+
+class ListedCounter(BaseModel, extra="forbid"):
+    """One hardware counter."""
+
+    name: str = Field(description="name in evaluations")
+    meaning: str = Field(description="meaning in words")
+    unit: str = Field(description="unit of the value")
+    metrics: list[str] = Field(description="names of Nsight Compute; the first that is there counts")
+
+
+class ListDocument(Document):
+    """``outblas list --json``: the names that other commands take."""
+
+    schema_: Literal["outblas.list"] = Field(
+        default="outblas.list", serialization_alias="schema", description="name of the schema"
+    )
+    suites: list[ListedSuite] | None = Field(default=None, description="suites; null if not asked for")
+    agents: list[ListedAgent] | None = Field(default=None, description="search agents; null if not asked for")
+    kernels: list[ListedKernel] | None = Field(default=None, description="kernel families; null if not asked for")
+    counters: list[ListedCounter] | None = Field(default=None, description="hardware counters; null if not asked for")
+
+
+class TunedLaunch(BaseModel, extra="forbid"):
+    """The outcome for one launch option."""
+
+    launch: str = Field(description="plain, pdl or weights")
+    geomean: float = Field(description="geometric mean of the speed-ups; a fall-back counts as 1")
+    fallbacks: int = Field(description="problems that fall back to a rival")
+    weighted: float | None = Field(description="speed-up of all captured products together; null without --captured")
+
+
+class TuneDocument(Document):
+    """``outblas tune --json``: the outcome of a run, and its files."""
+
+    schema_: Literal["outblas.tune"] = Field(
+        default="outblas.tune", serialization_alias="schema", description="name of the schema"
+    )
+    asked: int = Field(description="problems of the request")
+    tuned: int = Field(description="problems that were reached")
+    kept: int = Field(description="measurements that a resumed run had already")
+    launches: list[TunedLaunch] = Field(description="outcome per launch option")
+    library: str = Field(description="path of the library")
+    result: str = Field(description="path of the result file")
+    report: str = Field(description="path of the report")
+    installed: str | None = Field(description="path of the user's library that took the winners; null: none did")
+
+
+class EvalRow(BaseModel, extra="forbid"):
+    """One callable that was timed."""
+
+    name: str = Field(description="the callable: a kernel of OutBLAS or a rival")
+    us: float | None = Field(default=None, description="median GPU time per call in microseconds (offline)")
+    p50_us: float | None = Field(default=None, description="median latency in microseconds (server)")
+    p99_us: float | None = Field(default=None, description="99th percentile of the latency in microseconds (server)")
+    tflops: float | None = Field(default=None, description="TFLOP/s")
+    floor_percent: float | None = Field(default=None, description="floor over time, percent")
+    speedup: float | None = Field(default=None, description="how much faster OutBLAS is than this callable")
+    low: float | None = Field(default=None, description="lower end of its 95% interval")
+    high: float | None = Field(default=None, description="upper end of its 95% interval")
+    spread: float | None = Field(default=None, description="spread of the samples, relative")
+    detail: str | None = Field(default=None, description="version or algorithm")
+
+
+class EvalDocument(Document):
+    """``outblas eval --json``: one problem beside its rivals, or one free kernel."""
+
+    schema_: Literal["outblas.eval"] = Field(
+        default="outblas.eval", serialization_alias="schema", description="name of the schema"
+    )
+    problem: str = Field(description="the problem as M_N_K_LAYOUT_DTYPE_ACC")
+    rows: list[EvalRow] = Field(description="every callable; empty if nothing was timed")
+    facts: dict[str, Any] = Field(
+        description="all other lines of the text by name, e.g. mode, proof, floor_us, written"
+    )
+
+
+class ResultsDocument(Document):
+    """``outblas results --json``: the published figures."""
+
+    schema_: Literal["outblas.results"] = Field(
+        default="outblas.results", serialization_alias="schema", description="name of the schema"
+    )
+    rows: list[dict[str, Any]] = Field(description="rows of summary.json")
+    written: list[str] = Field(description="files that --write wrote")
+    stale: list[str] = Field(description="lines of --check, one for each stale file")
+
+
+class CapturedProblem(BaseModel, extra="forbid"):
+    """One product that can be tuned."""
+
+    problem: str = Field(description="the problem as M_N_K_LAYOUT_DTYPE_ACC")
+    count: int = Field(description="how often it ran")
+
+
+class CaptureDocument(Document):
+    """``outblas capture --json``: the record of a program. It follows the program's own output, as the last line."""
+
+    schema_: Literal["outblas.capture"] = Field(
+        default="outblas.capture", serialization_alias="schema", description="name of the schema"
+    )
+    file: str = Field(description="path of the record")
+    exit_code: int = Field(description="exit status of the program")
+    problems: list[CapturedProblem] = Field(description="products that can be tuned, the most frequent first")
+    not_served: dict[str, int] = Field(description="reason -> number of products that the library has no place for")
+
+
+DOCUMENTS: tuple[type[Document], ...] = (
+    DoctorDocument,
+    ListDocument,
+    TuneDocument,
+    EvalDocument,
+    ResultsDocument,
+    CaptureDocument,
+)
+
+
+def print_document(document: Document) -> None:
+    """Print a document on stdout, as one line of JSON."""
+    out.file.write(document.model_dump_json(by_alias=True) + "\n")

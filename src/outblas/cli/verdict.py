@@ -1,0 +1,64 @@
+"""The last line of ``outblas doctor``: the abilities of this machine, and the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outblas.cli.health import Check
+from outblas.core.install_hint import install_hint
+from outblas.core.roofline import GPUS
+
+REPLAY = "outblas tune --device replay:h200 --sample 40"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The abilities of a machine.
+
+    Attributes:
+        can: what works, in words.
+        cannot: what does not work, each with its reason.
+        next: the command to run next.
+    """
+
+    can: tuple[str, ...]
+    cannot: tuple[str, ...]
+    next: str
+
+    @property
+    def line(self) -> str:
+        """The verdict as one line."""
+        parts = [f"can: {', '.join(self.can) or 'nothing yet'}"]
+        parts += [f"cannot: {', '.join(self.cannot)}"] if self.cannot else []
+        return "; ".join([*parts, f"next: {self.next}"])
+
+
+def verdict_of(checks: Sequence[Check]) -> Verdict:
+    """Return what a machine with these checks can do.
+
+    Args:
+        checks: of :func:`outblas.cli.health.diagnose`; a missing one counts as absent.
+    """
+    state = {check.name: check for check in checks}
+
+    def works(name: str) -> bool:
+        return name in state and state[name].ok is True
+
+    replays, compiles = works("recording"), works("nvrtc")
+    can = (["replay recordings"] if replays else []) + (["export kernels"] if compiles else [])
+    cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
+    if not works("gpu"):
+        cannot.append("run or time kernels (no NVIDIA GPU)")
+        return Verdict(tuple(can), tuple(cannot), REPLAY if replays else install_hint("tune"))
+    if not works("torch"):
+        cannot.append(f"call outblas.matmul (torch: {state['torch'].found if 'torch' in state else 'absent'})")
+        return Verdict(tuple(can), tuple(cannot), install_hint("gpu"))
+    if not (compiles or works("shipped cubins")):
+        cannot.append("load kernels (neither NVRTC nor shipped cubins)")
+        return Verdict((*can, "call torch through outblas.matmul"), tuple(cannot), install_hint("gpu"))
+    if not any(name.upper() in state["gpu"].found.upper() for name in GPUS):
+        cannot.append("run faster than torch yet (no library for this GPU)")
+        return Verdict((*can, "call torch through outblas.matmul"), tuple(cannot), REPLAY)
+    can += ["run outblas.matmul and outblas.enable() with the packaged library", "tune, eval and bench"]
+    return Verdict(tuple(can), tuple(cannot), "outblas eval --mnk 64_4096_4096")

@@ -1,0 +1,148 @@
+"""The help page, the global options, and tables that are never cut."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli.command_group import PARTS, SUMMARIES
+from outblas.cli.common import err
+from outblas.cli.health import Check
+from outblas.cli.main import app
+from outblas.cli.verdict import REPLAY, verdict_of
+from outblas.core.errors import unknown_name
+from support.bench_fixture import write_bench
+from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
+from support.helpers import synthetic_recording
+
+MNK = synthetic_recording().problems[0].mnk
+
+
+@pytest.fixture(autouse=True)
+def loud_again() -> Iterator[None]:
+    yield
+    err.quiet = False
+    logging.getLogger("outblas").setLevel(logging.NOTSET)
+
+
+def test_every_command_has_a_summary_of_at_most_50_characters() -> None:
+    import typer
+
+    assert set(SUMMARIES) == set(typer.main.get_command(app).commands)
+    assert {part.title for part in PARTS} == {"Use", "Study", "Measure", "Develop"}
+    for name, summary in SUMMARIES.items():
+        assert 10 < len(summary) <= 50 and not summary.endswith(("...", ".")), name
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
+    text = CliRunner().invoke(app, [flag], env={"COLUMNS": "100"}).stdout
+    for part in PARTS:
+        assert f"{part.title}:\n" in text
+    for name, summary in SUMMARIES.items():
+        assert any(line.split(None, 1) == [name, summary] for line in text.splitlines()), name
+    assert "--install-completion" in text and "..." not in text.split("Use:")[1]
+    assert CliRunner().invoke(app, ["tune", flag]).exit_code == 0
+
+
+def test_a_wrong_global_option_is_the_line_of_any_other_error() -> None:
+    assert_refused(outblas("--nope"), "--nope", "outblas --help")
+    done = subprocess.run([sys.executable, "-m", "outblas", "--nope"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_version_has_a_short_form() -> None:
+    assert outblas("-V").stdout == outblas("--version").stdout != ""
+
+
+def test_quiet_leaves_results_and_errors(tmp_path: Path, recording: str) -> None:
+    arguments = ["tune", "--mnk", MNK, "--device", f"replay:{recording}", "--agent", "random", "--budget", "2"]
+    loud = outblas(*arguments, "--run", str(tmp_path / "loud"))
+    quiet = outblas("-q", *arguments, "--run", str(tmp_path / "quiet"))
+    assert loud.exit_code == quiet.exit_code == 0, (loud.stderr, quiet.stderr)
+    assert loud.stderr and not quiet.stderr
+    assert loud.stdout.replace("loud", "quiet") == quiet.stdout
+    assert_refused(outblas("-q", "tune", "--budget", "0"), "--budget is 0")
+
+
+def test_verbose_logs_details() -> None:
+    assert outblas("-v", "list", "agents").exit_code == 0
+    assert logging.getLogger("outblas").level == logging.DEBUG
+    assert outblas("list", "agents").exit_code == 0
+    assert logging.getLogger("outblas").level == logging.WARNING
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_figures_are_never_cut(columns: str, tmp_path: Path) -> None:
+    write_bench(tmp_path / "h200" / "grid.parquet")
+    text = CliRunner().invoke(app, ["results", "--dir", str(tmp_path / "h200")], env={"COLUMNS": columns}).stdout
+    assert "…" not in text and "TN fp16/fp32" in text
+    assert len({len(line.split()) for line in text.splitlines()[1:]}) == 1
+
+
+def test_a_resumed_run_says_what_it_kept(tmp_path: Path, recording: str) -> None:
+    arguments = ["tune", "--mnk", MNK, "--device", f"replay:{recording}", "--agent", "random"]
+    arguments += ["--budget", "3", "--run", str(tmp_path / "run")]
+    assert "resuming" not in outblas(*arguments).stderr
+    assert "measurements of" in outblas(*arguments).stderr
+
+
+def test_an_unknown_name_proposes_the_nearest() -> None:
+    error = unknown_name("agent", "huristic", ["random", "heuristic", "tpe"], "pass one of them")
+    assert str(error).startswith("unknown agent 'huristic'; expected random, heuristic or tpe; did you mean heuristic?")
+    assert "did you mean" not in str(unknown_name("agent", "xyzzy", ["random"], "pass it"))
+
+
+GPU, TORCH, NVRTC = (
+    Check("gpu", True, "0: NVIDIA H200 (sm_90)"),
+    Check("torch", True, "2.11"),
+    Check("nvrtc", True, "13"),
+)
+
+
+@pytest.mark.parametrize(
+    ("checks", "can", "cannot", "next_command"),
+    [
+        ([Check("recording", True, "h200")], "replay", "no NVIDIA GPU", REPLAY),
+        ([Check("recording", None, "pyarrow is absent")], "nothing yet", "pyarrow is absent", "pip install '.[tune]'"),
+        ([GPU], "nothing yet", "torch: absent", "pip install '.[gpu]'"),
+        ([GPU, TORCH], "torch through", "neither NVRTC nor", "pip install '.[gpu]'"),
+        ([Check("gpu", True, "0: NVIDIA A100"), TORCH, NVRTC], "torch through", "no library for this GPU", REPLAY),
+        ([GPU, TORCH, NVRTC], "outblas.enable()", "", "outblas eval"),
+    ],
+)
+def test_the_verdict_says_what_works_and_the_next_command(
+    checks: list[Check], can: str, cannot: str, next_command: str
+) -> None:
+    verdict = verdict_of(checks)
+    assert can in verdict.line and cannot in verdict.line and verdict.next.startswith(next_command)
+    assert verdict.line.endswith(f"next: {verdict.next}")
+
+
+def test_doctor_ends_with_the_verdict_and_wraps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas.cli import health
+
+    monkeypatch.setattr(health, "diagnose", lambda: [Check("jail", True, "word " * 200)])
+    lines = outblas("doctor").stdout.splitlines()
+    assert lines[-1].startswith("can: ") and "next: " in lines[-1]
+    assert all(len(line) <= 120 for line in lines[:-1])
+
+
+def test_list_says_what_each_thing_is() -> None:
+    text = outblas("list").stdout
+    assert "recorded (h200: NN fp16/fp32, TN fp16/fp32)" in text and "not recorded" in text
+    for line in outblas("list", "agents").stdout.splitlines()[1:]:
+        assert len(line.split(None, 1)[1]) > 10
+    assert "(extra kernel-tuner)" in text
+
+
+def test_eval_takes_the_spelling_of_cuda_l2() -> None:
+    words = ["--warmup_seconds", "1", "--benchmark_seconds", "0", "--base_dir", ".", "--gpu_device_id", "0"]
+    result = outblas("eval", "--mnk", "64_64_64", *words, "--target_qps", "5", "--mode", "server")
+    assert_refused(result, "--benchmark-seconds is 0")

@@ -1,0 +1,42 @@
+"""The reference pages of the command line are what the code says."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module("reference_pages")
+
+
+@pytest.mark.parametrize("name", ["cli.md", "json.md"])
+def test_a_page_is_current(pages: Any, name: str) -> None:
+    text = (pages.REFERENCE / name).read_text(encoding="utf-8")
+    assert text == pages.PAGES[name](), "run python tools/reference_pages.py --write"
+
+
+def test_every_option_and_every_field_has_a_meaning(pages: Any) -> None:
+    for page in pages.PAGES.values():
+        rows = [line for line in page().splitlines() if line.startswith("| `")]
+        assert len(rows) > 40
+        for row in rows:
+            assert len(row.replace("\\|", "").split("|")[3].strip()) > 5, row
+
+
+def test_a_stale_page_is_named(pages: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setattr(pages, "REFERENCE", tmp_path)
+    monkeypatch.setattr("sys.argv", ["reference_pages.py"])
+    assert pages.main() == 1
+    assert "stale: docs/reference/cli.md" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["reference_pages.py", "--write"])
+    assert pages.main() == 0
+    monkeypatch.setattr("sys.argv", ["reference_pages.py"])
+    assert pages.main() == 0

@@ -1,0 +1,139 @@
+"""Write or check the reference pages that come from the command line's code.
+
+``python tools/reference_pages.py --write`` writes docs/reference/cli.md and docs/reference/json.md. Without the option
+it checks them, and exits with 1 if one is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from outblas.cli.command_group import PARTS
+from outblas.cli.documents import DOCUMENTS, Document
+from outblas.cli.main import app
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+
+def cli_page() -> str:
+    """Return the page of all commands: usage, text and options of each, in the order of the help."""
+    group: Any = typer.main.get_command(app)
+    lines = [
+        "# Which commands and options are there?",
+        "",
+        "This page is generated from the code. `outblas COMMAND --help` prints the same.",
+        "",
+        "Exit status: 0 is success, 2 an error in one line on stderr, 130 Ctrl-C.",
+        "",
+        "## Global options",
+        "",
+        *_options(group),
+    ]
+    for part in PARTS:
+        lines += ["", f"## {part.title}"]
+        for name in part.commands:
+            lines += _command(group.commands[name], f"outblas {name}")
+    return "\n".join(lines) + "\n"
+
+
+def _command(command: Any, path: str) -> list[str]:
+    if hasattr(command, "commands"):
+        parts = [_command(one, f"{path} {name}") for name, one in sorted(command.commands.items())]
+        return [line for part in parts for line in part]
+    text = " ".join((command.help or "").split())
+    arguments = [f"`{one.name.upper()}`: {one.help}" for one in command.params if one.param_type_name == "argument"]
+    return ["", f"### {path}", "", text, *([""] if arguments else []), *arguments, "", *_options(command)]
+
+
+def _options(command: Any) -> list[str]:
+    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for one in command.params:
+        if one.param_type_name != "option":
+            continue
+        names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+        default = "" if one.default in (None, False, (), []) or callable(one.default) else f"`{one.default}`"
+        if one.required:
+            default = "required"
+        meaning = " ".join((one.help or "").split()).replace("|", "\\|")
+        lines.append(f"| {names} | {default} | {meaning} |")
+    return lines
+
+
+def json_page() -> str:
+    """Return the page of all JSON documents, with each field and its meaning."""
+    lines = [
+        "# What does `--json` print?",
+        "",
+        "One JSON document on stdout. Progress, warnings and errors stay on stderr.",
+        "An error prints no document: its one line is on stderr, and the exit status is 2.",
+        "",
+        "`schema` names the document and `version` its version.",
+        "The version grows when a field goes or changes its meaning. New fields may come at any time.",
+    ]
+    for document in DOCUMENTS:
+        seen: list[type[Any]] = []
+        lines += ["", f"## {document.model_fields['schema_'].default}", "", _text(document), ""]
+        lines += _fields(document, seen)
+        for inner in seen:
+            lines += ["", f"### {inner.__name__}", "", _text(inner), "", *_fields(inner, [])]
+    return "\n".join(lines) + "\n"
+
+
+def _text(model: type[Any]) -> str:
+    return " ".join((model.__doc__ or "").split()).replace("``", "`")
+
+
+def _fields(model: type[Document], seen: list[type[Any]]) -> list[str]:
+    lines = ["| field | type | meaning |", "| --- | --- | --- |"]
+    for name, field in model.model_fields.items():
+        shown = field.serialization_alias or name
+        lines.append(f"| `{shown}` | {_type(field.annotation, seen)} | {field.description} |")
+    return lines
+
+
+def _type(annotation: Any, seen: list[type[Any]]) -> str:
+    """Return a type in JSON's words; records that it names are added to ``seen``."""
+    arguments = getattr(annotation, "__args__", ())
+    origin = getattr(annotation, "__origin__", None)
+    if hasattr(annotation, "model_fields"):
+        if annotation not in seen:
+            seen.append(annotation)
+        return annotation.__name__
+    if origin is list:
+        return f"array of {_type(arguments[0], seen)}"
+    if origin is dict:
+        return "object"
+    if arguments and all(isinstance(one, str) for one in arguments):
+        return " or ".join(f'"{one}"' for one in arguments)
+    if arguments:
+        return " or ".join(_type(one, seen) for one in arguments)
+    return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(annotation, "any")
+
+
+PAGES = {"cli.md": cli_page, "json.md": json_page}
+
+
+def main() -> int:
+    """Write the pages, or say which are stale; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the pages")
+    write = parser.parse_args().write
+    stale = [name for name, page in PAGES.items() if not _is_current(REFERENCE / name, page())]
+    for name in stale:
+        if write:
+            (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
+        print(f"{'written' if write else 'stale'}: docs/reference/{name}")
+    return 0 if write or not stale else 1
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
