@@ -1,6 +1,6 @@
 """A decoder-only transformer (the shapes of Llama 3 8B, random weights) with and without OutBLAS.
 
-    pip install 'outblas[gpu,examples]'
+    pip install '.[gpu,examples]'
     python examples/llama.py [--layers 32] [--batch 8] [--new-tokens 64] [--no-outblas | --fused]
 
 What OutBLAS needs is one line, ``outblas.enable()`` in :func:`main`. The rest is the model, as an inference engine has

@@ -199,7 +199,7 @@ def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_workers, "Many", lambda: ReplayEvaluator(RECORDING), raising=False)
 
     def refuse(pairs: Sequence[Any]) -> Iterator[object]:
-        raise ToolchainMissing("NVRTC cannot be loaded", "its wheel", "pip install 'outblas[gpu]'")
+        raise ToolchainMissing("NVRTC cannot be loaded", "its wheel", "pip install '.[gpu]'")
 
     with (
         PoolEvaluator(VirtualTransport(1, lambda task: 1.0), lambda gpu: refuse) as evaluator,

@@ -121,7 +121,7 @@ def test_the_driver_compiles_the_baselines_kernels_too(monkeypatch: pytest.Monke
 
 def test_without_the_package_there_are_no_baselines_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(problems: list[Problem], gpu: Gpu) -> None:
-        raise ToolchainMissing("nvMatmulHeuristics is not installed", "its wheel", "pip install 'outblas[gpu]'")
+        raise ToolchainMissing("nvMatmulHeuristics is not installed", "its wheel", "pip install '.[gpu]'")
 
     monkeypatch.setattr("outblas.judge.matmul_heuristics.nvmmh_configs", missing)
     assert BaselineKernels(H200).of([Problem(64, 64, 64)]) == []

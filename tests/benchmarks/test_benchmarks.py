@@ -40,7 +40,7 @@ def test_a_benchmark_changes_no_search_path(path: Path) -> None:
 
 def test_a_benchmark_of_several_files_runs_from_another_folder(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
     command = [sys.executable, str(FOLDER / "transformer" / "model_steps.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="the example is of torch")
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
 import torch
 

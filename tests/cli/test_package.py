@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import outblas
+from outblas.core.install_hint import install_hint
 from support.helpers import ROOT
 
 PROBE = """
@@ -95,6 +96,7 @@ def test_a_product_without_torch_is_one_clear_line() -> None:
 import sys
 sys.modules["torch"] = None  # as if not installed
 import outblas
+from outblas.core.install_hint import install_hint
 from outblas.core.errors import ToolchainMissing
 for call in (outblas.matmul, outblas.explain):
     try:
@@ -102,7 +104,7 @@ for call in (outblas.matmul, outblas.explain):
     except ToolchainMissing as error:
         print(error)
 """
-    line = "torch is not installed; expected torch built for CUDA; pip install 'outblas[gpu]'"
+    line = f"torch is not installed; expected torch built for CUDA; {install_hint('gpu')}"
     assert run_python(code).splitlines() == [line, line]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'outblas[examples]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
 import torch
 

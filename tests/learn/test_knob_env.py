@@ -18,6 +18,7 @@ from gymnasium.utils.env_checker import check_env
 from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200
 from outblas.kernels.families.sm90_wgmma_gemm import Sm90WgmmaConfig
@@ -215,7 +216,7 @@ except ToolchainMissing as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src")
-    assert done.stdout == "gymnasium is not installed; expected gymnasium; pip install 'outblas[rl]'\n", done.stderr
+    assert done.stdout == f"gymnasium is not installed; expected gymnasium; {install_hint('rl')}\n", done.stderr
 
 
 def test_a_masked_policy_can_be_trained_on_it() -> None:

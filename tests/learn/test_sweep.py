@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install 'outblas[rl]')")
-pytest.importorskip("optuna", reason="needs optuna (pip install 'outblas[rl]')")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
+pytest.importorskip("optuna", reason="needs optuna (pip install '.[rl]')")
 
 from outblas.learn.train import sweep as module  # noqa: E402
 from outblas.learn.train.train_ppo import PpoSettings  # noqa: E402

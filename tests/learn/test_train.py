@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install 'outblas[rl]')")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
 
 from typer.testing import CliRunner  # noqa: E402
 

@@ -90,7 +90,7 @@ def silently(device: DeviceState, config: KernelConfig = PACKED) -> bool:
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
-        raise ToolchainMissing("NVRTC cannot be loaded", "the wheels", "pip install 'outblas[gpu]'")
+        raise ToolchainMissing("NVRTC cannot be loaded", "the wheels", "pip install '.[gpu]'")
 
     monkeypatch.setattr(compiling, "compile_source", missing)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError
 from outblas.core.files import write_atomic
+from outblas.core.install_hint import install_hint
 from outblas.records.provenance import source_commit, utc_now
 
 #: What is mutated, by area: patterns of files.
@@ -99,7 +100,9 @@ def operators() -> dict[str, Any]:
         from cosmic_ray.operators.provider import OperatorProvider
     except ImportError as error:
         raise ToolchainMissing(
-            f"cosmic-ray cannot be imported ({error})", "what makes mutants", "pip install 'outblas[mutation]'"
+            f"cosmic-ray cannot be imported ({error})",
+            "what makes mutants",
+            install_hint("mutation"),
         ) from error
     provider = OperatorProvider()
     return {name: provider[name]() for name in sorted(provider) if name not in NOT_USED}

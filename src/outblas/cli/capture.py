@@ -13,6 +13,7 @@ import typer
 
 from outblas.cli import common
 from outblas.core.errors import RecordError, UsageError
+from outblas.core.install_hint import install_hint
 
 #: Options of the interpreter that take the next word as their value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -96,7 +97,7 @@ def _check_interpreter(python: str) -> None:
         return
     if subprocess.run([python, "-c", _NEEDS], capture_output=True).returncode:
         raise UsageError(
-            f"{python} has not both outblas and torch", "an interpreter with both", f"{python} -m pip install outblas"
+            f"{python} has not both outblas and torch", "an interpreter with both", install_hint(pip=f"{python} -m pip")
         )
 
 

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from outblas.core.clean_text import clean_text
 from outblas.core.errors import OutblasError, UsageError
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 
 
@@ -90,7 +91,7 @@ class OutblasGroup(TyperGroup):
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRAS:
                 raise
-            _fail(f"{package} is not installed; expected it here; pip install 'outblas[{_EXTRAS[package]}]'")
+            _fail(f"{package} is not installed; expected it here; {install_hint(_EXTRAS[package])}")
         except OSError as error:
             if error.errno not in _MACHINE_ERRORS:
                 raise

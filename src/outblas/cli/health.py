@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from outblas.core.errors import OutblasError
+from outblas.core.install_hint import install_hint
 from outblas.dispatch.native import extension, why_not
 from outblas.kernels.source import Source
 from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
@@ -26,7 +27,7 @@ from outblas.runtime.sass import find_nvdisasm
 MIN_PYTHON = (3, 10)
 #: A recording, a result file and a cache of a few thousand cubins need less.
 MIN_FREE_BYTES = 1 << 30
-_GPU_EXTRA = "pip install 'outblas[gpu]'"
+_GPU_EXTRA = install_hint("gpu")
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
     "llm": ("openai",),
@@ -295,7 +296,7 @@ def _extra(extra: str) -> Check:
     absent = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
     name = f"extra [{extra}]"
     if absent:
-        return Check(name, None, f"without {', '.join(absent)}", f"pip install 'outblas[{extra}]'")
+        return Check(name, None, f"without {', '.join(absent)}", install_hint(extra))
     return Check(name, True, ", ".join(_EXTRAS[extra]))
 
 

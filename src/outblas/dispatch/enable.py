@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from outblas.core.install_hint import install_hint
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry
 
@@ -168,7 +169,7 @@ def why_not() -> str:
     try:
         import torch
     except ImportError:
-        return "torch is not installed; pip install 'outblas[gpu]'"
+        return f"torch is not installed; {install_hint('gpu')}"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is not built for CUDA; install one that is"
     if not torch.cuda.is_available():

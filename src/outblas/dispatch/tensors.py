@@ -9,6 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import TensorError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import ROW_ALIGN_BYTES
 from outblas.dispatch.decide import Operand
 from outblas.runtime.overlap import may_overlap
@@ -25,9 +26,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ToolchainMissing(
-            "torch is not installed", "torch built for CUDA", "pip install 'outblas[gpu]'"
-        ) from error
+        raise ToolchainMissing("torch is not installed", "torch built for CUDA", install_hint("gpu")) from error
     return torch
 
 

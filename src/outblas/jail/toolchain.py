@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import install_hint
 
-_DO = "pip install 'outblas[free]', or set CUDA_HOME"
+_DO = f"{install_hint('free')}, or set CUDA_HOME"
 
 
 @dataclass(frozen=True)

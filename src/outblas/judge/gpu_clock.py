@@ -27,6 +27,7 @@ import numpy as np
 
 from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Timing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.core.roofline import H200, Gpu, floor_us, operand_sets, repeats
@@ -375,7 +376,7 @@ def _cuda_torch(gpu_index: int) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ToolchainMissing("torch is not installed", "torch >= 2.6", "pip install 'outblas[gpu]'") from error
+        raise ToolchainMissing("torch is not installed", "torch >= 2.6", install_hint("gpu")) from error
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not 0 <= gpu_index < count:
         raise DeviceError(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.core.roofline import H200, Gpu
 from outblas.kernels.families.family import TileChoice
@@ -86,7 +87,7 @@ def ranked_choices(
 def _all_choices(problems: Sequence[Problem], gpu: Gpu, count: int, script: str) -> list[list[TileChoice]]:
     if script is _SCRIPT and importlib.util.find_spec("nvMatmulHeuristics") is None:
         raise ToolchainMissing(
-            "nvMatmulHeuristics is not installed", "the wheel nvidia-matmul-heuristics", "pip install 'outblas[gpu]'"
+            "nvMatmulHeuristics is not installed", "the wheel nvidia-matmul-heuristics", install_hint("gpu")
         )
     if gpu.name not in _GPUS:
         return [[] for _ in problems]

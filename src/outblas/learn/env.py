@@ -19,6 +19,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, Features
 from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
@@ -28,7 +29,7 @@ from outblas.learn.samplers import Sampler
 try:
     import gymnasium
 except ImportError as error:
-    raise ToolchainMissing("gymnasium is not installed", "gymnasium >= 1.0", "pip install 'outblas[rl]'") from error
+    raise ToolchainMissing("gymnasium is not installed", "gymnasium >= 1.0", install_hint("rl")) from error
 
 #: Counters of the last candidate that are shown, where it was profiled (``outblas profile``).
 COUNTERS = ("l2_hit_rate", "tensor_pipe", "dram", "occupancy")

@@ -19,6 +19,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Acc, Dtype, Layout, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.knobs import Knobs, all_knobs
@@ -30,7 +31,7 @@ from outblas.runtime.counters import COUNTERS
 try:
     import gymnasium
 except ImportError as error:
-    raise ToolchainMissing("gymnasium is not installed", "gymnasium", "pip install 'outblas[rl]'") from error
+    raise ToolchainMissing("gymnasium is not installed", "gymnasium", install_hint("rl")) from error
 
 #: Draws an episode's problem (see ``outblas.learn.samplers``); or problems to choose from evenly.
 Problems = Sampler | Sequence[Problem]

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.core.install_hint import install_hint
 from outblas.llm.bounded_http import BodyRefused, bounded_http_client
 from outblas.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas.llm.models import Model
@@ -271,7 +272,7 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
         import openai
     except ImportError as error:
         raise ToolchainMissing(
-            "openai is not installed", "the client of a language model's server", "pip install 'outblas[llm]'"
+            "openai is not installed", "the client of a language model's server", install_hint("llm")
         ) from error
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
     key = api_key()

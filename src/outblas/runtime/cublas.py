@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 
 #: Scratch memory that every baseline may use, bytes.
@@ -382,7 +383,7 @@ def _load(name: str) -> ctypes.CDLL:
     raise ToolchainMissing(
         f"lib{name} cannot be loaded ({tried[0].splitlines()[0][:120]})",
         "the cuBLAS that a CUDA build of torch brings",
-        "pip install 'outblas[gpu]'",
+        install_hint("gpu"),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 
 
 @functools.cache
@@ -20,7 +21,7 @@ def driver() -> Any:
         from cuda.bindings import driver as bindings
     except ImportError as error:
         raise ToolchainMissing(
-            f"cuda.bindings cannot be loaded ({error})", "the cuda-bindings wheel", "pip install 'outblas[gpu]'"
+            f"cuda.bindings cannot be loaded ({error})", "the cuda-bindings wheel", install_hint("gpu")
         ) from error
     return bindings
 

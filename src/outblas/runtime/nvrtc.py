@@ -18,6 +18,7 @@ from typing import Any, Union
 
 from outblas.core.child_process import end_with_parent
 from outblas.core.errors import CompileError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.kernels.source import Source
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache
 from outblas.runtime.sass import check_static, sass_facts
@@ -389,5 +390,5 @@ def _missing(why: str) -> ToolchainMissing:
     return ToolchainMissing(
         f"NVRTC cannot be loaded ({first})",
         "the cuda-bindings and nvidia-cuda-nvrtc wheels",
-        "pip install 'outblas[gpu]'",
+        install_hint("gpu"),
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outblas.core.errors import CompileError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.runtime.cubin import SassFacts
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def find_nvdisasm() -> Path:
     if found_text:
         return Path(found_text)
     raise ToolchainMissing(
-        "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", "pip install 'outblas[gpu]'"
+        "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", install_hint("gpu")
     )
 
 

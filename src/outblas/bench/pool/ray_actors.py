@@ -11,6 +11,7 @@ from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
 from outblas.bench.pool.worker_host import WorkerHost
 from outblas.core.child_process import JOIN_TIMEOUT_S
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
+from outblas.core.install_hint import install_hint
 
 
 class RayTransport:
@@ -93,7 +94,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ToolchainMissing("ray is not installed", "ray for --workers ray", "pip install 'outblas[ray]'") from error
+        raise ToolchainMissing("ray is not installed", "ray for --workers ray", install_hint("ray")) from error
     return ray
 
 

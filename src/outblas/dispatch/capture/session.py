@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.core.install_hint import install_hint
 from outblas.dispatch.capture import threads
 from outblas.records.captured_products import CapturedProduct, CapturedProducts, CaptureFile
 from outblas.records.provenance import collect_provenance, gpu_and_driver
@@ -139,7 +140,7 @@ class capture:
         try:
             from outblas.dispatch.capture.torch_mode import ProductMode
         except ImportError as error:
-            raise ToolchainMissing("torch is not installed", "torch", "pip install 'outblas[gpu]'") from error
+            raise ToolchainMissing("torch is not installed", "torch", install_hint("gpu")) from error
         mode: AbstractContextManager[Any] = ProductMode(self._note)
         return mode
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.learn.features import Features, candidate_features, problem_features
 from outblas.learn.policy import Policy
@@ -22,7 +23,7 @@ from outblas.records.recording_files import STATUS_CODES
 try:
     import torch
 except ImportError as error:
-    raise ToolchainMissing("torch is not installed", "torch >= 2.6", "pip install 'outblas[rl]' torch") from error
+    raise ToolchainMissing("torch is not installed", "torch >= 2.6", install_hint("rl")) from error
 
 #: Cells this log time over the best of their task are the hinge between square and linear loss.
 HUBER = 0.05

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train
 from outblas.records.recording import Recording
@@ -17,7 +18,7 @@ try:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 except ImportError as error:
-    raise ToolchainMissing("optuna is not installed", "optuna >= 4", "pip install 'outblas[rl]'") from error
+    raise ToolchainMissing("optuna is not installed", "optuna >= 4", install_hint("rl")) from error
 
 STUDY_NAME = "ppo"
 #: What is searched: log-uniform bounds, or choices.

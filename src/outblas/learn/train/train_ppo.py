@@ -15,6 +15,7 @@ import numpy as np
 from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError
 from outblas.core.files import json_text, lock_folder, write_json
+from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
 from outblas.core.problem import Problem
 from outblas.learn.policy import Policy
@@ -33,9 +34,7 @@ try:
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 except ImportError as error:
-    raise ToolchainMissing(
-        f"{error.name} is not installed", "torch and sb3-contrib", "pip install 'outblas[rl]' torch"
-    ) from error
+    raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
 
 #: Updates between two checkpoints.
 CHECKPOINT_EVERY_UPDATES = 4

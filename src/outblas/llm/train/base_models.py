@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.core.install_hint import install_hint
 from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.llm.train.training_folder import FINAL, STAGES
 
 _NEEDED = ("trl", "peft", "accelerate", "datasets", "transformers", "torch")
-_INSTALL = "pip install 'outblas[gpu,train-llm]'"
+_INSTALL = install_hint("gpu", "train-llm")
 _ADAPTER = "adapter_config.json"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.learn.reward import reward
 from outblas.search.agents.base import Agent, unexplored
@@ -61,7 +62,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ToolchainMissing("Optuna is not installed", "the package optuna", "pip install 'outblas[rl]'") from error
+        raise ToolchainMissing("Optuna is not installed", "the package optuna", install_hint("rl")) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a line per trial otherwise
     return optuna
 

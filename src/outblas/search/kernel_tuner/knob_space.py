@@ -11,6 +11,7 @@ from typing import Any
 
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ConfigError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.kernels.config_text import template_from_json
 from outblas.kernels.families.registry import knobs_by_name
 
@@ -87,7 +88,7 @@ def need_kernel_tuner() -> None:
         raise ToolchainMissing(
             f"Kernel Tuner cannot be imported ({error})",
             "kernel_tuner 1.5 or later",
-            "pip install 'outblas[kernel-tuner]'",
+            install_hint("kernel-tuner"),
         ) from error
 
 

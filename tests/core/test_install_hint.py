@@ -1,0 +1,57 @@
+"""The command that installs an extra: it fits a checkout, and no other text of the package composes one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outblas.core.install_hint import install_hint
+from support.helpers import ROOT
+
+HOME = ROOT / "src" / "outblas" / "core" / "install_hint.py"
+
+
+@pytest.mark.parametrize(
+    ("extras", "command"),
+    [((), "pip install . in"), (("gpu",), "pip install '.[gpu]' in"), (("gpu", "rl"), "pip install '.[gpu,rl]' in")],
+)
+def test_the_command_names_the_extras_of_a_checkout(extras: tuple[str, ...], command: str) -> None:
+    assert install_hint(*extras).startswith(command)
+
+
+def test_the_command_can_be_of_another_python() -> None:
+    assert install_hint(pip="/venv/bin/python -m pip").startswith("/venv/bin/python -m pip install . in")
+
+
+def composed_elsewhere(folder: Path) -> list[str]:
+    """Return the lines of Python files that spell an installation of the package themselves."""
+    own = re.compile(r"pip install ['\"]?(outblas\b|\.(\[|\s|$))")
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        if path != HOME:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found += [f"{path.relative_to(folder)}: {line.strip()}" for line in lines if own.search(line)]
+    return found
+
+
+def test_no_other_module_composes_the_command() -> None:
+    assert composed_elsewhere(ROOT / "src") == []
+
+
+def test_a_command_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("do = \"pip install 'outblas[gpu]'\"\nother = 'pip install . in a checkout'\n")
+    (tmp_path / "b.py").write_text("do = \"pip install '.[gpu]'\"\nfine = 'pip install plotly'\n")
+    assert len(composed_elsewhere(tmp_path)) == 3
+
+
+def test_every_extra_that_the_package_names_exists() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    known = set(re.findall(r"^([\w-]+) = ", table, re.M))
+    named = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for call in re.findall(r"install_hint\(([^)]*)\)", path.read_text(encoding="utf-8")):
+            named |= set(re.findall(r"^\W*\"([\w-]+)\"|, \"([\w-]+)\"", call))
+    assert {name for pair in named for name in pair if name} <= known
