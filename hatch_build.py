@@ -1,11 +1,19 @@
-"""Builds, while the package is built or installed, what is not source: the C extension and a wheel's cubins.
+"""Build the parts of a wheel that are not source: the C extension and the compiled kernels (cubins).
 
-Both go into the source tree, as an editable install needs, and both are optional: without a C compiler the wheel is
-pure Python, without NVRTC its kernels are compiled where they are used; a line says so.
+Both are written into the source tree, as an editable install needs. Without a C compiler the wheel is pure Python.
+
+``OUTBLAS_BUILD_CUBINS`` decides about the cubins of a wheel:
+
+- ``auto``, or not set: pack them if NVRTC is there, else warn. An isolated build (``pip wheel .``) has no NVRTC.
+- ``require``: fail without NVRTC. ``make build`` and the release use it.
+- ``skip``: leave them out.
+
+Without cubins, each kernel is compiled by NVRTC at its first use.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -13,17 +21,26 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path(__file__).parent / "src"
+ROOT = Path(__file__).parent
+SOURCE = ROOT / "src"
+CUBINS_VARIABLE = "OUTBLAS_BUILD_CUBINS"
+CUBINS_CHOICES = ("auto", "require", "skip")
 
 
 class NativeExtension(BuildHookInterface):
-    """Compiles ``outblas.dispatch._native``, and says which platform the wheel is then for; packs cubins into a real
-    wheel."""
+    """Compile ``outblas.dispatch._native`` and tag the wheel for its platform; pack cubins into a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """``version``: ``standard`` or ``editable``. Compiling every kernel takes minutes: not for an editable install,
-        whose kernels change."""
-        sys.path.insert(0, str(SOURCE))  # processes that compile kernels take the path over
+        """Build before hatchling collects the files.
+
+        Args:
+            version: ``standard`` or ``editable``. An editable install gets no cubins: its kernels change.
+            build_data: Hatchling's dictionary. It receives the tag and the built files.
+
+        Raises:
+            SystemExit: Cubins are required and cannot be built, or the variable has another value.
+        """
+        sys.path.insert(0, str(SOURCE))  # processes that compile kernels inherit the path
         try:
             self._extension(build_data)
             if version != "editable":
@@ -38,20 +55,29 @@ class NativeExtension(BuildHookInterface):
         try:
             built = build()
         except ToolchainMissing as error:
-            self.app.display_warning(f"outblas is installed without its native path: {error}")
+            self.app.display_warning(f"outblas is built without its native path: {error}")
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"cp310-abi3-{platform}"
-        build_data["artifacts"].append(f"/{built.relative_to(SOURCE.parent)}")
+        build_data["artifacts"].append(f"/{built.relative_to(ROOT)}")
 
     def _cubins(self, build_data: dict[str, Any]) -> None:
+        choice = os.environ.get(CUBINS_VARIABLE) or "auto"
+        if choice not in CUBINS_CHOICES:
+            self.app.abort(f"{CUBINS_VARIABLE} is {choice!r}; expected {', '.join(CUBINS_CHOICES)}; correct it")
+        if choice == "skip":
+            self.app.display_info(f"outblas is built without compiled kernels: {CUBINS_VARIABLE} is skip")
+            return
         from outblas.core.errors import ToolchainMissing
         from outblas.dispatch.cubin_build import build_for_wheel
 
         try:
             pack = build_for_wheel(report=self.app.display_info)
         except ToolchainMissing as error:
-            self.app.display_warning(f"outblas is built without compiled kernels: {error}")
+            wrong = f"outblas is built WITHOUT COMPILED KERNELS: {error.wrong}"
+            if choice == "require":
+                self.app.abort(f"{wrong}; expected {error.expected}; run `make build`, or set {CUBINS_VARIABLE}=auto")
+            self.app.display_warning(f"{wrong}; each is compiled at its first use; `make build` packs them")
             return
-        build_data["artifacts"].append(f"/{pack.relative_to(SOURCE.parent)}")
+        build_data["artifacts"].append(f"/{pack.relative_to(ROOT)}")

@@ -25,6 +25,7 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.cost.cost_model import pruned_mask
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
+from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.records.recording import Recording, stem_of
 from outblas.records.recording_files import STATUS_CODES
@@ -60,9 +61,11 @@ def run_record(
 
     Raises:
         DeviceError: no such GPU. RecordError: the disk refuses. UsageError: a journal of other settings.
+        ToolchainMissing: pyarrow is not installed.
     """
     from time import monotonic
 
+    check_parquet()
     gpu = gpu_of_device(gpu_index)
     names = [config_name(c) for c in catalogue]
     settings = {

@@ -27,6 +27,7 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
+from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance, gpu_state
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
@@ -85,7 +86,9 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         RecordError: no library, or the disk refuses.
         DeviceError: no such GPU.
         UsageError: a journal of other settings, or GPUs of two kinds.
+        ToolchainMissing: pyarrow is not installed, or a part of CUDA.
     """
+    check_parquet()
     problems, gpu = request.problems, _one_kind(request.gpu_indices)
     library = _library(request.library, gpu)
     path = request.out_path.with_name(request.out_path.name + ".jsonl")

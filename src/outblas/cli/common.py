@@ -56,6 +56,7 @@ _EXTRAS = {
     "trl": "train-llm",
     "peft": "train-llm",
     "datasets": "train-llm",
+    "pyarrow": "tune",
     "ray": "ray",
     "kernel_tuner": "kernel-tuner",
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.dispatch.native import extension, why_not
 from outblas.kernels.source import Source
@@ -117,6 +117,8 @@ def _recording() -> Check:
     for each in recordings:
         try:
             recording = Recording.load(each)
+        except ToolchainMissing as error:  # tuning on a recording needs it; a call on a GPU does not
+            return Check(name, None, error.wrong, error.do)
         except OutblasError as error:
             return Check(name, False, str(error), "install the package afresh", True)
         sizes.append(f"{each}: {len(recording.problems)} problems x {len(recording.catalogue)} candidates")

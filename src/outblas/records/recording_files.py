@@ -16,6 +16,7 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_plain_file
+from outblas.records.parquet import check_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,9 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
 
     Raises:
         RecordError: the file is missing, truncated, of another kind or version, or lacks a column.
+        ToolchainMissing: pyarrow is not installed.
     """
+    check_parquet()
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.records.averages import Row, problem_of
+from outblas.records.parquet import check_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +176,9 @@ def read_meta(path: Path) -> dict[str, Any]:
 
     Raises:
         RecordError: when the file is missing, truncated, not ours or of another format version.
+        ToolchainMissing: pyarrow is not installed.
     """
+    check_parquet()
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -21,6 +21,7 @@ from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
 from outblas.core.version import __version__
 from outblas.records.library import Library
+from outblas.records.parquet import check_parquet
 from outblas.records.provenance import provenance_field, utc_now
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
@@ -152,8 +153,10 @@ def run_tune(
             holds another run or something else.
         RecordError: the directory cannot be written, or another process works in it; what was recorded before is
             intact.
-        DeviceError, ToolchainMissing: the live GPU cannot be used.
+        DeviceError: the live GPU cannot be used.
+        ToolchainMissing: pyarrow is not installed, or what a live GPU needs.
     """
+    check_parquet()
     device, files = request.device, RunFiles(request.path)
     if device.recording is not None and request.agent in ("recorded", "transfer"):
         raise UsageError(

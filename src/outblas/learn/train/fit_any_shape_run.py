@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, RecordError
@@ -46,6 +44,9 @@ def packaged_path() -> Path:
 
 def export(store: Path, out: Path) -> str:
     """Write what was recorded as a table: problem, kernel, its and torch.matmul's microseconds. Return it in words."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with Store(store) as opened:
         run = opened.runs()[0]
         done = [e for e in opened.evaluations(run.run_id) if e.timing is not None]
@@ -64,6 +65,8 @@ def export(store: Path, out: Path) -> str:
 
 def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
     """(cells, provenance) of what :func:`export` wrote."""
+    import pyarrow.parquet as pq
+
     table = pq.read_table(path)
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in table.to_pylist():
