@@ -85,6 +85,12 @@ def test_a_face_gives_the_names_of_its_modules(face: str) -> None:
         assert getattr(package, name).__module__.startswith(f"outblas.{face}.")
 
 
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_a_face_lists_its_public_names_alone(face: str) -> None:
+    package = importlib.import_module(f"outblas.{face}".rstrip("."))
+    assert dir(package) == sorted(FACES[face])
+
+
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="gemm"):
         _ = outblas.gemm

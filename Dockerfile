@@ -1,0 +1,35 @@
+# The demo on a CPU, and OutBLAS on a GPU:
+#
+#   docker build --tag outblas .
+#   docker run --rm --volume "$PWD/runs:/work/runs" outblas            # tunes on recorded measurements, writes a report
+#   docker build --tag outblas:gpu --build-arg EXTRAS=gpu,tune,report .
+#   docker run --rm --gpus all outblas:gpu outblas doctor              # needs the NVIDIA Container Toolkit
+#
+# The driver is the host's; CUDA's other parts come as wheels. The wheel of the first stage has no compiled kernels
+# unless CUBINS=require and the extra `compile` are given: then the build takes minutes.
+FROM python:3.12-slim AS build
+ARG CUBINS=skip
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc g++ libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY . /source
+WORKDIR /source
+RUN python -m pip install --no-cache-dir build hatchling numpy \
+    && if [ "$CUBINS" = require ]; then python -m pip install --no-cache-dir '.[compile]'; fi \
+    && OUTBLAS_BUILD_CUBINS="$CUBINS" python -m build --wheel --no-isolation --outdir /wheels
+
+FROM python:3.12-slim
+ARG EXTRAS=tune,report
+# The native extension is linked to the C++ library.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libstdc++6 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home outblas \
+    && install --directory --owner=outblas /work /work/runs
+COPY --from=build /wheels /wheels
+RUN wheel="$(ls /wheels/*.whl)" \
+    && python -m pip install --no-cache-dir "${wheel}[${EXTRAS}]"
+USER outblas
+WORKDIR /work
+VOLUME /work/runs
+CMD ["sh", "-c", "outblas tune --suite grid1000 --agent ppo --budget 8 --device replay:h200 --run runs/demo && outblas report runs/demo"]

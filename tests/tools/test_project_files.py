@@ -1,0 +1,98 @@
+"""Files beside the code: workflows, the citation, the Dockerfile and the metadata agree with each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outblas
+from support.helpers import ROOT
+
+yaml = pytest.importorskip("yaml", reason="needs PyYAML (extra dev)")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+
+
+def jobs_of(path: Path) -> dict[str, Any]:
+    loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert loaded["name"] == path.stem
+    return dict(loaded["jobs"])
+
+
+def commands_of(jobs: dict[str, Any]) -> str:
+    return "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+
+
+def table_of_extras() -> set[str]:
+    table = PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    return set(re.findall(r"^([\w-]+) = ", table, re.M))
+
+
+def test_there_are_workflows_for_tests_docs_and_wheels() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["docs", "tests", "wheels"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_is_whole_and_bounded(path: Path) -> None:
+    loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert loaded["permissions"] == {"contents": "read"}
+    jobs = jobs_of(path)
+    for name, job in jobs.items():
+        assert job["runs-on"] and 0 < job["timeout-minutes"] <= 90, name
+        assert set([job["needs"]] if "needs" in job else []) <= set(jobs), name
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), (name, step)
+            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step.get("uses", "a/b@v1")), step
+
+
+@pytest.mark.parametrize(("workflow", "job"), [("tests", "tests"), ("wheels", "install")])
+def test_every_supported_python_is_tried(workflow: str, job: str) -> None:
+    found = jobs_of(ROOT / ".github" / "workflows" / f"{workflow}.yml")[job]["strategy"]["matrix"]["python"]
+    assert found == PYTHONS
+    assert re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT) == PYTHONS
+
+
+def test_the_workflows_run_targets_and_extras_that_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    commands = "\n".join(commands_of(jobs_of(path)) for path in WORKFLOWS)
+    assert set(re.findall(r"\bmake ([\w-]+)", commands)) <= targets
+    extras = {extra for found in re.findall(r"'\.\[([\w,-]+)\]'", commands) for extra in found.split(",")}
+    assert extras and extras <= table_of_extras()
+
+
+def test_an_extra_that_names_extras_names_those_that_exist() -> None:
+    named = {extra for found in re.findall(r'"outblas\[([\w,-]+)\]"', PROJECT) for extra in found.split(",")}
+    assert named and named <= table_of_extras()
+
+
+def test_the_base_install_has_neither_parquet_nor_charts() -> None:
+    base = PROJECT.partition("\ndependencies = [")[2].partition("]")[0]
+    assert "numpy" in base and not re.search("pyarrow|plotly|torch", base)
+
+
+def test_the_image_installs_extras_that_exist() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    extras = set(",".join(re.findall(r"EXTRAS=([\w,-]+)", text)).split(","))
+    assert extras <= table_of_extras()
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    for name in ("src", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        assert name not in ignored and (ROOT / name).exists()
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert {"message", "title", "authors", "license"} <= set(citation)
+    assert citation["version"] == outblas.__version__
+    assert f'license = "{citation["license"]}"' in PROJECT
+    assert citation["repository-code"] in PROJECT and citation["url"] in PROJECT
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "CODE_OF_CONDUCT.md"])
+def test_a_page_of_the_repository_names_a_place_to_write_to(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert "https://github.com/outblas/outblas/" in text
