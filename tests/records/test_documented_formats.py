@@ -1,0 +1,78 @@
+"""The reference of file formats and of the Python interface agrees with the code."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+
+import outblas
+import outblas.learn
+import outblas.records
+from outblas.records.recording_files import BASELINES, CELLS
+from outblas.records.recording_files import COLUMNS as RECORDING_COLUMNS
+from outblas.records.results import COLUMNS as RESULT_COLUMNS
+from support.helpers import ROOT
+
+FORMATS = (ROOT / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
+API = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+#: (version as the page has it, dotted name of the constant).
+ROWS = re.findall(r"^\|.*\| (\S+) \| `(outblas\.[\w.]+)` \|$", FORMATS, re.M)
+
+
+def constant(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def section(title: str) -> str:
+    return FORMATS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_table_has_each_format_of_the_package() -> None:
+    files = [*(ROOT / "src").rglob("*.py")]
+    assert len(ROWS) == len({(name, version) for version, name in ROWS}) + 1  # results and comparisons share a number
+    named = {name for _, name in ROWS}
+    for package in ("records", "learn"):
+        for path in (path for path in files if f"outblas/{package}/" in path.as_posix()):
+            if re.search(r"^FORMAT = \d+$", path.read_text(encoding="utf-8"), re.M):
+                module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+                assert f"{module}.FORMAT" in named, f"{module} is not in the table of formats"
+
+
+@pytest.mark.parametrize(("version", "name"), ROWS, ids=lambda value: value)
+def test_a_version_is_the_one_of_the_code(version: str, name: str) -> None:
+    found = constant(name)
+    text = found.decode() if isinstance(found, bytes) else str(found)
+    assert version.strip("`") == text
+
+
+def test_the_columns_of_a_result_are_all_explained() -> None:
+    explained = set(re.findall(r"`(\w+)`", section("Result")))
+    assert set(RESULT_COLUMNS) <= explained
+
+
+def test_the_columns_of_a_recording_are_all_explained() -> None:
+    explained = set(re.findall(r"`(\w+)`", section("Recording")))
+    assert {*RECORDING_COLUMNS[CELLS], *RECORDING_COLUMNS[BASELINES]} <= explained
+
+
+def test_the_fields_of_a_library_are_all_explained() -> None:
+    from outblas.records.library import _file_model
+
+    fields = set(_file_model().model_fields["rows"].annotation.__args__[0].model_fields)  # type: ignore[union-attr]
+    explained = set(re.findall(r"`(\w+)`", section("Library")))
+    assert {name for name in fields if not name.endswith(("_pdl", "_weights"))} <= explained
+
+
+def test_the_reference_has_each_public_name_once() -> None:
+    listed = re.findall(r"^::: ([\w.]+)$", API, re.M)
+    public = [
+        f"{face.__name__}.{name}"
+        for face in (outblas, outblas.learn, outblas.records)
+        for name in face.__all__
+        if name != "__version__"
+    ]
+    assert sorted(listed) == sorted(public)
