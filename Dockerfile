@@ -2,7 +2,7 @@
 #
 #   docker build --tag outblas .
 #   docker run --rm --volume "$PWD/runs:/work/runs" outblas            # tunes on recorded measurements, writes a report
-#   docker build --tag outblas:gpu --build-arg EXTRAS=gpu,tune,report .
+#   docker build --tag outblas:gpu --build-arg EXTRAS=gpu,tune .
 #   docker run --rm --gpus all outblas:gpu outblas doctor              # needs the NVIDIA Container Toolkit
 #
 # The driver is the host's; CUDA's other parts come as wheels. The wheel of the first stage has no compiled kernels
@@ -19,7 +19,7 @@ RUN python -m pip install --no-cache-dir build hatchling numpy \
     && OUTBLAS_BUILD_CUBINS="$CUBINS" python -m build --wheel --no-isolation --outdir /wheels
 
 FROM python:3.12-slim
-ARG EXTRAS=tune,report
+ARG EXTRAS=tune
 # The native extension is linked to the C++ library.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libstdc++6 \

@@ -90,7 +90,7 @@ $(VENV)/.made:
 
 # What the demo needs.
 $(VENV)/.base: $(INSTALLED) | $(VENV)/.made
-	$(PIP) --editable '.[tune,report]'
+	$(PIP) --editable '.[tune]'
 	@$(BYTECODE)
 	@touch $@
 

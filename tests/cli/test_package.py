@@ -133,25 +133,51 @@ def test_the_readme_has_the_markers_once_each() -> None:
     assert text.count("<!-- results:begin -->") == text.count("<!-- results:end -->") == 1
 
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 #: Probes that git history keeps, as the documents say where they name them.
 GONE = {"probe_gemv.py", "wave_efficiency.py", "calibrate_bound.py"}
+REPOSITORY = re.compile(r"https://github\.com/outblas/outblas/(?:blob|tree|raw)/main/([^#?]*)")
+RAW = re.compile(r"https://raw\.githubusercontent\.com/outblas/outblas/main/([^#?]*)")
+SITE = re.compile(r"https://outblas\.github\.io/outblas/([^#?]*)")
+
+
+def leads_somewhere(document: Path, target: str) -> bool:
+    """Return whether a link is to a file of the tree, relative or by its public address. Other hosts count as there."""
+    for pattern in (REPOSITORY, RAW):
+        if found := pattern.fullmatch(target.partition("#")[0]):
+            return (ROOT / found[1]).exists()
+    if found := SITE.fullmatch(target.partition("#")[0]):
+        page = ROOT / "docs" / found[1]
+        return (page / "index.md").is_file() or page.with_suffix(".md").is_file()
+    return target.startswith(("http", "mailto:", "#")) or (document.parent / target.partition("#")[0]).exists()
+
+
+def test_a_link_to_nothing_is_found() -> None:
+    readme, site = ROOT / "README.md", "https://outblas.github.io/outblas/"
+    for there in ("LICENSE", f"{site}start/install/", f"{site}", "https://github.com/outblas/outblas/blob/main/src"):
+        assert leads_somewhere(readme, there), there
+    for gone in ("LICENCE.txt", f"{site}start/nothing/", "https://github.com/outblas/outblas/tree/main/nothing"):
+        assert not leads_somewhere(readme, gone), gone
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
-    for name in DOCUMENTS:
-        document = ROOT / name
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-            if not target.startswith("http"):
-                assert (document.parent / target).exists(), f"{name} links to {target}"
+    wrong = [
+        f"{name} links to {target}"
+        for name in DOCUMENTS
+        for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text(encoding="utf-8"))
+        if not leads_somewhere(ROOT / name, target)
+    ]
+    assert wrong == []
 
 
 def test_files_that_the_documents_name_are_there() -> None:
     folders = [ROOT / name for name in ("src", "tests", "benchmarks", "tools", "examples")]
     there = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.*")]
+    wrong = []
     for name in DOCUMENTS:
-        if name == "CHANGELOG.md":  # it tells of what was, too
+        if name == "CHANGELOG.md" or name.startswith("docs/journal/"):  # they tell of what was, too
             continue
         text = (ROOT / name).read_text(encoding="utf-8")
-        for file in set(re.findall(r"`(?:python )?([\w/]+\.(?:py|c|h|cpp|cuh|sh))\b", text)) - GONE:
-            assert any(path.endswith(f"/{file}") for path in there), f"{name} names {file}"
+        named = set(re.findall(r"`(?:python )?([\w/]+\.(?:py|c|h|cpp|cuh|sh))\b", text)) - GONE
+        wrong += [f"{name} names {file}" for file in named if not any(path.endswith(f"/{file}") for path in there)]
+    assert wrong == []

@@ -69,13 +69,14 @@ class KnobEnv(gymnasium.Env):
     evaluation so far, None before a legal config was tried).
 
     Args:
-        evaluator: a live one: it must answer any legal config (a recording answers recorded cells only).
-        sampler: see :data:`Problems`; ``reset(options={"problem": ...})`` goes before it.
-        budget: measurements per episode, 1 or more.
-        offered: what the masks are made of; None: ``evaluator.candidates``.
-        :func:`outblas.kernels.knobs.all_legal_configs` offers more. preset: of the reward. knobs: None:
-        :func:`outblas.kernels.knobs.all_knobs`; values that are offered and
-            that it lacks need :func:`outblas.kernels.knobs.knobs_of`.
+        evaluator: A live one. It must answer any legal config, and a recording answers recorded cells only.
+        sampler: Draws the problem of an episode. ``reset(options={"problem": ...})`` takes precedence.
+        budget: Measurements per episode, 1 or more.
+        offered: Returns the configs that the masks allow. None: ``evaluator.candidates``.
+            :func:`outblas.kernels.knobs.all_legal_configs` offers more.
+        preset: Name of the reward.
+        knobs: The action space. None: :func:`outblas.kernels.knobs.all_knobs`. Offered values that it lacks need
+            :func:`outblas.kernels.knobs.knobs_of`.
 
     Raises:
         UsageError: the budget is below 1.

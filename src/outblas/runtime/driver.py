@@ -21,7 +21,7 @@ def driver() -> Any:
         from cuda.bindings import driver as bindings
     except ImportError as error:
         raise ToolchainMissing(
-            f"cuda.bindings cannot be loaded ({error})", "the cuda-bindings wheel", install_hint("gpu")
+            f"cuda.bindings cannot be loaded ({error})", "the cuda-bindings wheel", install_hint("compile")
         ) from error
     return bindings
 

@@ -390,5 +390,5 @@ def _missing(why: str) -> ToolchainMissing:
     return ToolchainMissing(
         f"NVRTC cannot be loaded ({first})",
         "the cuda-bindings and nvidia-cuda-nvrtc wheels",
-        install_hint("gpu"),
+        install_hint("compile"),
     )

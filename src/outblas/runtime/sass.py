@@ -157,7 +157,7 @@ def find_nvdisasm() -> Path:
     if found_text:
         return Path(found_text)
     raise ToolchainMissing(
-        "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", install_hint("gpu")
+        "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", install_hint("compile")
     )
 
 
