@@ -32,6 +32,7 @@ class HeadlineRow:
         geomean: geometric mean of the speed-ups; a fall-back counts as 1.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
+        driver: version of the GPU's driver.
         date: day of the measurement, ISO 8601.
         page: page of the site that has the details.
     """
@@ -42,6 +43,7 @@ class HeadlineRow:
     geomean: float
     flop_weighted: float | None
     rival: str
+    driver: str
     date: str
     page: str
 
@@ -70,11 +72,12 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
         use = f"[{row.use}]({SITE}/{row.page})"
         lines.append(f"| {row.gpu} | {use} | {row.problems} | {row.geomean:.3f}× | {weighted} | {row.rival} |")
     days = sorted({row.date for row in rows})
-    when = days[0] if len(set(days)) == 1 else f"{days[0]} to {days[-1]}"
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    drivers = ", ".join(sorted({row.driver for row in rows}))
     lines += [
         "",
         "fp16 with fp32 sums, without PDL. Lists and layers have B stored as (N, K). A fall-back counts as 1. "
-        f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}.",
+        f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}, driver {drivers}.",
     ]
     return "\n".join(lines)
 
@@ -114,6 +117,7 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
+        str(made["driver"]),
         str(made["date"])[:10],
         page,
     )
@@ -128,7 +132,7 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     try:
         data = read_json(path)
         made = data["provenance"]
-        assert isinstance(made["gpu"], str) and isinstance(made["date"], str)
+        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
         for step in data["steps"]:
             float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
@@ -156,6 +160,7 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 geomean(ratios),
                 None,
                 "torch, whole step",
+                made["driver"],
                 made["date"][:10],
                 "results/transformer/",
             )

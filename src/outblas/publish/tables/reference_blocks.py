@@ -26,7 +26,7 @@ def knob_table(family: str) -> str:
     lines = ["| knob | values | default | meaning |", "| --- | --- | --- | --- |"]
     for knob in knob_schema(config):
         default = "–" if knob.default is None else f"`{_value(knob.default)}`"
-        meaning = " ".join(meanings.get(knob.name, "").split()).replace("|", "\\|").replace("``", "`")
+        meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
         lines.append(f"| `{knob.name}` | {_values(knob)} | {default} | {meaning} |")
     return "\n".join(lines)
 
@@ -56,6 +56,12 @@ def attribute_texts(doc: str) -> dict[str, str]:
     return found
 
 
+def _markdown(text: str) -> str:
+    """Return a docstring's text on one line in Markdown: a role such as ``:data:`Launch``` keeps the last name only."""
+    joined = " ".join(text.split())
+    return re.sub(r":\w+:`[~\w.]*?(\w+)`", r"`\1`", joined).replace("``", "`")
+
+
 def _value(value: bool | int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -72,12 +78,13 @@ def variable_table() -> str:
 
 
 def agent_table() -> str:
-    """Return every search agent with the first paragraph of its docstring. No agent is imported: some need much."""
+    """Return every search agent with the first sentence of its docstring. No agent is imported: some need much."""
     lines = ["| agent | method |", "| --- | --- |"]
     for name, place in agent_registry.AGENTS.items():
         module, _, cls = place.partition(":")
         tree = ast.parse((resources.files(_AGENTS_PACKAGE) / f"{module}.py").read_text(encoding="utf-8"))
         (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
         paragraph = (ast.get_docstring(found) or "").split("\n\n", 1)[0]
-        lines.append(f"| `{name}` | {' '.join(paragraph.split())} |")
+        sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", _markdown(paragraph), maxsplit=1)[0]
+        lines.append(f"| `{name}` | {sentence} |")
     return "\n".join(lines)
