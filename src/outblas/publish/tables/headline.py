@@ -32,6 +32,7 @@ class HeadlineRow:
         geomean: geometric mean of the speed-ups; a fall-back counts as 1.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
+        dropped: kernels that this bench found behind, which count as fall-backs since; None if it drops none by design.
         driver: version of the GPU's driver.
         date: day of the measurement, ISO 8601.
         page: page of the site that has the details.
@@ -43,6 +44,7 @@ class HeadlineRow:
     geomean: float
     flop_weighted: float | None
     rival: str
+    dropped: int | None
     driver: str
     date: str
     page: str
@@ -73,10 +75,12 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
         lines.append(f"| {row.gpu} | {use} | {row.problems} | {row.geomean:.3f}× | {weighted} | {row.rival} |")
     days = sorted({row.date for row in rows})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    dropped = ", ".join(str(row.dropped) for row in rows if row.dropped is not None)
     drivers = ", ".join(sorted({row.driver for row in rows}))
     lines += [
         "",
-        "fp16 with fp32 sums, without PDL. Lists and layers have B stored as (N, K). A fall-back counts as 1. "
+        "fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). A fall-back counts as 1. "
+        f"So does a kernel that the same bench found slower: {dropped} problems, in rows from the top. "
         f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}, driver {drivers}.",
     ]
     return "\n".join(lines)
@@ -117,6 +121,7 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
+        sum(row["fallback"] and row["speedup"] is not None for row in rows),
         str(made["driver"]),
         str(made["date"])[:10],
         page,
@@ -160,6 +165,7 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 geomean(ratios),
                 None,
                 "torch, whole step",
+                None,
                 made["driver"],
                 made["date"][:10],
                 "results/transformer/",
