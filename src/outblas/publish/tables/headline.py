@@ -75,12 +75,12 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
         lines.append(f"| {row.gpu} | {use} | {row.problems} | {row.geomean:.3f}× | {weighted} | {row.rival} |")
     days = sorted({row.date for row in rows})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    dropped = ", ".join(str(row.dropped) for row in rows if row.dropped is not None)
+    dropped = ", ".join(f"{row.dropped} of {row.problems}" for row in rows if row.dropped is not None)
     drivers = ", ".join(sorted({row.driver for row in rows}))
     lines += [
         "",
         "fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). A fall-back counts as 1. "
-        f"So does a kernel that the same bench found slower: {dropped} problems, in rows from the top. "
+        f"So does a kernel that the same bench found slower: {dropped} problems. "
         f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}, driver {drivers}.",
     ]
     return "\n".join(lines)
