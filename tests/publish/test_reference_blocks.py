@@ -33,6 +33,7 @@ def test_every_knob_has_its_line_and_its_meaning(family: str) -> None:
     assert [line.split("`")[1] for line in lines] == [knob.name for knob in knob_schema(FAMILIES[family].config)]
     for line in lines:
         assert len(line.rsplit("|", 2)[1].strip()) > 8, f"{family}: no meaning in {line}"
+        assert ":`" not in line, f"{family}: a role of Sphinx in {line}"
 
 
 def test_entries_of_a_section_are_read_with_their_next_lines() -> None:

@@ -32,6 +32,8 @@ class HeadlineRow:
         geomean: geometric mean of the speed-ups; a fall-back counts as 1.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         rival: the rival, in words.
+        dropped: kernels that this bench found behind, which count as fall-backs since; None if it drops none by design.
+        driver: version of the GPU's driver.
         date: day of the measurement, ISO 8601.
         page: page of the site that has the details.
     """
@@ -42,6 +44,8 @@ class HeadlineRow:
     geomean: float
     flop_weighted: float | None
     rival: str
+    dropped: int | None
+    driver: str
     date: str
     page: str
 
@@ -70,11 +74,14 @@ def headline_table(rows: Sequence[HeadlineRow]) -> str:
         use = f"[{row.use}]({SITE}/{row.page})"
         lines.append(f"| {row.gpu} | {use} | {row.problems} | {row.geomean:.3f}× | {weighted} | {row.rival} |")
     days = sorted({row.date for row in rows})
-    when = days[0] if len(set(days)) == 1 else f"{days[0]} to {days[-1]}"
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    dropped = ", ".join(f"{row.dropped} of {row.problems}" for row in rows if row.dropped is not None)
+    drivers = ", ".join(sorted({row.driver for row in rows}))
     lines += [
         "",
-        "fp16 with fp32 sums, without PDL. Lists and layers have B stored as (N, K). A fall-back counts as 1. "
-        f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}.",
+        "fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). A fall-back counts as 1. "
+        f"So does a kernel that the same bench found slower: {dropped} problems. "
+        f"Weighted by FLOP, large products dominate, and they gain least. Measured {when}, driver {drivers}.",
     ]
     return "\n".join(lines)
 
@@ -114,6 +121,8 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
         figures["geomean"],
         figures["flop_weighted"],
         ALL_RIVALS,
+        sum(row["fallback"] and row["speedup"] is not None for row in rows),
+        str(made["driver"]),
         str(made["date"])[:10],
         page,
     )
@@ -128,7 +137,7 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     try:
         data = read_json(path)
         made = data["provenance"]
-        assert isinstance(made["gpu"], str) and isinstance(made["date"], str)
+        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
         for step in data["steps"]:
             float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
@@ -156,6 +165,8 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 geomean(ratios),
                 None,
                 "torch, whole step",
+                None,
+                made["driver"],
                 made["date"][:10],
                 "results/transformer/",
             )

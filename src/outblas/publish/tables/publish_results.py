@@ -21,7 +21,7 @@ from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas.publish.tables.compare_block import compare_block, comparison_of
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.counter_table import counters_text
-from outblas.publish.tables.headline import headline_rows, headline_table
+from outblas.publish.tables.headline import ANY_SHAPES, headline_rows, headline_table
 from outblas.publish.tables.notes import notes_of_cutlass, notes_of_replaced, notes_of_retune
 from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
 from outblas.publish.tables.speedup_picture import speedup_svg
@@ -117,8 +117,9 @@ def generated_blocks(measured: Measured) -> dict[tuple[str, str], Callable[[], s
 
 
 def _headline(folder: Path) -> str:
-    """Return the small table: every folder beside this one that has bench files, this one first."""
-    beside = sorted(path for path in folder.parent.iterdir() if (path / "summary.json").is_file() and path != folder)
+    """Return the small table: every folder beside this one that has result files of a GPU, this one first."""
+    folders = {path.parent for path in folder.parent.glob("*/*.parquet")}
+    beside = sorted(path for path in folders if path != folder and path.name != ANY_SHAPES)
     every = [Measured(path) for path in (folder, *beside)]
     return headline_table([row for one in every for row in headline_rows(one.folder, one.results)])
 

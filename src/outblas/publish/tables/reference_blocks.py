@@ -22,7 +22,7 @@ def knob_table(family: str) -> str:
     lines = ["| knob | values | default | meaning |", "| --- | --- | --- | --- |"]
     for knob in knob_schema(config):
         default = "–" if knob.default is None else f"`{_value(knob.default)}`"
-        meaning = " ".join(meanings.get(knob.name, "").split()).replace("|", "\\|").replace("``", "`")
+        meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
         lines.append(f"| `{knob.name}` | {_values(knob)} | {default} | {meaning} |")
     return "\n".join(lines)
 
@@ -52,6 +52,12 @@ def attribute_texts(doc: str) -> dict[str, str]:
     return found
 
 
+def _markdown(text: str) -> str:
+    """Return a docstring's text on one line in Markdown: a role such as ``:data:`Launch``` keeps the last name only."""
+    joined = " ".join(text.split())
+    return re.sub(r":\w+:`[~\w.]*?(\w+)`", r"`\1`", joined).replace("``", "`")
+
+
 def _value(value: bool | int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -68,8 +74,8 @@ def variable_table() -> str:
 
 
 def agent_table() -> str:
-    """Return every search agent with its summary and the extra that it needs."""
+    """Return every search agent with the first sentence of its docstring and the extra that it needs."""
     lines = ["| agent | method | extra |", "| --- | --- | --- |"]
     for name, summary in agent_registry.agent_summaries().items():
-        lines.append(f"| `{name}` | {summary} | {agent_registry.EXTRAS.get(name, '–')} |")
+        lines.append(f"| `{name}` | {_markdown(summary)} | {agent_registry.EXTRAS.get(name, '–')} |")
     return "\n".join(lines)

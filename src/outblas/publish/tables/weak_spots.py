@@ -36,18 +36,18 @@ def _gpus() -> str:
     others = ", ".join(name.upper() for name in ASKED_GPUS if name not in known)
     have = ", ".join(name.upper() for name in known) or "no GPU"
     return (
-        f"### A GPU without a library\n\nA library is packaged for: {have}. "
+        f"## A GPU without a library\n\nA library is packaged for: {have}. "
         f"On others, such as {others}, torch runs every product."
     )
 
 
 _TITLES = {
     "offline_cold": (
-        "### Cold caches",
+        "## Cold caches",
         "L2 is evicted before every call. Kernels were chosen with warm caches, and nothing falls back by this bench.",
     ),
     "server": (
-        "### Single requests",
+        "## Single requests",
         "A request is one call from Python to the end of the product, at Poisson arrivals. Host time counts here.",
     ),
 }
@@ -92,7 +92,7 @@ def _large(results: Sequence[Result]) -> str:
     if len(lines) == 2:
         return ""
     words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
-    return f"### Large products\n\n{words}\n\n" + "\n".join(lines)
+    return f"## Large products\n\n{words}\n\n" + "\n".join(lines)
 
 
 def _flop(row: Row) -> float:
@@ -113,4 +113,4 @@ def _worst(results: Sequence[Result]) -> str:
         )
     total = sum(published < LOSS_BELOW for published, *_ in every)
     words = f"Of all {len(every):,} published rows {total} are below {LOSS_BELOW}. These are the ten worst:"
-    return f"### The ten worst rows\n\n{words}\n\n" + "\n".join(lines)
+    return f"## The ten worst rows\n\n{words}\n\n" + "\n".join(lines)

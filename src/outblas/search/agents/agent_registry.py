@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module, resources
 
 from outblas.core.errors import unknown_name
@@ -43,13 +44,14 @@ PREPARATION_S = {"ppo": 130, "ppo-oneshot": 130, "heuristic": 65, "surrogate": 6
 
 
 def agent_summaries() -> dict[str, str]:
-    """Return name -> the first paragraph of the agent's docstring. No agent is imported: some need heavy packages."""
+    """Return name -> the first sentence of the agent's docstring. No agent is imported: some need heavy packages."""
     found = {}
     for name, place in AGENTS.items():
         module, _, cls = place.partition(":")
         tree = ast.parse((resources.files(_PACKAGE) / f"{module}.py").read_text(encoding="utf-8"))
         (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
-        found[name] = " ".join((ast.get_docstring(made) or "").split("\n\n", 1)[0].split())
+        paragraph = " ".join((ast.get_docstring(made) or "").split("\n\n", 1)[0].split())
+        found[name] = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph, maxsplit=1)[0]
     return found
 
 
