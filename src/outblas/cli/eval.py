@@ -29,7 +29,7 @@ def evaluate(
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="A free kernel (docs/free_kernels.md) to try; without a GPU it is compiled only."),
+        typer.Option(help="A free kernel (docs/judge/free-kernels.md) to try; without a GPU it is compiled only."),
     ] = None,
 ) -> None:
     """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
