@@ -125,7 +125,8 @@ def test_the_readme_has_the_markers_once_each() -> None:
     assert text.count("<!-- results:begin -->") == text.count("<!-- results:end -->") == 1
 
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md")))
+PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 #: Probes that git history keeps, as the documents say where they name them.
 GONE = {"probe_gemv.py", "wave_efficiency.py", "calibrate_bound.py"}
 
