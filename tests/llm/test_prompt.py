@@ -92,7 +92,8 @@ def test_the_contract_of_prompts_is_that_of_the_parser() -> None:
 
 
 def test_the_contract_of_the_documentation_is_that_of_the_parser() -> None:
-    text = (ROOT / "docs" / "free_kernels.md").read_text().partition("## The contract")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "judge" / "free-kernels.md").read_text(encoding="utf-8")
+    text = page.partition("## The contract")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*) \| (both|device|) ?\|", text, re.M)
     named = {key for keys, _ in rows for key in re.findall(r"`(\w+)`", keys)}
     assert named == set(_Device.model_fields)

@@ -28,7 +28,7 @@ class ConfigError(OutblasError, ValueError):
 
 
 class ContractError(OutblasError, ValueError):
-    """A free kernel whose launch block or text does not keep the entry contract (docs/free_kernels.md)."""
+    """A free kernel whose launch block or text does not keep the entry contract (docs/judge/free-kernels.md)."""
 
 
 class CompileError(OutblasError, RuntimeError):

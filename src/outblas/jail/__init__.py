@@ -1,1 +1,1 @@
-"""Kernels that nobody trusts: read, built, looked at, proved and timed behind bars (docs/free_kernels.md)."""
+"""Kernels that nobody trusts: read, built, looked at, proved and timed behind bars (docs/judge/free-kernels.md)."""

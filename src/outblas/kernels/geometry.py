@@ -35,7 +35,7 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
 
     With ``even`` so much more that no more CTAs fit on an SM than it has where all are spread evenly: under PDL they
     arrive while their predecessors still run and stack up where there is room. Nothing is added where that would be
-    less than what the kernel uses. Source: what was measured on an H200, docs/kernels.md, log entry 28.
+    less than what the kernel uses. Source: what was measured on an H200, docs/journal/pdl-and-early.md, entry 0028.
     """
     own = geometry(problem, config).smem_bytes
     if not config.even:

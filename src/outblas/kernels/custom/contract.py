@@ -16,12 +16,12 @@ from outblas.kernels.custom.cuda_text import comments
 from outblas.kernels.custom.expression import Expression, variables_of
 
 LAUNCH_MARK = "outblas-launch"
-#: What baselines are given, too (docs/design.md), bytes.
+#: What baselines are given, too (docs/develop/call-path.md), bytes.
 MAX_WORKSPACE_BYTES = 32 << 20
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_THREADS, _MAX_CLUSTER, _MAX_SHARED, _MAX_BOX = 1024, 16, 232448, 256
-_DO = "correct the launch block (docs/free_kernels.md)"
+_DO = "correct the launch block (docs/judge/free-kernels.md)"
 
 Form = Literal["device", "host"]
 Size = Union[int, str]
