@@ -43,7 +43,8 @@ def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
 
     Raises:
         UsageError: no agent has that name.
-        ToolchainMissing: the agent needs a package that is not installed. Some agents raise this at their first use only.
+        ToolchainMissing: the agent needs a package that is not installed. Some agents raise this at their first use
+            only.
     """
     if name not in AGENTS:
         raise UsageError(f"unknown agent {name!r}", " or ".join(AGENTS), "pass one of them as --agent")

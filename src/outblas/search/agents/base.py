@@ -23,8 +23,8 @@ class Agent:
     To add an agent, write a file with a subclass and add a line to ``AGENTS`` in ``agent_registry.py``. The conformance
     tests then include it.
 
-    A killed run is resumed by asking from the start again, with the recorded answers. So proposals may depend only on the
-    arguments, the seed and the observed evaluations. Draw from :meth:`rng`; keep no generator between calls.
+    A killed run is resumed by asking from the start again, with the recorded answers. So proposals may depend only on
+    the arguments, the seed and the observed evaluations. Draw from :meth:`rng`; keep no generator between calls.
 
     Attributes:
         name: the agent's name in the registry.
@@ -54,19 +54,20 @@ class Agent:
             n: the largest number of configs to return.
 
         Returns:
-            Configs to evaluate, best guess first. Fewer than ``n`` only if no others are left or the agent has finished.
+            Configs to evaluate, best guess first. Fewer than ``n`` only if no others are left or the agent has
+                finished.
         """
         raise NotImplementedError
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Learn from recorded problems before any search; the default learns nothing.
 
-        A comparison passes only the problems that are not held out. An agent that learns across shapes must not use other
-        fitted measurements afterwards.
+        A comparison passes only the problems that are not held out. An agent that learns across shapes must not use
+        other fitted measurements afterwards.
 
         Args:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read.
-            problems: the problems to learn from.
+            problems: training problems.
         """
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:

@@ -28,8 +28,9 @@ _codes: dict[object, int] = {}
 class EvolutionAgent(Agent):
     """Evolution: mutate the best candidates found so far by few knobs.
 
-    Draw the first generation at random, until a candidate has passed. Then draw one of the best :data:`PARENTS` and propose
-    the untried candidate that differs from it in the fewest knobs. A share of :data:`RANDOM_SHARE` stays random.
+    Draw the first generation at random, until a candidate has passed. Then draw one of the best :data:`PARENTS` and
+    propose the untried candidate that differs from it in the fewest knobs. A share of :data:`RANDOM_SHARE` stays
+    random.
     """
 
     def propose(

@@ -22,9 +22,9 @@ MAX_KNOBS_APART = 3
 class Greedy(Agent):
     """Greedy descent: try the nearest neighbours of the best candidate.
 
-    Start at the candidate with the most common knob values. Neighbours that differ from the best in one knob come first,
-    then those that differ in two, up to :data:`MAX_KNOBS_APART`. Ties follow an order of knobs that is drawn once per
-    problem. If all neighbours were tried, start again from a random candidate far from all tried ones.
+    Start at the candidate with the most common knob values. Neighbours that differ from the best in one knob come
+    first, then those that differ in two, up to :data:`MAX_KNOBS_APART`. Ties follow an order of knobs that is drawn
+    once per problem. If all neighbours were tried, start again from a random candidate far from all tried ones.
     """
 
     def propose(
@@ -74,7 +74,9 @@ def _commonest(knobs: NDArray[np.int32], rng: random.Random) -> int:
 
 
 def _far(knobs: NDArray[np.int32], free: Sequence[int], tried: Sequence[NDArray[np.int32]], rng: random.Random) -> int:
-    """Draw one of the rows ``free`` that is no neighbour of any row in ``tried``; draw from all of ``free`` if none is so far."""
+    """Draw one of the rows ``free`` that is no neighbour of any row in ``tried``; draw from all of ``free`` if none is
+    so far.
+    """
     distance = (knobs[free][:, None] != np.stack(tried)).sum(axis=2).min(axis=1)
     return rng.choice([i for i, d in zip(free, distance, strict=True) if d > MAX_KNOBS_APART] or list(free))
 

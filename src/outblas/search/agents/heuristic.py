@@ -21,8 +21,8 @@ Fitted = tuple[dict[str, dict[str, float]], np.ndarray]
 class Heuristic(Agent):
     """Analytic cost model: fastest predicted candidate first.
 
-    Launch options take turns, since a library row needs a winner of each. PDL is nearly always predicted faster; a single
-    order would hide the others under a small budget. Equal predictions keep the order of the catalogue. Until
+    Launch options take turns, since a library row needs a winner of each. PDL is nearly always predicted faster; a
+    single order would hide the others under a small budget. Equal predictions keep the order of the catalogue. Until
     :meth:`prepare`, the packaged model ranks; it was fitted on all measurements.
     """
 

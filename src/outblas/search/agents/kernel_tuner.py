@@ -37,8 +37,8 @@ POPULATION = 8
 class KernelTunerStrategy(Agent):
     """Base class: one strategy of Kernel Tuner behind the interface of agents.
 
-    Only the offered configs are legal points. Any other config that the strategy asks for gets Kernel Tuner's error value
-    and is never proposed.
+    Only the offered configs are legal points. Any other config that the strategy asks for gets Kernel Tuner's error
+    value and is never proposed.
 
     Attributes:
         strategy: module of ``kernel_tuner.strategies``.
@@ -116,9 +116,9 @@ class Annealing(KernelTunerStrategy):
 class LocalSearch(KernelTunerStrategy):
     """Kernel Tuner's greedy local search with restarts.
 
-    Move to the first better neighbour; restart from a random point. Kernel Tuner 1.5 takes each knob's neighbours from the
-    last neighbour of the knob before, so that climbs drift from their start. On a smooth grid it finds less than random
-    search.
+    Move to the first better neighbour; restart from a random point. Kernel Tuner 1.5 takes each knob's neighbours from
+    the last neighbour of the knob before, so that climbs drift from their start. On a smooth grid it finds less than
+    random search.
     """
 
     strategy = "greedy_mls"
@@ -211,8 +211,8 @@ def _costs(history: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, float | 
 def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str], runner: _Runner) -> Any:
     """Return a new ``Searchspace`` of exactly the candidates, in which every strategy is reproducible.
 
-    It is new each time, since it remembers the neighbours that it returned. It is built from a list, since the product of
-    all knob values (some 10^11) cannot be filtered.
+    It is new each time, since it remembers the neighbours that it returned. It is built from a list, since the product
+    of all knob values (some 10^11) cannot be filtered.
     """
     from kernel_tuner.searchspace import Searchspace
 

@@ -26,10 +26,11 @@ FOREIGN = 4.0
 class HeuristicsAgent(Agent):
     """NVIDIA nvMatmulHeuristics: nearest candidates to its choices first.
 
-    Each choice in turn takes the nearest free candidate. The other candidates follow by their distance to the first choice.
-    The distance sums |log2| of the ratios of bm, bn, bk, both extents of the cluster and split_k, and half that of the
-    stages. The choices are wgmma kernels; another family is :data:`FOREIGN` away. Other knobs do not count: ties keep the
-    candidates' order. Launch options take turns. Without a choice for a problem, all candidates keep their order.
+    Each choice in turn takes the nearest free candidate. The other candidates follow by their distance to the first
+    choice. The distance sums |log2| of the ratios of bm, bn, bk, both extents of the cluster and split_k, and half that
+    of the stages. The choices are wgmma kernels; another family is :data:`FOREIGN` away. Other knobs do not count: ties
+    keep the candidates' order. Launch options take turns. Without a choice for a problem, all candidates keep their
+    order.
     """
 
     draws = False

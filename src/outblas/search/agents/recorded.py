@@ -20,10 +20,11 @@ RECORDING_VARIABLE = "OUTBLAS_RECORDING"
 class RecordedAgent(Agent):
     """Fastest recorded candidates first, for tuning a live GPU again.
 
-    The best without PDL and the best with PDL take turns, the latter followed by its variant with early loads if offered.
-    A library row has a winner of each kind, so a budget of 8 tries the best four of both. Unrecorded candidates come next,
-    in the order of the ranking model; those that failed in the recording come last. For an unrecorded problem, the
-    model alone decides. On a replay of its own recording, this agent knows the answers beforehand.
+    The best without PDL and the best with PDL take turns, the latter followed by its variant with early loads if
+    offered. A library row has a winner of each kind, so a budget of 8 tries the best four of both. Unrecorded
+    candidates come next, in the order of the ranking model; those that failed in the recording come last. For an
+    unrecorded problem, the model alone decides. On a replay of its own recording, this agent knows the answers
+    beforehand.
 
     Args:
         seed: unused, since proposals do not depend on it.
@@ -59,7 +60,9 @@ class RecordedAgent(Agent):
     def _sorted_out(
         self, problem: Problem, candidates: Sequence[KernelConfig]
     ) -> tuple[dict[KernelConfig, float], list[KernelConfig], list[KernelConfig]]:
-        """Return (measured config -> microseconds, configs not recorded, configs that failed), in the candidates' order."""
+        """Return (measured config -> microseconds, configs not recorded, configs that failed), in the candidates'
+        order.
+        """
         recording = self._load()
         try:
             row = recording.row(problem)

@@ -24,11 +24,11 @@ FAILED_LOG_SLOWDOWN = math.log(4.0)
 class Surrogate(Agent):
     """Expected improvement (Bayesian) on a model learned across shapes.
 
-    The objective is log time. Each launch option is a separate search, and they take turns. The prediction is that of the
-    regressor trained in :meth:`prepare`, else of the packaged ranking model. This problem's measurements correct it
-    (:mod:`outblas.learn.posterior`). The candidate with the largest expected improvement on the best of its option is next
-    (Jones et al., Efficient Global Optimization, 1998). Within a batch, a chosen one counts as measured at its expected
-    time.
+    The objective is log time. Each launch option is a separate search, and they take turns. The prediction is that of
+    the regressor trained in :meth:`prepare`, else of the packaged ranking model. This problem's measurements correct it
+    (:mod:`outblas.learn.posterior`). The candidate with the largest expected improvement on the best of its option is
+    next (Jones et al., Efficient Global Optimization, 1998). Within a batch, a chosen one counts as measured at its
+    expected time.
     """
 
     draws, learns = False, True
@@ -40,12 +40,12 @@ class Surrogate(Agent):
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache.
 
-        It uses the same part of the problems as the regressor of ``ppo``. So the two agents differ in their use of a prediction
-        and not in the prediction.
+        It uses the same part of the problems as the regressor of ``ppo``. So the two agents differ in their use of a
+        prediction and not in the prediction.
 
         Args:
             recording: measurements of ``problems``.
-            problems: the problems to learn from.
+            problems: training problems.
 
         Raises:
             UsageError: a problem is not in the recording, or none has two proven cells.
@@ -113,7 +113,7 @@ class _Search:
             gain = (
                 expected_improvement(mean, deviation, self._best) if math.isfinite(self._best) else np.zeros(len(left))
             )
-            # By the expected time where nothing was proven yet, and where no gain can be told from none.
+            # The expected time decides if nothing is proven yet or every gain is about zero.
             i = int(gain.argmax() if gain.max() > 1e-12 else mean.argmin())
             chosen.append(int(left[i]))
             self._tried.append(int(left[i]))

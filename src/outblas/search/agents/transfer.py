@@ -28,16 +28,17 @@ _TRANSLATED = ("bn", "stages", "vec", "even")
 class Transfer(Agent):
     """Fastest kernels of the same M, N, K in another layout or dtype.
 
-    A sister is a problem of the same M, N and K that was tuned or recorded. The nearest sister comes first: its winners,
-    then its recorded candidates, fastest first. A config that is not offered becomes the nearest offered one; only ``bn``,
-    ``stages``, ``vec`` and ``even`` may differ (in NN, ``bn`` is a multiple of 16). Every second proposal is the ranking
-    model's; all are without a sister. The launch options take turns, as a library row has a winner of each.
+    A sister is a problem of the same M, N and K that was tuned or recorded. The nearest sister comes first: its
+    winners, then its recorded candidates, fastest first. A config that is not offered becomes the nearest offered one;
+    only ``bn``, ``stages``, ``vec`` and ``even`` may differ (in NN, ``bn`` is a multiple of 16). Every second proposal
+    is the ranking model's; all are without a sister. The launch options take turns, as a library row has a winner of
+    each.
 
     Args:
         seed: unused, since proposals do not depend on it.
         gpu: GPU that the candidates run on.
-        recordings: measurements of sisters. None: the one in ``OUTBLAS_RECORDING``, else the packaged one of the GPU. It
-            is loaded at the first proposal, which raises UsageError if it does not exist.
+        recordings: measurements of sisters. None: the one in ``OUTBLAS_RECORDING``, else the packaged one of the GPU.
+            It is loaded at the first proposal, which raises UsageError if it does not exist.
         winners: problem -> configs that the tables tuned so far would install.
     """
 
@@ -80,7 +81,7 @@ class Transfer(Agent):
             if here is None:
                 continue
             found.setdefault(here)
-            early = here.with_knobs(early=True)  # what is good with PDL is worth a look with early loads, too
+            early = here.with_knobs(early=True)  # a good kernel with PDL may gain by early loads, too
             if here.pdl and early in offered:
                 found.setdefault(early)
         return list(found)
