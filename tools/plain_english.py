@@ -66,9 +66,13 @@ def texts_of_python(source: str) -> Iterator[Text]:
             doc = ast.get_docstring(node)
             if doc is not None:
                 yield Text(node.body[0].lineno, doc, getattr(node, "name", "module"))
-        elif isinstance(node, ast.keyword) and node.arg in ("help", "epilog", "short_help"):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                yield Text(node.value.lineno, node.value.value)
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg in ("help", "epilog", "short_help")
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield Text(node.value.lineno, node.value.value)
     yield from _comments(source)
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.plain_english import MAX_WORDS_PER_SENTENCE, Text, problems_of, texts_of_c, texts_of_markdown
 
 from tools import plain_english
-from tools.plain_english import MAX_WORDS_PER_SENTENCE, Text, problems_of, texts_of_c, texts_of_markdown
 
 #: One text for each pattern, in the patterns' order: it breaks this pattern and no other rule.
 BROKEN = (

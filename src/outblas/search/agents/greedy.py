@@ -52,7 +52,7 @@ class Greedy(Agent):
 
 
 def _descent(history: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations since the last start. A start is no neighbour of any evaluation of the descent before it."""
+    """Return the evaluations since the last start, which is no neighbour of any evaluation before it."""
     found: list[Evaluation] = []
     for evaluation in history:
         knobs = encode(evaluation.config)

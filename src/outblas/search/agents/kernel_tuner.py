@@ -69,7 +69,7 @@ class KernelTunerStrategy(Agent):
     def _asked(
         self, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int, seed: int
     ) -> list[KernelConfig]:
-        """Return up to ``n`` configs that the strategy asks for and ``history`` lacks, in the order of its questions."""
+        """Return up to ``n`` configs that the strategy asks for and ``history`` lacks, in its order."""
         from kernel_tuner.interface import Options
         from kernel_tuner.util import TuningBudget
 

@@ -29,8 +29,8 @@ class Transfer(Agent):
     """Fastest kernels of the same M, N, K in another layout or dtype.
 
     A sister is a problem of the same M, N and K that was tuned or recorded. The nearest sister comes first: its
-    winners, then its recorded candidates, fastest first. A config that is not offered becomes the nearest offered one;
-    only ``bn``, ``stages``, ``vec`` and ``even`` may differ (in NN, ``bn`` is a multiple of 16). Every second proposal
+    winners, then its recorded candidates, fastest first. A config that is not offered becomes the nearest offered one.
+    Only ``bn``, ``stages``, ``vec`` and ``even`` may differ (in NN, ``bn`` is a multiple of 16). Every second proposal
     is the ranking model's; all are without a sister. The launch options take turns, as a library row has a winner of
     each.
 
