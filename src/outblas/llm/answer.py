@@ -52,8 +52,8 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
     Args:
         text: the answer.
         finish: reason for the end of the answer, as the server says (``length`` at the limit of tokens).
-        problem: problem that a config must be legal for.
-        gpu: GPU that a config must be legal for.
+        problem: a config must be legal on this problem.
+        gpu: a config must be legal on this GPU.
     """
     if finish in ("refusal", "content_filter"):
         return Answer("refusal", words=_short(text))

@@ -94,7 +94,7 @@ def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
 
 
 def weighted_speedup(ranked: Sequence[TimeShare], library: Library, launch: Launch) -> float:
-    """Return the speed-up of all products together: 1 / sum(share / speed-up); a problem without a kernel counts as 1."""
+    """Return the speed-up of all products: 1 / sum(share / speed-up); a problem without a kernel counts as 1."""
     rows = ((one, library.lookup(one.problem)) for one in ranked)
     choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)
     return 1.0 / sum(one.share / (choice.speedup if choice else 1.0) for one, choice in choices)
