@@ -170,7 +170,7 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
 
 
 def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
-    """Return problem -> evaluations of all searches of a table except step ``but``, which is about to start or resume."""
+    """Return problem -> evaluations of all searches of a table except step ``but``."""
     with Store(work.store(table)) as store:
         runs = (run for run in ("tune", *PROVENANCE_KEYS) if run != but)
         return tried_by_problem(e for run in runs for e in store.evaluations(run))
