@@ -36,7 +36,7 @@ class Target:
         return f"outblas_{self.problem.key}_{self.launch}".lower()
 
     def comment(self, then: str = "") -> str:
-        """Return C++ comment lines: problem, knobs, measured speed-up and its provenance; ``then`` is added at the end."""
+        """Return C++ comment lines: problem, knobs, measured speed-up and provenance; ``then`` is added last."""
         p, c, origin = self.problem, self.choice, self.provenance
         b_text = "B stored N x K" if p.layout == "TN" else "B stored K x N"
         toolchain = origin.get("toolchain") or {}
