@@ -40,7 +40,7 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|
 SEVERAL_NAMES = re.compile(r"^\s+`{0,2}\w+`{0,2}(, `{0,2}\w+`{0,2})+( and `{0,2}\w+`{0,2})?:\s")
 TEXT_OF_C = (".c", ".cpp", ".cu", ".cuh", ".h")
 SKIPPED = ("tests/support/golden", "tests/adversarial/exploits", "tests/adversarial/cheats", "tests/support/emulation")
-PATTERN_OF = {re.compile(pattern): advice for pattern, advice in PATTERNS.items()}
+PATTERN_OF = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()}
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def _problems_of_docstring(text: Text) -> Iterator[str]:
     first = text.words.split("\n", 1)[0]
     if QUESTION_START.match(first):
         yield f"a docstring starts with a verb or a noun phrase, not with '{first.split()[0]}'"
-    name = set(re.findall(r"[a-z0-9]+", text.docstring_of.lower()))
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text.docstring_of)
+    name = set(re.findall(r"[a-z0-9]+", spaced.lower()))
     said = set(re.findall(r"[a-z0-9]+", text.words.lower())) - {"a", "an", "the", "of"}
     if said and said <= name:
         yield f"the docstring only repeats the name {text.docstring_of}"

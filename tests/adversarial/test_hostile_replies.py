@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from outblas.cli.main import app
 from outblas.core.clean_text import clean_text
 from outblas.llm.bounded_http import ANSWER_BYTES
 from outblas.llm.budget import BYTES_PER_TOKEN, Cost
 from outblas.llm.client import RequestRejected, ServerError
 from outblas.llm.evolve_journal import EvolveJournal
 from outblas.llm.reply import Reply
-from support.llm_kernels import PROBLEM, answer, kernel, passed, record
-from support.llm_server import MESSAGES, Say, Script, ask, scripted, serving
+from support.llm_kernels import answer, kernel, passed, record
+from support.llm_server import MESSAGES, Say, ask, evolve_by_command, scripted, serving
 
 pytest.importorskip("openai")
 
@@ -272,15 +270,6 @@ def test_no_wait_that_a_server_asks_for_is_too_long(wait: str, name: str) -> Non
 # --- whole runs ---
 
 
-def evolve(script: Script, recording: Path, folder: Path, requests: int) -> tuple[int, str]:
-    with serving(script) as server:
-        options = ("--model", "m", "--base-url", server.url, "--device", recording, "--parallel", 1, "--run", folder)
-        arguments = ["evolve", "--mnk", PROBLEM.mnk, *options, "--budget", f"{requests} requests", "--turns", 1]
-        found = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found.exit_code, found.output
-
-
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     return record(tmp_path / "r.jsonl", passed(kernel(1), 3.0), passed(kernel(2), 2.9))
@@ -302,10 +291,12 @@ def test_escapes_of_a_server_reach_neither_terminal_nor_files(status: int, recor
     page = told.encode() if status == 200 else json.dumps({"error": {"message": told + "\ud800"}}).encode()
     headers = {"Retry-After": "0", **({"Location": "/else"} if status == 307 else {})}
     run = tmp_path / "run"
-    code, said = evolve(lambda request, number: Say(status=status, body=page, headers=headers), recording, run, 1)
+    code, said = evolve_by_command(
+        lambda request, number: Say(status=status, body=page, headers=headers), recording, run, 1
+    )
     assert code == 2 and "told ]0;PWN[2J" in said and clean(said)
     assert files_hold_no_escapes(run)
-    code, said = evolve(lambda request, number: Say(answer(kernel(1).text)), recording, run, 3)
+    code, said = evolve_by_command(lambda request, number: Say(answer(kernel(1).text)), recording, run, 3)
     assert code == 0 and clean(said)
     with EvolveJournal(run / "store.sqlite") as journal:
         assert "proven" in [one.kind for one in journal.outcomes().values()]
@@ -313,7 +304,7 @@ def test_escapes_of_a_server_reach_neither_terminal_nor_files(status: int, recor
 
 def test_a_finish_that_no_file_can_hold_does_not_end_the_run(recording: Path, tmp_path: Path) -> None:
     odd = body(answer(kernel(1).text), "\ud800\x1b[2J", {"prompt_tokens": 9000, "completion_tokens": 9})
-    code, _ = evolve(lambda request, number: Say(body=odd), recording, tmp_path / "run", 2)
+    code, _ = evolve_by_command(lambda request, number: Say(body=odd), recording, tmp_path / "run", 2)
     assert code == 0 and files_hold_no_escapes(tmp_path / "run")
     with EvolveJournal(tmp_path / "run" / "store.sqlite") as journal:
         assert [reply.finish for _, reply in journal.replies()] == ["?[2J"] * 2

@@ -13,9 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from outblas.cli.main import app
 from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
@@ -34,7 +32,7 @@ from support.free_fixture import BODY, cache_fixture, compiles, device_text  # n
 from support.free_workers import ESCAPES, with_hostile_words
 from support.free_workers import answer as worker_answer
 from support.llm_kernels import PROBLEM, answer, failed, kernel, passed, record
-from support.llm_server import Say, serving
+from support.llm_server import Say, evolve_by_command, serving
 
 HERE = str(Path(__file__).resolve().parents[1])
 HALF = "\ud800"
@@ -196,15 +194,6 @@ def test_a_worker_that_was_taken_over_costs_one_kernel_and_not_the_run(
     assert not any(mark in data for data in written for mark in (b"\x1b]0", b"\\u001b", b"\\ud800"))
 
 
-def run_cli(recording: Path, run: Path, script: Any, requests: int) -> tuple[int, str]:
-    with serving(script) as server:
-        options = ("--model", "m", "--base-url", server.url, "--device", recording, "--parallel", 1, "--run", run)
-        arguments = ["evolve", "--mnk", PROBLEM.mnk, *options, "--budget", f"{requests} requests", "--turns", 2]
-        found = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    return found.exit_code, found.output
-
-
 WORDS = f"{HALF}{ESCAPES}of a worker"
 
 
@@ -221,7 +210,7 @@ def test_words_of_a_recording_are_cleaned_and_the_run_goes_on(tmp_path: Path) ->
         return Say(answer(texts[min(len(asked) - 1, 2)]))
 
     for requests in (2, 3):
-        code, said = run_cli(path, tmp_path / "run", script, requests)
+        code, said = evolve_by_command(script, path, tmp_path / "run", requests, turns=2)
         assert code == 0 and said == clean_text(said, len(said)), said
     with EvolveJournal(tmp_path / "run" / "store.sqlite") as journal:
         found = list(journal.outcomes().values())
@@ -234,14 +223,16 @@ def test_a_run_that_a_bad_word_has_ended_resumes(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     path = record(tmp_path / "r.jsonl", failed(kernel(2), Status.FAULT, "of a worker"), passed(kernel(1), 3.0))
     script = lambda request, number: Say(answer(kernel(2 if number == 0 else 1).text))  # noqa: E731
-    assert run_cli(path, tmp_path / "run", script, 1)[0] == 0
+    assert evolve_by_command(script, path, tmp_path / "run", 1, turns=2)[0] == 0
     with closing(sqlite3.connect(tmp_path / "run" / "store.sqlite")) as db, db:
         escaped = json.dumps(WORDS)[1:-1]
         db.execute("UPDATE evaluations SET body = replace(body, 'of a worker', ?)", (escaped,))
         db.execute("UPDATE questions SET messages = replace(messages, 'GPU', ?)", (escaped,))
         db.execute("DELETE FROM outcomes")
         db.execute("DELETE FROM questions WHERE turn > 0")
-    code, said = run_cli(path, tmp_path / "run", lambda request, number: Say(answer(kernel(1).text)), 2)
+    code, said = evolve_by_command(
+        lambda request, number: Say(answer(kernel(1).text)), path, tmp_path / "run", 2, turns=2
+    )
     assert code == 0 and said == clean_text(said, len(said))
     with EvolveJournal(tmp_path / "run" / "store.sqlite") as journal:
         assert [one.kind for one in journal.outcomes().values()] == ["crash", "proven"]

@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from outblas.cli.main import app
 from outblas.llm.budget import Budget, Cost, Price, SpendingAccount
 from outblas.llm.client import AnswerOptions, Client, RetryPolicy, Timers
 from outblas.llm.models import Model
 from outblas.llm.reply import Reply
+from support.llm_kernels import PROBLEM
 
 
 @dataclass
@@ -207,3 +212,24 @@ def ask(
 
 def scripted(*says: Say) -> Callable[[dict[str, Any], int], Say]:
     return lambda request, number: says[min(number, len(says) - 1)]
+
+
+def evolve_by_command(script: Script, recording: Path, folder: Path, requests: int, turns: int = 1) -> tuple[int, str]:
+    """Run ``outblas evolve`` on a recording of free kernels, against a scripted server.
+
+    Args:
+        script: the server's replies.
+        recording: file that answers the evaluations of one problem, ``support.llm_kernels.PROBLEM``.
+        folder: run folder; a run that lies there resumes.
+        requests: budget of requests.
+        turns: questions of a conversation at most.
+
+    Returns:
+        The exit code and the printed text. An exception other than SystemExit fails the test.
+    """
+    with serving(script) as server:
+        options = ("--model", "m", "--base-url", server.url, "--device", recording, "--parallel", 1, "--run", folder)
+        arguments = ["evolve", "--mnk", PROBLEM.mnk, *options, "--budget", f"{requests} requests", "--turns", turns]
+        found = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.output

@@ -1,4 +1,4 @@
-"""What a model answered: a kernel as text, a kernel of our families, or neither; never an exception."""
+"""Read a model's answer: a kernel as text, a config of a kernel family, or neither; never raise."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Answer:
     """An answer, read.
 
     Attributes:
-        kind: ``candidate``, or why there is none: ``contract``, ``illegal``, ``refusal``, ``empty``, ``malformed`` or
-            ``cut`` (the answer stopped at the limit of tokens).
-        answer: ``code`` or ``config``; empty where the answer is neither.
-        candidate: with kind ``candidate`` only. words: what to tell the model, else.
+        kind: ``candidate``, or the reason for having no candidate: ``contract``, ``illegal``, ``refusal``, ``empty``,
+            ``malformed`` or ``cut`` (the answer stopped at the limit of tokens).
+        answer: ``code`` or ``config``; empty if it is neither.
+        candidate: the kernel or config; None unless ``kind`` is ``candidate``.
+        words: text for the model on its mistake; empty for a candidate.
     """
 
     kind: str
@@ -49,7 +50,10 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
     """Find the one candidate of an answer.
 
     Args:
-        text: the answer. finish: why the model stopped, as the server says.
+        text: the answer.
+        finish: reason for the end of the answer, as the server says (``length`` at the limit of tokens).
+        problem: a config must be legal on this problem.
+        gpu: a config must be legal on this GPU.
     """
     if finish in ("refusal", "content_filter"):
         return Answer("refusal", words=_short(text))
@@ -91,7 +95,7 @@ def fenced(text: str) -> list[tuple[str, str]]:
 
 
 def _is_candidate(kind: str, body: str) -> bool:
-    """Whether a block is meant as the answer rather than as a piece of an explanation."""
+    """Return whether a block is meant as the answer, not as a piece of an explanation."""
     return "outblas-launch" in body if kind == CODE else '"family"' in body
 
 

@@ -1,7 +1,7 @@
-"""What a run may spend on a server, and what it has spent: requests, tokens, US dollars, seconds.
+"""Budget of a run on a server, and its spending: requests, tokens, US dollars, seconds.
 
-The stop is hard: a request is let go only if the budget would hold though its prompt took a token per byte and its
-answer all the tokens that it may have. What a request really took replaces that once its answer is there.
+A request is sent only if the budget holds in the worst case. That is one token per byte of the prompt, and the largest
+allowed answer. The true cost replaces this estimate once the answer has arrived.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one request took, or may take at most."""
+    """Cost of one request, or its upper bound."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -61,8 +61,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """Most of each that a run may take; None: no limit. Seconds are those of one session: a run that is resumed has as
-    long again. Everything else is of the whole run."""
+    """Limits of a run; None: no limit.
+
+    Seconds count per session, so that a resumed run has as long again. All other limits cover the whole run.
+    """
 
     requests: int | None = None
     tokens: int | None = None
@@ -70,7 +72,7 @@ class Budget:
     seconds: float | None = None
 
     def why_not(self, spent: Cost, seconds: float = 0.0) -> str | None:
-        """What of the budget ``spent`` would pass; None if it holds."""
+        """Return the limit that ``spent`` or ``seconds`` would pass, in words; None if the budget holds."""
         if self.requests is not None and spent.requests > self.requests:
             return f"{self.requests} requests"
         if self.tokens is not None and spent.tokens > self.tokens:
@@ -89,7 +91,7 @@ class Budget:
 
 
 class SpendingAccount:
-    """What is spent and what is reserved by requests under way."""
+    """Spent costs, and costs reserved for requests under way."""
 
     def __init__(self, budget: Budget, spent: Cost | None = None) -> None:
         self.budget, self.spent, self.reserved = budget, spent or Cost(), Cost()
@@ -99,8 +101,12 @@ class SpendingAccount:
     def reserve(self, most: Cost, seconds: float = 0.0) -> None:
         """Set ``most`` aside for a request.
 
+        Args:
+            most: the largest possible cost of the request.
+            seconds: seconds of this session so far.
+
         Raises:
-            BudgetSpent: the budget could be passed by it.
+            BudgetSpent: the request could pass the budget.
         """
         passed = self.budget.why_not(self.spent + self.reserved + most, seconds)
         if passed is not None:
@@ -109,13 +115,13 @@ class SpendingAccount:
         self.reserved += most
 
     def settle(self, most: Cost, took: Cost) -> None:
-        """Put what a request took in the place of what was reserved for it."""
+        """Replace the reserved cost ``most`` of a request by its true cost ``took``."""
         self.reserved -= most
         self.spent += took
 
 
 def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Cost:
-    """Most that a request can take: no tokeniser makes more tokens than there are bytes."""
+    """Return the largest possible cost of a request: no tokeniser makes more tokens than bytes."""
     prompt = sum(len(m["content"].encode(errors="replace")) + TOKENS_PER_MESSAGE for m in messages)
     return Cost(1, prompt, answer_tokens, price.usd(prompt, answer_tokens))
 

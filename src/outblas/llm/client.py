@@ -1,7 +1,7 @@
-"""Any server that speaks OpenAI's chat interface: one question in, one answer or a clear end out.
+"""Client of any server with OpenAI's chat interface: one question in, one answer or one error out.
 
-Retries, the rate and the budget are ours, not the package's: every attempt is written down before it is sent, since
-nobody says what a request cost that was lost on the way.
+This module handles retries, rate and budget itself, not through the ``openai`` package. Every attempt is recorded
+before it is sent, since the cost of a lost request is unknown.
 """
 
 from __future__ import annotations
@@ -42,32 +42,34 @@ class ServerError(OutblasError, RuntimeError):
 
 
 class Unanswered(OutblasError, RuntimeError):
-    """One question that had no answer after all attempts; later it may have one."""
+    """Raised if no attempt at a question was answered; a later one may be."""
 
 
 class RequestRejected(OutblasError, RuntimeError):
-    """One question that the server refuses for what it is, such as its length; others may be answered."""
+    """Raised if the server refuses one question, e.g. for its length; it may answer others."""
 
 
 class RequestLog(Protocol):
-    """Where attempts are written down."""
+    """Record of attempts."""
 
     def sent(self, question: int, most: Cost) -> int:
-        """An attempt that is about to be sent; returns its number."""
+        """Record an attempt before it is sent; return its number."""
 
     def replied(self, send: int, reply: Reply) -> None:
-        """What came of it."""
+        """Record the result of attempt ``send``."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to wait and how often to try.
+    """Time limits and number of attempts.
 
     Attributes:
         silence_s: seconds without a byte from the server after which a request is given up (120).
-        stall_s: seconds after which a request is cut, however much has come (300).
-        attempts: of one question. first_s: wait before the second attempt; it doubles, up to ``longest_s``, and is
-            drawn from its upper half at random, so that clients that failed together do not come back together.
+        stall_s: seconds after which a request is cut, even if bytes still arrive (300).
+        attempts: attempts per question.
+        first_s: wait before the second attempt, seconds; it doubles each time. The upper half is random, so that
+            clients that failed together do not return together.
+        longest_s: longest such wait, seconds.
     """
 
     silence_s: float = 120.0
@@ -79,11 +81,11 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What every answer is asked for with.
+    """Options of every request.
 
     Attributes:
         max_tokens: most tokens of an answer.
-        temperature: of sampling; None: the server's own.
+        temperature: of sampling; None: the server's default.
         extra: more fields of the request.
     """
 
@@ -94,12 +96,12 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class Timers:
-    """What a client tells time and waits by; tests put others in their place.
+    """Sources of time and randomness of a client; tests replace them.
 
     Attributes:
-        clock: seconds since any moment.
-        sleep: waits so many seconds.
-        jitter: a random number from 0 to 1.
+        clock: returns seconds; only differences count.
+        sleep: waits for the given seconds.
+        jitter: returns a random number from 0 to 1.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -185,7 +187,7 @@ class Client:
         return wait * (0.5 + 0.5 * self._timers.jitter())
 
     async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
-        """One request, and the least seconds until the next may be sent; None: never."""
+        """Send one request; return its reply and the least seconds before the next attempt (None: no next attempt)."""
         most = at_most(messages, self._options.max_tokens, model.price)
         self.account.reserve(most, self.seconds)
         try:
@@ -247,23 +249,23 @@ class Client:
 
 
 def check_server(base_url: str | None = None) -> None:
-    """Whether a server could be asked at all.
+    """Check that an address or a key of a server is set; send nothing.
 
     Raises:
-        UsageError: neither an address nor a key is set, or the address is none.
+        UsageError: neither an address nor a key is set, or the address is invalid.
         ToolchainMissing: the package ``openai`` is not installed.
     """
     _connect(base_url, 1.0)
 
 
 def _why_refused(error: APIStatusError) -> str:
-    """A server's words on why, and where it points to."""
+    """Return the server's words on its refusal, with the target of a redirect."""
     place = error.response.headers.get("location")
     return f"it points to {place}, which is not followed; {error.message}" if place else error.message
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Whether nothing was sent, so that it can have cost nothing."""
+    """Return whether nothing was sent, so that the request cost nothing."""
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
 
 
@@ -289,8 +291,10 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks to wait: of ``Retry-After``, a number or a date, or of its sister in milliseconds; 0
-    if it does not say."""
+    """Return the seconds that a server asks to wait, or 0 if it does not say.
+
+    The header is ``Retry-After`` (seconds or a date) or ``retry-after-ms``.
+    """
     wait = 0.0
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Evaluation -> what the model is told and whether the archive takes the kernel."""
+"""Turn an evaluation into feedback for the model and into a score for the archive."""
 
 from __future__ import annotations
 
@@ -46,21 +46,23 @@ MAX_LOG_CHARS = 4000
 
 
 def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
-    """One of :data:`OUTCOME_KINDS`. What is faster than its floor is a cheat until proven otherwise
-    (outblas.core.plausibility): that holds for recorded ones and for kernels of our families, too."""
+    """Return the kind of an outcome, one of :data:`OUTCOME_KINDS`.
+
+    A time below the floor counts as a cheat (outblas.core.plausibility), also for recorded kernels and kernel families.
+    """
     if is_below_floor(evaluation, gpu):
         return "cheat"
     return _OF_STATUS[evaluation.status]
 
 
 def score_of(evaluation: Evaluation) -> float | None:
-    """log of the lower bound of the speed-up; None where there is no figure."""
+    """Return the log of the speed-up's lower bound; None if no speed-up was measured."""
     low = None if evaluation.speedup is None else evaluation.speedup.low
     return None if low is None or not (math.isfinite(low) and low > 0) else math.log(low)
 
 
 def feedback_text(evaluation: Evaluation, gpu: Gpu) -> str:
-    """What the next turn is told: status, gate, how far off, the log, the counters."""
+    """Return the feedback for the next turn: status, gate, error, log and counters."""
     lines = [f"status: {evaluation.status.value}"]
     if evaluation.detail:
         lines.append(f"detail: {evaluation.detail}")

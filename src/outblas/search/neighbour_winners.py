@@ -1,7 +1,7 @@
-"""What won on shapes nearby: what a search of its own missed.
+"""Candidates from nearby shapes, which the problem's own search may have missed.
 
-A tuned suite knows more of a problem than its own search does: shapes a factor of two away ask for much the same
-kernel. Their winners are compiled and proved already, so that a try costs its timing only.
+Shapes a factor of two away need much the same kernel. Their winners are compiled and proved already, so that a try
+costs its timing only.
 """
 
 from __future__ import annotations

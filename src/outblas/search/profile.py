@@ -36,11 +36,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """What :func:`run_profile` found.
+    """Result of :func:`run_profile`.
 
     Attributes:
-        counters: of every pair that was asked for, problems in the run's order, each one's candidates fastest first.
-        new: how many of them were profiled now; the others were in the store.
+        counters: of every requested pair; problems in the run's order, each one's candidates fastest first.
+        new: number of pairs profiled by this call; the store held the others.
     """
 
     counters: dict[Pair, dict[str, float]]
@@ -114,10 +114,16 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
 def select_pairs(
     evaluations: Iterator[Evaluation], top: int, mnk: Sequence[str], config: KernelConfig | None
 ) -> list[Pair]:
-    """The pairs to profile: see :func:`run_profile`.
+    """Return the pairs to profile.
+
+    Args:
+        evaluations: evaluations of the run.
+        top: candidates of each problem, the fastest that passed.
+        mnk: ``M_N_K`` of the problems; empty: all.
+        config: this candidate in place of the fastest; None: the fastest.
 
     Raises:
-        UsageError: an extent that no problem of the run has, or nothing of it passed.
+        UsageError: no problem of the run has such an extent, or no candidate of it passed.
     """
     asked = {Problem.from_mnk(one).mnk for one in mnk}
     first: dict[Pair, Evaluation] = {}

@@ -1,4 +1,4 @@
-"""A second look at problems that were searched before: what was not tried, and what is near the best that was."""
+"""A second search of searched problems: untried candidates, and neighbours of the best ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InOrderAgent(Agent):
 
 
 class PreferredFirstAgent(Agent):
-    """What is known of a problem first, then what another agent proposes, under its name."""
+    """Propose known good configs of a problem first, then those of another agent, under that agent's name."""
 
     def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
         super().__init__(then.seed, then.gpu)

@@ -1,4 +1,4 @@
-"""What share of a program's time each of its problems takes, and how measurements are dealt out by it."""
+"""Share of each problem in a program's time, and measurements dealt out by these shares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], floa
 
 
 def predicted_us(problem: Problem, gpu: Gpu) -> float:
-    """The ranking model's time of the best candidate, microseconds; the roofline where there is none."""
+    """Return the ranking model's time of the best candidate, microseconds; the roofline time if no candidate exists."""
     from outblas.kernels.cost.cost_model import predict_many
 
     offered = candidates(problem, gpu)
@@ -94,7 +94,7 @@ def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
 
 
 def weighted_speedup(ranked: Sequence[TimeShare], library: Library, launch: Launch) -> float:
-    """How much faster all products together are: 1 / sum(share / speed-up); 1 for what has no kernel."""
+    """Return the speed-up of all products: 1 / sum(share / speed-up); a problem without a kernel counts as 1."""
     rows = ((one, library.lookup(one.problem)) for one in ranked)
     choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)
     return 1.0 / sum(one.share / (choice.speedup if choice else 1.0) for one, choice in choices)

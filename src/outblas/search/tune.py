@@ -1,8 +1,7 @@
-"""The main job: an agent searches many problems within a budget, every answer is recorded, winners are kept.
+"""The main job: an agent searches many problems within a budget; every answer is recorded and winners are kept.
 
-Resuming is asking again: the agent proposes from the start and pairs that the store already holds are
-answered from it. So the result of a run that was killed and resumed equals that of an uninterrupted one,
-wherever the kill fell, for every agent that keeps its contract.
+A resumed run asks the agent from the start again; the store answers the pairs that it holds. So a killed and resumed
+run ends with the result of an uninterrupted one, if the agent keeps its contract.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from outblas.records.library import Library, LibraryRow, choose_kernel, is_nearl
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
 
-#: Problems searched side by side, and candidates asked of the agent at once for each: a batch of
-#: their product keeps several GPUs and compilers busy, and an agent still learns between batches.
+#: Problems searched side by side, and candidates asked of the agent at once for each. Their product is one batch: it
+#: keeps several GPUs and compilers busy, and an agent still learns between batches.
 PROBLEMS_AT_ONCE = 64
 CANDIDATES_PER_ROUND = 4
 
@@ -36,15 +35,14 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the measurements of a search are dealt out, and when it ends early.
+    """Settings of a search: the distribution of its measurements and an early end.
 
     Attributes:
         per_round: candidates asked of the agent at once for each problem. An agent that learns nothing may be asked
             for the whole budget: each problem is then set up and its baselines timed once.
         budgets: measurements of single problems, in place of the common budget.
-        stop: asked after every measurement; True, from then on, ends the search there. The library then has the
-            problems that were reached.
-        at_once: problems searched side by side. Few of them leave the first ones done before a stop.
+        stop: called after every measurement; True ends the search. The library then has the problems tried so far.
+        at_once: problems searched side by side. A small number finishes the first ones before a stop.
     """
 
     per_round: int = CANDIDATES_PER_ROUND
@@ -70,18 +68,19 @@ def tune(
     """Search every problem and return the winners.
 
     Args:
-        problems: what to tune; each once.
-        budget: measurements per problem at most (of all candidates, where there are fewer).
+        problems: the problems to tune; each once.
+        agent: proposes candidates.
+        budget: measurements per problem at most (of all candidates, if a problem has fewer).
         evaluator: answers the proposals; must be the same when a run is resumed.
-        store, run_id: where every evaluation is recorded before the next is asked for; a run that is
-            in the store already is resumed, and nothing that it holds is measured again.
+        store: keeps every evaluation before the next is asked; recorded ones are not measured again.
+        run_id: name of the run in the store; an existing run is resumed.
         progress: called after every measurement.
-        options: how the measurements are dealt out; None: :class:`SearchOptions` as it is.
+        options: settings of the search; None: the defaults of :class:`SearchOptions`.
 
     Raises:
         UsageError: the budget is below 1, a problem is given twice, the run was started with other
             settings, or the agent breaks its contract.
-        RecordError: the store cannot be written; what was recorded before is intact.
+        RecordError: the store cannot be written; earlier records are intact.
         Interrupted: Ctrl-C.
     """
     options = options or SearchOptions()
@@ -120,7 +119,7 @@ def tune(
 
 
 class _Search:
-    """One problem on its way: what may be tried, what was, and what the store knew before."""
+    """State of one problem's search: candidates, evaluations of this session, and the store's earlier evaluations."""
 
     def __init__(
         self, problem: Problem, candidates: list[KernelConfig], known: dict[KernelConfig, Evaluation], budget: int
@@ -190,7 +189,7 @@ def _search(
                     break
         finally:
             if isinstance(evaluations, Generator):
-                evaluations.close()  # what is being measured is given up here, not when the garbage is collected
+                evaluations.close()  # gives up running measurements now, not at garbage collection
         if stopped:
             for search, configs in asked:
                 search.history += [answers[search.problem, c] for c in configs if (search.problem, c) in answers]
@@ -213,11 +212,17 @@ def _pending(
     answers: dict[tuple[Problem, KernelConfig], Evaluation],
     score: _Score,
 ) -> Iterator[tuple[Problem, KernelConfig]]:
-    """Ask the agent problem by problem, for as long as the evaluator takes more: what is to be measured. All proposals
-    of a round come before the agent observes any answer of it, so that they do not depend on who answers how fast.
+    """Ask the agent problem by problem, while the evaluator takes more, and yield the pairs that the store lacks.
+
+    All proposals of a round come before the agent observes any answer of it. So they do not depend on answer times.
 
     Args:
-        asked: every search with its proposals is added here. answers: those that the store knows.
+        group: the searches of this round.
+        agent: proposes candidates.
+        per_round: candidates asked at once for each problem.
+        asked: receives every search with its proposals.
+        answers: receives the evaluations that the store knows.
+        score: counts those evaluations.
     """
     for search in group:
         configs = search.ask(agent, per_round)

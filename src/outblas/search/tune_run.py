@@ -43,7 +43,10 @@ RANKED_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """What makes two tune runs the same run; ``device`` as the command line names it, ``gpu`` the kind of GPU."""
+    """Settings that identify a tune run.
+
+    The field ``device`` is the command line's name, ``gpu`` the kind of GPU.
+    """
 
     suite: str
     problems: tuple[str, ...]
@@ -56,7 +59,7 @@ class TuneSettings:
 
 @dataclass(frozen=True)
 class RunFiles(RunDirectory):
-    """Where a tune run keeps what."""
+    """Paths inside the directory of a tune run."""
 
     @property
     def library(self) -> Path:
@@ -69,20 +72,20 @@ class RunFiles(RunDirectory):
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """One run of :func:`run_tune`.
+    """Arguments of :func:`run_tune`.
 
     Attributes:
-        problems: what to tune, each once.
-        suite: name of the suite that they are of, or ``custom`` or ``captured``.
+        problems: the problems to tune, each once.
+        suite: name of their suite, or ``custom`` or ``captured``.
         agent: name of the search agent.
         budget: measurements per problem at most.
-        seed: of the agent.
+        seed: seed of the agent.
         device: where candidates run.
         path: directory of the run.
         command: the command line, for provenance.
-        workers: several workers in place of the one of ``device``; a run may be resumed with another number of them.
-        budgets: measurements of single problems; ``problems`` are then ranked, the first matter most.
-        seconds: end the search after so long with what was tuned so far; a run that is resumed has as long again.
+        workers: several workers in place of the one of ``device``; a resumed run may have another number of them.
+        budgets: measurements of single problems; ``problems`` are then ranked, the most important first.
+        seconds: time limit of the search; the library then has the problems tried so far. A resumed run starts it anew.
     """
 
     problems: Sequence[Problem]
@@ -99,7 +102,7 @@ class TuneRequest:
 
     @property
     def place(self) -> str:
-        """Who evaluates, in words."""
+        """Return the name of the device or workers that evaluate, in words."""
         return str(self.workers or self.device)
 
 
@@ -138,23 +141,21 @@ def folder_name(
 def run_tune(
     request: TuneRequest, progress: Progress | None = None, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Library, RunFiles]:
-    """Tune into the directory of the request, or go on with the run of the same settings that is there.
+    """Tune into the directory of the request, or resume the run of the same settings there.
 
     Args:
-        request: what to tune, where and how.
+        request: settings of the run.
         progress: called after every measurement.
-        clock: of the request's seconds.
+        clock: time in seconds; only differences count.
 
     Returns:
-        The library, and where it, the result file and the evaluations lie. The report is left to the caller.
+        The library, and the paths of its files. The report is left to the caller.
 
     Raises:
-        UsageError: unknown agent or recording, a problem that was not recorded, or a directory that
-            holds another run or something else.
-        RecordError: the directory cannot be written, or another process works in it; what was recorded before is
-            intact.
+        UsageError: the agent or recording is unknown, a problem was not recorded, or the directory holds another run.
+        RecordError: the directory cannot be written, or another process works in it; earlier records are intact.
         DeviceError: the live GPU cannot be used.
-        ToolchainMissing: pyarrow is not installed, or what a live GPU needs.
+        ToolchainMissing: pyarrow, or a package for the live GPU, is not installed.
     """
     check_parquet()
     device, files = request.device, RunFiles(request.path)
@@ -266,11 +267,7 @@ def provenance_of(path: Path) -> dict[str, Any]:
 
 
 def measured_on(path: Path) -> list[str] | None:
-    """Names of the GPUs that a finished run's figures are of; None where its ``run.json`` does not say.
-
-    Raises:
-        RecordError: ``run.json`` cannot be read.
-    """
+    """Return the names of the GPUs that measured a finished run; None if its ``run.json`` lacks them."""
     files = RunFiles(path)
     origin = _read(files.run).get("provenance") if files.run.exists() else None
     name = origin.get("gpu") if isinstance(origin, dict) else None

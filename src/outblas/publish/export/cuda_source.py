@@ -1,4 +1,4 @@
-"""One CUDA file out of a :class:`outblas.kernels.source.Source`: every header in its place."""
+"""Write one CUDA file from a :class:`outblas.kernels.source.Source`: every header replaces its include."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def standalone(target: Target) -> str:
 
 
 def inline_includes(source: Source) -> str:
-    """The source's text with its headers in the place of their includes, each once, as ``#pragma once`` has it.
+    """Return the source's text with each header in place of its first include, as with ``#pragma once``.
 
-    A header inside ``#if`` may be left out by the preprocessor: it does not count as seen by what comes after, and a
-    guard keeps it from being there twice.
+    The preprocessor may leave out a header inside ``#if``. Such a header does not count as seen by later lines, and a
+    guard keeps it from being compiled twice.
     """
     return "\n".join(_lines(source.text, dict(source.headers), set(), False)) + "\n"
 

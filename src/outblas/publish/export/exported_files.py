@@ -19,11 +19,13 @@ FORMATS = ("cu", "ptx", "cubin", "cpp")
 
 
 def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
-    """Write a target in some formats; returns the files.
+    """Write a target in some formats and return the files.
 
     Raises:
-        UsageError: an unknown format, before anything is written.
-        CompileError, ToolchainMissing: ``ptx`` and ``cubin`` need NVRTC. RecordError: a file cannot be written.
+        UsageError: a format is unknown; nothing is written.
+        CompileError: NVRTC refuses the kernel (``ptx`` and ``cubin``).
+        ToolchainMissing: NVRTC is not installed (``ptx`` and ``cubin``).
+        RecordError: a file cannot be written.
     """
     wanted = list(dict.fromkeys(one for name in formats for one in (FORMATS if name == "all" else (name,))))
     odd = [name for name in wanted if name not in (*FORMATS, "hf")]

@@ -1,4 +1,4 @@
-"""What is exported: the kernel that a library has for a problem, and what is known of it."""
+"""Target of an export: the kernel that a library has for a problem, and its provenance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outblas.records.library import Library, LibraryChoice, LibraryRow
 
 @dataclass(frozen=True)
 class Target:
-    """A kernel on its problem: the row that installs it, of a GPU, with where its figures come from."""
+    """A kernel on its problem: the library row that installs it, its GPU and the provenance of its figures."""
 
     problem: Problem
     launch: Launch
@@ -36,7 +36,7 @@ class Target:
         return f"outblas_{self.problem.key}_{self.launch}".lower()
 
     def comment(self, then: str = "") -> str:
-        """What it is, as C++ comment lines: problem, knobs, measured speed-up and its provenance; ``then`` is added."""
+        """Return C++ comment lines: problem, knobs, measured speed-up and provenance; ``then`` is added last."""
         p, c, origin = self.problem, self.choice, self.provenance
         b_text = "B stored N x K" if p.layout == "TN" else "B stored K x N"
         toolchain = origin.get("toolchain") or {}
@@ -64,11 +64,11 @@ _LAUNCHED: dict[Launch, str] = {
 
 
 def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
-    """The kernel that a library has for a problem where ``launch`` is allowed.
+    """Return the kernel that a library has for a problem if ``launch`` is allowed.
 
     Raises:
-        UsageError: the problem is not in the library, it falls back to a baseline there (which is named), or the
-            library is of a GPU that this release does not know.
+        UsageError: the problem is not in the library, or the row falls back to a baseline, which the text names. Also
+            if this release does not know the library's GPU.
     """
     row = library.lookup(problem)
     if row is None:

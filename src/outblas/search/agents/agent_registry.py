@@ -12,7 +12,7 @@ from outblas.search.agents.base import Agent
 
 #: The package of the agents' modules.
 _PACKAGE = Agent.__module__.rpartition(".")[0]
-#: name -> "module:class"; imported when asked for, since some agents need heavy packages.
+#: name -> "module:class"; imported on request, since some agents need heavy packages.
 AGENTS: dict[str, str] = {
     "random": "random_search:RandomSearch",
     "exhaustive": "random_search:Exhaustive",
@@ -61,10 +61,17 @@ def agent_preparations() -> dict[str, str]:
 
 
 def make_agent(name: str, seed: int = 0, gpu: Gpu = H200) -> Agent:
-    """An agent by name.
+    """Make a new agent by its name.
+
+    Args:
+        name: a key of :data:`AGENTS`.
+        seed: seed of the agent's random draws.
+        gpu: GPU that the candidates run on.
 
     Raises:
-        UsageError: there is no agent of that name.
+        UsageError: no agent has that name.
+        ToolchainMissing: the agent needs a package that is not installed. Some agents raise this at their first use
+            only.
     """
     if name not in AGENTS:
         raise unknown_name("agent", name, AGENTS, "pass one of them as --agent")

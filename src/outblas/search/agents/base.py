@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """Chooses which candidates to try: ask with :meth:`propose`, tell with :meth:`observe`.
+    """Base class of search agents: choose which candidates to evaluate next.
 
-    To add an agent, write one file with a subclass and one line in ``agents/__init__.py``; the
-    conformance tests then run on it by themselves.
+    The search calls :meth:`propose` for configs, evaluates them and passes the results to :meth:`observe`.
+    To add an agent, write a file with a subclass and add a line to ``AGENTS`` in ``agent_registry.py``. The conformance
+    tests then include it.
 
-    A run that was killed is resumed by asking again from the start, with the recorded answers in
-    place of new ones. So the proposals may depend only on the arguments, on the seed and on what was
-    observed: draw from :meth:`rng`, never from a generator kept between calls.
+    A killed run is resumed by asking from the start again, with the recorded answers. So proposals may depend only on
+    the arguments, the seed and the observed evaluations. Draw from :meth:`rng`; keep no generator between calls.
 
     Attributes:
-        name: its name in the registry.
-        gpu: what the candidates will run on.
-        draws: False: proposals do not depend on the seed, one run tells all.
-        learns: True: what :meth:`prepare` learns depends on the seed, and so do proposals from then on.
+        name: the agent's name in the registry.
+        seed: seed of its random draws.
+        gpu: GPU that the candidates run on.
+        draws: False if proposals do not depend on the seed, so that one run is enough.
+        learns: True if the result of :meth:`prepare` depends on the seed.
     """
 
     name = "unnamed"
@@ -44,44 +45,50 @@ class Agent:
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """Up to ``n`` different members of ``candidates`` that are not in ``history``.
+        """Return up to ``n`` different members of ``candidates`` that are not in ``history``.
 
         Args:
+            problem: the problem to search.
             candidates: every legal config of the problem, in a fixed order.
-            history: this problem's evaluations so far, in the order in which they were proposed.
+            history: this problem's evaluations so far, in the order of their proposal.
+            n: the largest number of configs to return.
 
         Returns:
-            Configs to evaluate, most wanted first; fewer than ``n`` only when no others are left, or
-            when the agent has nothing more to try.
+            Configs to evaluate, best guess first. Fewer than ``n`` only if no others are left or the agent has
+                finished.
         """
         raise NotImplementedError
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
         """Learn from recorded problems before any search; the default learns nothing.
 
-        Whoever compares agents calls it with the problems that are not held out, and with no other: an agent that
-        learns across shapes uses nothing else that was fitted on measurements from then on.
+        A comparison passes only the problems that are not held out. An agent that learns across shapes must not use
+        other fitted measurements afterwards.
 
         Args:
-            recording: holds ``problems``, and others that must not be looked at.
+            recording: measurements of ``problems`` and possibly of others, which the agent must not read.
+            problems: training problems.
         """
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:
-        """Learn from a finished batch, over all its problems; the default learns nothing."""
+        """Learn from a finished batch, which may hold several problems; the default learns nothing."""
 
     def rng(self, problem: Problem, history: Sequence[Evaluation]) -> random.Random:
-        """A generator that depends on the seed, the problem and how many were tried, and on nothing else."""
+        """Return a new generator, seeded by the agent's seed, the problem and the length of ``history`` alone."""
         return random.Random(f"{self.seed}/{problem.key}/{len(history)}")
 
 
 def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]) -> list[KernelConfig]:
-    """The candidates that were not tried yet, in their order."""
+    """Return the candidates that no evaluation in ``history`` has, in their order."""
     tried = {evaluation.config for evaluation in history}
     return [config for config in candidates if config not in tried]
 
 
 def group_by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCHES) -> list[list[KernelConfig]]:
-    """The configs of each launch option, in their order."""
+    """Return one list per launch option, in the order of ``launches``; each keeps the order of its configs.
+
+    A launch option without configs has an empty list.
+    """
     listed = list(order)
     return [[config for config in listed if launch_of(config) == launch] for launch in launches]
 
@@ -90,12 +97,15 @@ def each_launch(
     candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int,
     order: Callable[[list[KernelConfig], list[Evaluation]], list[KernelConfig]],
 ) -> list[KernelConfig]:  # fmt: skip
-    """Up to ``n`` proposals of searches that are each of one launch option and take turns.
+    """Return up to ``n`` proposals of one search per launch option; the searches take turns.
 
-    The option that was measured least is next, the first of those that are level.
+    The next turn goes to the option with the fewest measurements and proposals; the first one wins ties.
 
     Args:
-        order: called with an option's candidates and its part of the history; its proposals, most wanted first.
+        candidates: legal configs of all launch options.
+        history: the problem's evaluations so far.
+        n: the largest number of configs to return.
+        order: function of one option's candidates and history. It returns that option's proposals, best guess first.
     """
     orders, made = [], []
     for group in group_by_launch(candidates):
@@ -112,5 +122,5 @@ def each_launch(
 
 
 def interleave(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:
-    """The first of every order, then the second of every order, and so on."""
+    """Return the first of every order, then the second of every order, and so on; shorter orders just end."""
     return [config for group in zip_longest(*orders) for config in group if config is not None]

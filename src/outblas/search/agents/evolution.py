@@ -15,7 +15,7 @@ from outblas.kernels.families.registry import knobs_by_name
 from outblas.learn.reward import reward
 from outblas.search.agents.base import Agent, unexplored
 
-#: Parents: the best so many of the proven candidates.
+#: Number of parents: the best proven candidates.
 PARENTS = 4
 #: Share of proposals drawn at random, so that no candidate is out of reach.
 RANDOM_SHARE = 0.15
@@ -26,7 +26,12 @@ _codes: dict[object, int] = {}
 
 
 class EvolutionAgent(Agent):
-    """Random first generation; then children of the best parents, nearest by number of differing knobs."""
+    """Evolution: mutate the best candidates found so far by few knobs.
+
+    Draw the first generation at random, until a candidate has passed. Then draw one of the best :data:`PARENTS` and
+    propose the untried candidate that differs from it in the fewest knobs. A share of :data:`RANDOM_SHARE` stays
+    random.
+    """
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -55,13 +60,16 @@ class EvolutionAgent(Agent):
 
 
 def knob_distance(a: KernelConfig, b: KernelConfig) -> int:
-    """Number of knobs that differ; the family counts as one, and so does a knob that only one has."""
+    """Return the number of knobs that differ. The family counts as one; so does a knob that only one config has."""
     return int((encode(a) != encode(b)).sum())
 
 
 @lru_cache(maxsize=65536)
 def encode(config: KernelConfig) -> NDArray[np.int32]:
-    """One integer per knob (family first); equal values, equal integers."""
+    """Return int32[1 + knobs]: a code for the family, then one for each name in ``KNOBS``.
+
+    Equal values have equal codes within one process. A knob that the family lacks has the code of None.
+    """
     values = [config.family, *(getattr(config, knob, None) for knob in KNOBS)]
     # The type is part of the key: True == 1 as a dictionary key.
     return np.array([_codes.setdefault((type(v), v), len(_codes)) for v in values], dtype=np.int32)

@@ -20,11 +20,11 @@ MAX_KNOBS_APART = 3
 
 
 class Greedy(Agent):
-    """From the candidate with the commonest knobs to its best neighbour, and on from there.
+    """Greedy descent: try the nearest neighbours of the best candidate.
 
-    The neighbours that differ from the best of the descent in one knob come first, then those that differ in two, and
-    so on up to :data:`MAX_KNOBS_APART`; equals go knob after knob, in an order drawn once for the problem. Where all
-    of them were tried, a descent starts anew from a random candidate far from all that was.
+    Start at the candidate with the most common knob values. Neighbours that differ from the best in one knob come
+    first, then those that differ in two, up to :data:`MAX_KNOBS_APART`. Ties follow an order of knobs that is drawn
+    once per problem. If all neighbours were tried, start again from a random candidate far from all tried ones.
     """
 
     def propose(
@@ -52,7 +52,7 @@ class Greedy(Agent):
 
 
 def _descent(history: Sequence[Evaluation]) -> list[Evaluation]:
-    """What was tried since the last start, which is a candidate that is nobody's neighbour in the descent before."""
+    """Return the evaluations since the last start, which is no neighbour of any evaluation before it."""
     found: list[Evaluation] = []
     for evaluation in history:
         knobs = encode(evaluation.config)
@@ -68,19 +68,24 @@ def _best(evaluations: Sequence[Evaluation]) -> KernelConfig | None:
 
 
 def _commonest(knobs: NDArray[np.int32], rng: random.Random) -> int:
-    """The row whose values the most others share, summed over the knobs; one of the equals drawn."""
+    """Return the row whose values occur most often, summed over the knobs; ties are drawn."""
     shared = np.sum([(column[:, None] == column).sum(axis=1) for column in knobs.T], axis=0)
     return int(rng.choice([int(i) for i in np.flatnonzero(shared == shared.max())]))
 
 
 def _far(knobs: NDArray[np.int32], free: Sequence[int], tried: Sequence[NDArray[np.int32]], rng: random.Random) -> int:
-    """One of the rows ``free``, drawn among those that are no neighbours of any that was tried, if there are such."""
+    """Draw one of the rows ``free`` that is no neighbour of any row in ``tried``; draw from all of ``free`` if none is
+    so far.
+    """
     distance = (knobs[free][:, None] != np.stack(tried)).sum(axis=2).min(axis=1)
     return rng.choice([i for i, d in zip(free, distance, strict=True) if d > MAX_KNOBS_APART] or list(free))
 
 
 def _neighbours(knobs: NDArray[np.int32], best: NDArray[np.int32], order: Sequence[int]) -> list[int]:
-    """Rows that differ from ``best`` in at most :data:`MAX_KNOBS_APART` knobs: fewest first, then by ``order``."""
+    """Return rows that differ from ``best`` in at most :data:`MAX_KNOBS_APART` knobs.
+
+    Rows with fewer differences come first; ties follow ``order``, a permutation of the knobs.
+    """
     differs = knobs[:, order] != best[order]
     count = differs.sum(axis=1)
     near = [int(i) for i in np.flatnonzero(count <= MAX_KNOBS_APART)]

@@ -14,15 +14,16 @@ from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 
-#: What a fit leaves: coefficients by family, and the residual's.
+#: Result of a fit: coefficients by family, and those of the residual.
 Fitted = tuple[dict[str, dict[str, float]], np.ndarray]
 
 
 class Heuristic(Agent):
-    """Fastest predicted first; equal predictions in catalogue order. A library row has a winner of every launch option,
-    and PDL is nearly always predicted faster: by one order for all a small budget would hardly see the others.
+    """Analytic cost model: fastest predicted candidate first.
 
-    Until :meth:`prepare`, by the packaged model, which was fitted on all that was measured.
+    Launch options take turns, since a library row needs a winner of each. PDL is nearly always predicted faster; a
+    single order would hide the others under a small budget. Equal predictions keep the order of the catalogue. Until
+    :meth:`prepare`, the packaged model ranks; it was fitted on all measurements.
     """
 
     draws = False
@@ -32,7 +33,7 @@ class Heuristic(Agent):
         self._fitted: Fitted | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Fit the model's coefficients on these problems, about a minute for 800 of them; kept in the cache."""
+        """Fit the model's coefficients on these problems (about a minute for 800); the fit is kept in the cache."""
         from outblas.core.files import write_atomic
         from outblas.learn.train.fit_cost_model import fit, fit_residual, rows_of_recording
         from outblas.learn.train.training_cache import training_cache_folder

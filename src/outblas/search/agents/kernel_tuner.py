@@ -1,13 +1,11 @@
 """Kernel Tuner's search strategies as agents.
 
-Kernel Tuner (van Werkhoven, 2019, doi:10.1016/j.future.2018.08.004) runs a strategy to its end and measures whatever
-it asks for. An agent is asked step by step, and must answer the same when asked again. So a strategy runs from its
-start at every proposal, with its random generators seeded alike: what was measured is answered from the history, and
-the first configs that it asks for beyond that are the proposal.
+Kernel Tuner (van Werkhoven, 2019, doi:10.1016/j.future.2018.08.004) runs a strategy to its end and measures each config
+on request. An agent is asked step by step and must repeat its answers. So every proposal runs the strategy from its
+start, with equal seeds. The history answers the measured configs; the first configs beyond it are the proposal.
 
-To propose several at once, a config that is not measured yet is answered with the median of the costs measured, a
-constant liar as of Ginsbourger et al. (2010, doi:10.1007/978-3-642-10701-6_6), and the run goes on until there are
-enough.
+To propose several at once, an unmeasured config is answered with the median of the measured costs, and the run goes on.
+This is a constant liar (Ginsbourger et al., 2010, doi:10.1007/978-3-642-10701-6_6).
 """
 
 from __future__ import annotations
@@ -29,22 +27,22 @@ from outblas.core.roofline import Gpu
 from outblas.search.agents.base import Agent, unexplored
 from outblas.search.kernel_tuner.knob_space import Point, need_kernel_tuner, point, tunable, varying
 
-#: Questions after which a run is ended: a strategy may walk in circles among what is measured, or find no legal
-#: neighbour. What it still owes is then drawn at random.
+#: Largest number of questions in a run: a strategy may repeat measured configs or find no legal neighbour. The rest of
+#: the proposal is then drawn at random.
 QUESTIONS = 300
 #: Individuals of a population: few enough that a budget of a few dozen sees several generations.
 POPULATION = 8
 
 
 class KernelTunerStrategy(Agent):
-    """One strategy of Kernel Tuner behind the contract of agents; a subclass names it.
+    """Base class: one strategy of Kernel Tuner behind the interface of agents.
 
-    Only offered configs are legal points. One that a strategy asks for beside them has Kernel Tuner's error value and
-    is never proposed.
+    Only the offered configs are legal points. Any other config that the strategy asks for gets Kernel Tuner's error
+    value and is never proposed.
 
     Attributes:
         strategy: module of ``kernel_tuner.strategies``.
-        options: its strategy options where not the default.
+        options: the strategy's options that differ from their defaults.
 
     Raises:
         ToolchainMissing: Kernel Tuner is not installed.
@@ -71,7 +69,7 @@ class KernelTunerStrategy(Agent):
     def _asked(
         self, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int, seed: int
     ) -> list[KernelConfig]:
-        """Up to ``n`` configs that the strategy asks for and the history lacks."""
+        """Return up to ``n`` configs that the strategy asks for and ``history`` lacks, in its order."""
         from kernel_tuner.interface import Options
         from kernel_tuner.util import TuningBudget
 
@@ -99,9 +97,10 @@ class KernelTunerStrategy(Agent):
 
 
 class Genetic(KernelTunerStrategy):
-    """Genetic algorithm with :data:`POPULATION` individuals (Kernel Tuner's default is 26).
+    """Kernel Tuner's genetic algorithm.
 
-    Kernel Tuner ends it when the individuals of all generations, repeated ones counted, are as many as the candidates.
+    A population has :data:`POPULATION` individuals (Kernel Tuner's default is 26). Kernel Tuner ends the run when the
+    individuals of all generations, repeated ones included, are as many as the candidates.
     """
 
     strategy = "genetic_algorithm"
@@ -109,44 +108,51 @@ class Genetic(KernelTunerStrategy):
 
 
 class Annealing(KernelTunerStrategy):
-    """Simulated annealing."""
+    """Kernel Tuner's simulated annealing."""
 
     strategy = "simulated_annealing"
 
 
 class LocalSearch(KernelTunerStrategy):
-    """Greedy multi-start local search: to the first better neighbour, then from a random point.
+    """Kernel Tuner's greedy local search with restarts.
 
-    Kernel Tuner 1.5 takes the neighbours along one knob from the last neighbour along the knob before, so that its
-    climbs drift away from where they began; on a smooth grid it finds less than chance does.
+    Move to the first better neighbour; restart from a random point. Kernel Tuner 1.5 takes each knob's neighbours from
+    the last neighbour of the knob before, so that climbs drift from their start. On a smooth grid it finds less than
+    random search.
     """
 
     strategy = "greedy_mls"
 
 
 class VariableNeighbourhood(KernelTunerStrategy):
-    """Variable neighbourhood descent with annealing, a tabu list and a nearest-neighbour surrogate (HybridVNDX)."""
+    """Kernel Tuner's HybridVNDX: variable neighbourhoods and a surrogate.
+
+    It combines variable neighbourhood descent, annealing, a tabu list and a nearest-neighbour surrogate.
+    """
 
     strategy = "gen_hybrid_vndx"
 
 
 class DifferentialEvolution(KernelTunerStrategy):
-    """Differential evolution with :data:`POPULATION` individuals (Kernel Tuner's default is 16 per parameter)."""
+    """Kernel Tuner's differential evolution.
+
+    A population has :data:`POPULATION` individuals (Kernel Tuner's default is 16 per parameter).
+    """
 
     strategy = "diff_evo"
     options = {"popsize": POPULATION, "popsize_times_dimensions": False}
 
 
 class _Enough(Exception):
-    """Ends a strategy's run: it has asked for enough, or too often."""
+    """Raised to end a strategy's run: it has asked for enough configs, or asked too often."""
 
 
 class _Runner:
-    """What measures configs for a strategy, in the shape of ``kernel_tuner.runners.runner.Runner``.
+    """Answer a strategy's questions, with the interface of ``kernel_tuner.runners.runner.Runner``.
 
     Attributes:
-        points: the legal ones.
-        asked: points to propose, in the order in which they were asked for.
+        points: the legal points.
+        asked: points to propose, in the order of the questions.
     """
 
     def __init__(self, legal: Mapping[Point, KernelConfig], known: Mapping[Point, float | None], n: int) -> None:
@@ -157,14 +163,14 @@ class _Runner:
         self.asked: list[Point] = []
 
     def add_strategy_time(self, seconds: float) -> None:
-        """Kernel Tuner tells how long the strategy thought."""
+        """Ignore the time that the strategy took; Kernel Tuner reports it here."""
 
     def legal(self, values: Sequence[Any]) -> bool:
         self._count()
         return tuple(values) in self.points
 
     def run(self, points: Sequence[Sequence[Any]], options: Any) -> list[dict[str, Any]]:
-        """A result per point, with ``time``, or with ``__error__`` where the config failed or is not offered."""
+        """Return one result per point: with ``time``, or with ``__error__`` if the config failed or is not offered."""
         self._count(max(1, len(points)))
         return [self._answer(tuple(one), options) for one in points]
 
@@ -190,7 +196,10 @@ class _Runner:
 
 
 def _costs(history: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, float | None]]:
-    """What to minimise: time over the baseline's, or microseconds where a baseline is lacking; None if it failed."""
+    """Yield each evaluation with its cost, or None if it failed.
+
+    The cost is the time over the baseline's time if every passed evaluation has a baseline, else microseconds.
+    """
     paired = all(e.speedup is not None for e in history if e.status is Status.PASSED)
     for e in history:
         if e.timing is None:
@@ -200,10 +209,10 @@ def _costs(history: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, float | 
 
 
 def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str], runner: _Runner) -> Any:
-    """A new ``Searchspace`` of exactly the candidates, in which every strategy stays reproducible.
+    """Return a new ``Searchspace`` of exactly the candidates, in which every strategy is reproducible.
 
-    New every time, since it remembers which neighbours it gave; and listed, since the product of all values of all
-    knobs (some 10^11) cannot be filtered.
+    It is new each time, since it remembers the neighbours that it returned. It is built from a list, since the product
+    of all knob values (some 10^11) cannot be filtered.
     """
     from kernel_tuner.searchspace import Searchspace
 
@@ -218,7 +227,7 @@ def _searchspace(candidates: Sequence[KernelConfig], names: Sequence[str], runne
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seeds the global generators that strategies draw from, and gives them back as they were."""
+    """Seed the global generators of ``random`` and numpy, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)

@@ -1,11 +1,11 @@
-"""A language model that chooses among the candidates by the compact language of their knobs.
+"""A language model that chooses among the candidates, written in the compact language of their knobs.
 
-It is asked once per round and problem. What it says is bent to what is offered: a config that is not goes to the
-nearest one that is, and what is missing is filled up in the order of the ranking model. Answers are kept in the cache
-folder by all that was asked, so that a run that is resumed by asking again pays for nothing twice and hears the same.
+It is asked once per round and problem. A config that is not offered is replaced by the nearest one that is. Missing
+choices are filled in the order of the ranking model. The cache folder keeps each answer under the whole question, so
+that a resumed run pays nothing twice and gets the same answers.
 
-The server is set by the environment: OUTBLAS_LLM_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY, and OUTBLAS_LLM_BUDGET
-(:func:`outblas.llm.budget.parse_budget`), which is of one process.
+Environment variables set the server: OUTBLAS_LLM_MODEL, OPENAI_BASE_URL and OPENAI_API_KEY. OUTBLAS_LLM_BUDGET limits
+one process (:func:`outblas.llm.budget.parse_budget`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class LanguageModel(Agent):
     """A language model chooses among the candidates and learns from the outcomes.
 
     Raises:
-        UsageError: no model or server is set. ToolchainMissing: the package ``openai`` is not installed.
+        UsageError: no model or server is set.
+        ToolchainMissing: the package ``openai`` is not installed.
     """
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
@@ -53,10 +54,15 @@ class LanguageModel(Agent):
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """See :meth:`Agent.propose`.
+        """Return configs as :meth:`Agent.propose` does.
+
+        If the model gives no answer, one of these errors is raised; a repeated run resumes here.
 
         Raises:
-            Unanswered, RequestRejected, ServerError, BudgetSpent: the model was not heard; a run goes on from here.
+            Unanswered: no attempt was answered.
+            RequestRejected: the server refuses this question.
+            ServerError: the server refuses every question or cannot be reached.
+            BudgetSpent: the next request could pass the budget.
         """
         left = unexplored(candidates, history)
         if len(left) <= n:
@@ -71,14 +77,14 @@ class LanguageModel(Agent):
         return [*chosen, *self._ranked(problem, list(free))][:n]
 
     def _ranked(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
-        """In the order of the ranking model, launch options in turns."""
+        """Return the configs in the order of the ranking model; launch options take turns."""
         from outblas.kernels.cost.cost_model import rank
 
         return interleave(*group_by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
 
 
 def read_choices(text: str) -> list[KernelConfig]:
-    """The configs of an answer, in its order, without those that cannot be read; none where it has no list."""
+    """Return the configs of an answer in its order, without unreadable ones; empty if the answer has no list."""
     from outblas.llm.answer import fenced
     from outblas.llm.compact import read_config
 
@@ -97,7 +103,7 @@ def read_choices(text: str) -> list[KernelConfig]:
 
 
 def connect() -> Ask:
-    """Asks the server that the environment names, or the cache.
+    """Return a function that asks the server of the environment, or answers from the cache.
 
     Raises:
         UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is.
@@ -134,7 +140,7 @@ def connect() -> Ask:
 
 
 class _NoRequestLog:
-    """Attempts that nobody writes down: what is heard is kept in the cache."""
+    """A request log that keeps nothing: the cache keeps the answers."""
 
     def sent(self, question: int, most: object) -> int:
         return 0

@@ -19,18 +19,18 @@ from outblas.search.agents.base import Agent, group_by_launch, interleave, unexp
 
 #: Choices asked for each problem; the package has fewer for most.
 CHOICES = 64
-#: How far a candidate of another family than wgmma is from any choice, besides.
+#: Added distance of a candidate of another family than wgmma from any choice.
 FOREIGN = 4.0
 
 
 class HeuristicsAgent(Agent):
-    """What nvMatmulHeuristics ranks first, built with what is offered; launch options in turns.
+    """NVIDIA nvMatmulHeuristics: nearest candidates to its choices first.
 
-    Each of its choices in turn takes the nearest candidate that no choice before took. What is left comes after, by
-    its distance to the first choice. The distance is the sum of |log2| of the ratios of bm, bn, bk, the cluster's two
-    extents, split_k, and half of that of the stages: halving a tile counts as much as halving the split. Its choices
-    are of wgmma kernels, so that another family is :data:`FOREIGN` away. Knobs of which the package says nothing do not
-    count: equals stay in the candidates' order. Where it has no choice for a problem, all do.
+    Each choice in turn takes the nearest free candidate. The other candidates follow by their distance to the first
+    choice. The distance sums |log2| of the ratios of bm, bn, bk, both extents of the cluster and split_k, and half that
+    of the stages. The choices are wgmma kernels; another family is :data:`FOREIGN` away. Other knobs do not count: ties
+    keep the candidates' order. Launch options take turns. Without a choice for a problem, all candidates keep their
+    order.
     """
 
     draws = False
@@ -42,10 +42,10 @@ class HeuristicsAgent(Agent):
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """As :meth:`Agent.propose`.
+        """Return configs as :meth:`Agent.propose` does.
 
         Raises:
-            ToolchainMissing: the package is not installed.
+            ToolchainMissing: nvMatmulHeuristics is not installed.
         """
         if not candidates:
             return []
@@ -71,13 +71,16 @@ def _order(candidates: Sequence[KernelConfig], choices: Sequence[TileChoice]) ->
 
 
 def _place(choice: TileChoice) -> NDArray[np.float64]:
-    """float64[7]: logarithms, whose differences add up to the distance."""
+    """Return float64[7]: scaled logarithms; the distance is the sum of their absolute differences."""
     extents = (choice.bm, choice.bn, choice.bk, choice.cluster_m, choice.cluster_n, choice.split_k)
     return np.array([*(math.log2(max(1, x)) for x in extents), math.log2(max(1, choice.stages)) / 2])
 
 
 def _place_of_config(config: KernelConfig) -> NDArray[np.float64]:
-    """The same of a candidate; families without clusters have ones of 1, and their ``unroll`` is their stages."""
+    """Return float64[7] of a candidate, as :func:`_place` does.
+
+    Families without clusters have cluster extents of 1; without stages, their ``unroll`` is used.
+    """
     stages = int(getattr(config, "stages", 0) or getattr(config, "unroll", 1))
     cluster = getattr(config, "cluster_m", 1), getattr(config, "cluster_n", 1)
     return _place(TileChoice(config.bm, config.bn, config.bk, stages, config.split_k, *cluster, order=0))

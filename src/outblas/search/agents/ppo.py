@@ -1,4 +1,4 @@
-"""The trained policy: what PPO across shapes learned to try first, and next after what it has seen."""
+"""The trained policy: PPO across shapes learned which candidates to try first, and next after each answer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ POLICY_VARIABLE = "OUTBLAS_POLICY"
 
 
 class Ppo(Agent):
-    """Highest score first; each launch option is a search of its own, and they take turns.
+    """Policy trained by PPO across shapes; it adapts to measurements.
+
+    Candidates with the highest score come first. Each launch option is a separate search, and they take turns.
 
     Args:
-        policy: None: the one named by ``OUTBLAS_POLICY``, else the GPU's packaged one, loaded at the first proposal,
-            which raises UsageError where there is none.
+        seed: seed of a training in :meth:`prepare`.
+        gpu: GPU that the candidates run on.
+        policy: policy to follow. None: the one in ``OUTBLAS_POLICY``, else the packaged one of the GPU. It is loaded at
+            the first proposal, which raises UsageError if it does not exist.
     """
 
     draws, learns = False, True
@@ -45,9 +49,9 @@ class Ppo(Agent):
         self._views: dict[tuple[Problem, int], CandidateView] = {}
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Train a policy on these problems, with the packaged one's recipe and this agent's seed.
+        """Train a policy on these problems, with the recipe of the packaged one and this agent's seed.
 
-        A training is kept in the cache, and one that was interrupted goes on.
+        The trained policy is kept in the cache; an interrupted training resumes.
         """
         from outblas.learn.train.regression import regressor_cache_path, split_problems
         from outblas.learn.train.train_ppo import TrainingRun, train
@@ -60,7 +64,7 @@ class Ppo(Agent):
         self._views.clear()
 
     def recipe(self) -> PpoSettings:
-        """What the packaged policy was trained with."""
+        """Return the training settings of the packaged policy."""
         from outblas.learn.train.train_ppo import RECIPE
 
         return replace(RECIPE, seed=self.seed)
@@ -99,7 +103,10 @@ class Ppo(Agent):
 
 
 class PpoOneshot(Ppo):
-    """A contextual bandit: trained on episodes of one measurement, it learns nothing from what it measures."""
+    """Policy trained on single measurements; it does not adapt.
+
+    A contextual bandit: one training episode is one measurement, so its order ignores the history.
+    """
 
     kind = "-oneshot"
 

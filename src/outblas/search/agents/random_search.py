@@ -1,4 +1,4 @@
-"""The two agents that learn nothing: the yardsticks of every other."""
+"""Two agents that learn nothing, as a reference for the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outblas.search.agents.base import Agent, unexplored
 
 
 class RandomSearch(Agent):
-    """Uniform sampling without replacement."""
+    """Uniform random sampling without replacement."""
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -21,7 +21,10 @@ class RandomSearch(Agent):
 
 
 class Exhaustive(Agent):
-    """Every candidate, in catalogue order; with a budget that covers them, the true best."""
+    """Every candidate in catalogue order.
+
+    With a budget that covers all candidates, the result is the true best.
+    """
 
     draws = False
 

@@ -1,4 +1,4 @@
-"""Candidates in the order in which a recording measured them: what to try first on the GPU it is of."""
+"""Candidates in the order of their recorded times, for tuning on the recorded kind of GPU."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ RECORDING_VARIABLE = "OUTBLAS_RECORDING"
 
 
 class RecordedAgent(Agent):
-    """Fastest recorded first, the best without PDL and the best with PDL in turn (and this with early loads of B, where
-    they are offered).
+    """Fastest recorded candidates first, for tuning a live GPU again.
 
-    A library row has a winner of each kind, so a budget of 8 looks at the best four of both. Candidates
-    that the recording has not measured come after all that it has, in the ranking model's order, and those
-    that failed in it come last. A problem that was not recorded goes by the model alone. It is meant for
-    tuning on a live GPU: on a replay of its own recording it knows the answers beforehand.
+    The best without PDL and the best with PDL take turns, the latter followed by its variant with early loads if
+    offered. A library row has a winner of each kind, so a budget of 8 tries the best four of both. Unrecorded
+    candidates come next, in the order of the ranking model; those that failed in the recording come last. For an
+    unrecorded problem, the model alone decides. On a replay of its own recording, this agent knows the answers
+    beforehand.
 
     Args:
-        recording: None: the one named by ``OUTBLAS_RECORDING``, else the GPU's packaged one, loaded at the
-            first proposal, which raises UsageError where there is none.
+        seed: unused, since proposals do not depend on it.
+        gpu: GPU that the candidates run on.
+        recording: recording to follow. None: the one in ``OUTBLAS_RECORDING``, else the packaged one of the GPU. It is
+            loaded at the first proposal, which raises UsageError if it does not exist.
     """
 
     draws = False
@@ -58,7 +60,9 @@ class RecordedAgent(Agent):
     def _sorted_out(
         self, problem: Problem, candidates: Sequence[KernelConfig]
     ) -> tuple[dict[KernelConfig, float], list[KernelConfig], list[KernelConfig]]:
-        """(measured -> microseconds, not in the recording, failed in it), each in the candidates' order."""
+        """Return (measured config -> microseconds, configs not recorded, configs that failed), in the candidates'
+        order.
+        """
         recording = self._load()
         try:
             row = recording.row(problem)

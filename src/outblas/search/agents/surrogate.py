@@ -1,4 +1,4 @@
-"""Expected improvement on what is believed of candidates' times: learned across shapes, corrected on this one."""
+"""Expected improvement on predicted times: learned across shapes, corrected by this problem's measurements."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from outblas.learn.posterior import Regressor, expected_improvement, posterior
 from outblas.records.recording import Recording
 from outblas.search.agents.base import Agent, each_launch, unexplored
 
-#: How much slower than expected a candidate that failed counts, as a logarithm.
+#: A failed candidate counts as slower than expected by this logarithm.
 FAILED_LOG_SLOWDOWN = math.log(4.0)
 
 
 class Surrogate(Agent):
-    """Expected improvement of log time; each launch option is a search of its own, and they take turns.
+    """Expected improvement (Bayesian) on a model learned across shapes.
 
-    What is expected is the guess of the regressor that :meth:`prepare` trains, or of the packaged ranking model until
-    then, corrected by the present problem's measurements (:mod:`outblas.learn.posterior`). Proposed is the candidate
-    whose expected improvement on the best of its launch option is largest (Jones et al., Efficient Global Optimization,
-    1998); in a batch, a chosen one counts as measured with its expected time.
+    The objective is log time. Each launch option is a separate search, and they take turns. The prediction is that of
+    the regressor trained in :meth:`prepare`, else of the packaged ranking model. This problem's measurements correct it
+    (:mod:`outblas.learn.posterior`). The candidate with the largest expected improvement on the best of its option is
+    next (Jones et al., Efficient Global Optimization, 1998). Within a batch, a chosen one counts as measured at its
+    expected time.
     """
 
     draws, learns = False, True
@@ -37,10 +38,14 @@ class Surrogate(Agent):
         self._regressor: Regressor | None = None
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Train the regressor of agent ``ppo`` with the same seed, or read it where that was done on these problems.
+        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache.
 
-        It learns from the part of the problems that ``ppo`` does not judge itself by, so that the two differ in what
-        they make of a belief and not in the belief. A training is kept in the cache.
+        It uses the same part of the problems as the regressor of ``ppo``. So the two agents differ in their use of a
+        prediction and not in the prediction.
+
+        Args:
+            recording: measurements of ``problems``.
+            problems: training problems.
 
         Raises:
             UsageError: a problem is not in the recording, or none has two proven cells.
@@ -65,7 +70,7 @@ class Surrogate(Agent):
     def _order(
         self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """Up to ``n`` of one launch option."""
+        """Return up to ``n`` configs of one launch option."""
         if not unexplored(group, history):
             return []
         search = _Search(self._view(problem, group), group, history)
@@ -81,7 +86,7 @@ class Surrogate(Agent):
 
 
 class _Search:
-    """What is believed of a launch option's candidates, as chosen ones are added to what was measured."""
+    """Predicted log times of one launch option's candidates, updated with each chosen one."""
 
     def __init__(self, view: CandidateView, group: Sequence[KernelConfig], history: Sequence[Evaluation]) -> None:
         place = {config: i for i, config in enumerate(group)}
@@ -97,7 +102,10 @@ class _Search:
         self._best = min(times, default=math.inf)
 
     def choose(self, n: int) -> list[int]:
-        """Places of the next ``n`` (fewer where no more are left), each as if those before took what was expected."""
+        """Return indices of the next ``n`` candidates; fewer if no more are left.
+
+        Each choice assumes that the choices before it took their expected times.
+        """
         left = np.setdiff1d(np.arange(len(self._guess)), self._tried)
         chosen: list[int] = []
         while len(chosen) < n and len(left):
@@ -105,7 +113,7 @@ class _Search:
             gain = (
                 expected_improvement(mean, deviation, self._best) if math.isfinite(self._best) else np.zeros(len(left))
             )
-            # By the expected time where nothing was proven yet, and where no gain can be told from none.
+            # The expected time decides if nothing is proven yet or every gain is about zero.
             i = int(gain.argmax() if gain.max() > 1e-12 else mean.argmin())
             chosen.append(int(left[i]))
             self._tried.append(int(left[i]))
@@ -116,7 +124,7 @@ class _Search:
 
 
 def _times(passed: Sequence[Evaluation]) -> list[float]:
-    """Logarithms of time: over the baseline of the same rounds where all have one, else of microseconds."""
+    """Return log times: over the baseline of the same rounds if every evaluation has one, else of microseconds."""
     ratios = [e.speedup.ratio for e in passed if e.speedup is not None]
     if len(ratios) == len(passed):
         return [-math.log(ratio) for ratio in ratios]

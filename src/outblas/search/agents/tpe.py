@@ -16,7 +16,7 @@ from outblas.learn.reward import reward
 from outblas.search.agents.base import Agent, unexplored
 from outblas.search.agents.evolution import KNOBS
 
-#: Proposals drawn at random before the estimator is asked. (Optuna's default is 10, for budgets many times ours.)
+#: Proposals drawn at random before the estimator is asked. Optuna's default is 10, for much larger budgets.
 STARTUP = 6
 _FAMILY = "family"
 #: Value of a knob that a family does not have.
@@ -24,18 +24,20 @@ _ABSENT = "-"
 
 
 class Tpe(Agent):
-    """TPE (Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011), multivariate, every knob a category.
+    """Tree-structured Parzen estimator (Optuna) over the knobs.
 
-    The family is a knob like any other, and a knob that a family lacks has a value of its own. A suggested point need
-    not be offered: the candidate not tried yet that differs from it in the fewest knobs is proposed, one of the equals
-    by the seed. The study is made anew of the history for every proposal, so that a resumed run asks the same; points
-    suggested in one batch count as running (Optuna's ``constant_liar``). The objective is the reward.
+    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011. It is multivariate; every knob is a
+    category. The family is a knob, too, and a knob that a family lacks has a value of its own. A suggested point need
+    not be offered:
+    the untried candidate with the fewest different knobs is proposed, and the seed breaks ties. Every proposal builds a
+    new study from the history, so that a resumed run asks the same. Points suggested in one batch count as running
+    (Optuna's ``constant_liar``). The objective is the reward (:mod:`outblas.learn.reward`).
     """
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[KernelConfig]:
-        """As :meth:`Agent.propose`.
+        """Return configs as :meth:`Agent.propose` does.
 
         Raises:
             ToolchainMissing: Optuna is not installed.
@@ -92,7 +94,7 @@ def _point(config: KernelConfig) -> dict[str, Any]:
 
 
 def _space(configs: Iterable[KernelConfig]) -> dict[str, Any]:
-    """The categories of every knob that takes more than one value among ``configs``, in the order met."""
+    """Return the categories of every knob with more than one value among ``configs``, in order of first occurrence."""
     values: dict[str, dict[Any, None]] = {}
     for config in configs:
         for name, value in _point(config).items():
@@ -114,5 +116,5 @@ def _study(optuna: Any, space: Mapping[str, Any], history: Sequence[Evaluation],
 
 
 def _nearest(suggested: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> int:
-    """Index of the first of ``points`` that differs from a suggested one in the fewest knobs."""
+    """Return the index of the first of ``points`` that differs from ``suggested`` in the fewest knobs."""
     return min(range(len(points)), key=lambda i: sum(points[i][name] != value for name, value in suggested.items()))

@@ -1,4 +1,4 @@
-"""Candidates by what was measured on sister problems: the same M, N, K in another layout, dtype or accumulator."""
+"""Candidates by measurements of sister problems: the same M, N, K in another layout, dtype or accumulator."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
 from outblas.search.agents.recorded import RECORDING_VARIABLE
 
-#: (layout, dtype, accumulator) of every problem that M, N and K can have.
+#: (layout, dtype, accumulator) of every possible sister.
 _KINDS = (*product(("TN", "NN"), ("fp16", "bf16"), ("fp32",)), *product(("TN", "NN"), ("fp16",), ("fp16",)))
-#: How much a difference tells: memory traffic and legality go by the layout, registers by the accumulator.
+#: Weight of each difference: the layout decides memory traffic and legality, the accumulator decides registers.
 _LAYOUT, _ACC, _DTYPE = 4, 2, 1
 #: Knobs that a translation may change, in the families that have them.
 _TRANSLATED = ("bn", "stages", "vec", "even")
 
 
 class Transfer(Agent):
-    """The nearest sister's fastest first, with the ranking model's choices in between.
+    """Fastest kernels of the same M, N, K in another layout or dtype.
 
-    A sister is a problem of the same M, N and K that was tuned or recorded. The nearest comes first: of each, its
-    winners, then what its recording measured, fastest first. A config that is not
-    offered here becomes the nearest that is, with the same knobs but ``bn``, ``stages``, ``vec`` and ``even`` (in NN,
-    ``bn`` is a multiple of 16). Every second proposal is the model's, and all are where there is no sister. The launch
-    options take turns, as a library row has a winner of each.
+    A sister is a problem of the same M, N and K that was tuned or recorded. The nearest sister comes first: its
+    winners, then its recorded candidates, fastest first. A config that is not offered becomes the nearest offered one.
+    Only ``bn``, ``stages``, ``vec`` and ``even`` may differ (in NN, ``bn`` is a multiple of 16). Every second proposal
+    is the ranking model's; all are without a sister. The launch options take turns, as a library row has a winner of
+    each.
 
     Args:
-        recordings: None: the one named by ``OUTBLAS_RECORDING``, else the GPU's packaged one, loaded at the first
-            proposal, which raises UsageError where there is none.
-        winners: what the tables tuned so far would install, by problem.
+        seed: unused, since proposals do not depend on it.
+        gpu: GPU that the candidates run on.
+        recordings: measurements of sisters. None: the one in ``OUTBLAS_RECORDING``, else the packaged one of the GPU.
+            It is loaded at the first proposal, which raises UsageError if it does not exist.
+        winners: problem -> configs that the tables tuned so far would install.
     """
 
     draws = False
@@ -68,7 +70,7 @@ class Transfer(Agent):
         return interleave(*map(_mixed, group_by_launch(measured), group_by_launch(ranked)))
 
     def _measured(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
-        """Offered candidates by what the sisters tell, nearest sister first; each once."""
+        """Return offered candidates by their sisters' measurements, nearest sister first; each once."""
         offered = dict.fromkeys(candidates)
         by_core: dict[KernelConfig, list[KernelConfig]] = {}
         for config in candidates:
@@ -79,7 +81,7 @@ class Transfer(Agent):
             if here is None:
                 continue
             found.setdefault(here)
-            early = here.with_knobs(early=True)  # what is good with PDL is worth a look with early loads, too
+            early = here.with_knobs(early=True)  # a good kernel with PDL may gain by early loads, too
             if here.pdl and early in offered:
                 found.setdefault(early)
         return list(found)
@@ -94,7 +96,10 @@ class Transfer(Agent):
 
 
 def sister_problems(problem: Problem) -> list[Problem]:
-    """The problem itself, then those of the same M, N and K by how much they differ: dtype, accumulator, layout."""
+    """Return eight problems of the same M, N and K by ascending difference; the problem itself is first.
+
+    A difference in layout weighs most, then one in accumulator, then one in dtype.
+    """
 
     def distance(p: Problem) -> int:
         return (
@@ -106,10 +111,11 @@ def sister_problems(problem: Problem) -> list[Problem]:
 
 
 def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[KernelConfig]]) -> KernelConfig | None:
-    """The offered config that differs from ``config`` in the knobs of a translation only, and least; or None.
+    """Return the offered config nearest to ``config`` that differs in knobs of a translation only; None if none does.
 
     Args:
-        by_core: the offered configs, by what is left of each without those knobs (as ``Transfer`` groups them).
+        config: a config of a sister problem.
+        by_core: offered configs, grouped by their form with ``bn``, ``stages``, ``vec`` and ``even`` set to 0.
     """
 
     def difference(c: KernelConfig) -> tuple[int, ...]:
@@ -119,17 +125,17 @@ def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[Kern
 
 
 def _core(config: KernelConfig) -> KernelConfig:
-    """A config with the knobs that a translation may change set to one value."""
+    """Return the config with each knob of a translation set to 0."""
     return config.with_knobs(**{name: 0 for name in config.knobs() if name in _TRANSLATED})
 
 
 def _stages(config: KernelConfig) -> int:
-    """Depth of the pipeline; 0 where a family has none, or counts it in another knob that has to stay."""
+    """Return the depth of the pipeline, or 0 if the family has no knob ``stages``."""
     return int(getattr(config, "stages", 0))
 
 
 def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]:
-    """The proven candidates of a recorded problem; none where it was not recorded."""
+    """Return the proven candidates of a recorded problem, fastest first; empty if it was not recorded."""
     try:
         row = recording.row(problem)
     except UsageError:
@@ -139,7 +145,7 @@ def _fastest_first(recording: Recording, problem: Problem) -> list[KernelConfig]
 
 
 def _mixed(measured: list[KernelConfig], ranked: list[KernelConfig]) -> list[KernelConfig]:
-    """``measured`` and ``ranked`` in turns; each config once."""
+    """Return ``measured`` and ``ranked`` in turns, measured first; each config once."""
     order: list[KernelConfig] = []
     taken: set[KernelConfig] = set()
     sources = [iter(measured), iter(ranked)]

@@ -69,7 +69,7 @@ def jobs(
 
 
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
-    """One job in this process."""
+    """Run one job in this process."""
     step, table, *mode = job
     work.check()
     STEPS[step](work, Table.parse(table), *mode)
@@ -96,7 +96,7 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 
 
 def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
-    """What runs one job in a process of its own."""
+    """Return the arguments of a process that runs one job."""
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
     command += ["--gpu-device-id", str(work.gpu_index)]
     command += ["--from-nothing"] if work.from_nothing else []

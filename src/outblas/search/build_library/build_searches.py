@@ -91,7 +91,7 @@ def command_of(step: str, table: Table) -> str:
 
 
 def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:
-    """What the packaged library installs, by problem, where it is legal still; nothing for a search from nothing."""
+    """Return problem -> legal configs that the packaged library installs; empty for a search from nothing."""
     if work.from_nothing:
         return {}
     installed = Library.packaged(gpu.name, missing_ok=True).installed()
@@ -99,7 +99,7 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
 
 
 def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
-    """How candidates are evaluated in a search."""
+    """Return the options of evaluation for one step of a table."""
     gpu = gpu_of_device(work.gpu_index)
     return Options(
         work.gpu_index, gpu, rounds=TUNE_ROUNDS, seed=SEEDS[step], baselines=RIVALS, proved=proved(work, table),
@@ -108,7 +108,7 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
 
 
 def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu) -> tuple[Agent, int]:
-    """Who proposes for a table, and how much may be tried."""
+    """Return the agent that proposes for a table and its measurements per problem."""
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
         agent: Agent = RecordedAgent(0, gpu, recordings[0])
@@ -154,7 +154,7 @@ def refine_table(work: BuildFolder, table: Table) -> None:
 
 
 def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
-    """What won on shapes nearby; the better kernel stays."""
+    """Try the winners of nearby shapes; the better kernel stays."""
     if "borrowed" in rows_of_table(work.load(), table).provenance:
         print(f"borrow {table}: done before", flush=True)
         return
@@ -170,7 +170,7 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
 
 
 def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem, list[Evaluation]]:
-    """What all searches of a table tried, ``but`` one: that is the one about to be made, or to go on."""
+    """Return problem -> evaluations of all searches of a table except step ``but``."""
     with Store(work.store(table)) as store:
         runs = (run for run in ("tune", *PROVENANCE_KEYS) if run != but)
         return tried_by_problem(e for run in runs for e in store.evaluations(run))
@@ -180,10 +180,16 @@ def second_search(
     work: BuildFolder, table: Table, step: str, problems: Sequence[Problem], agent: Agent, budget: int,
     offered: Callable[[Problem], Sequence[KernelConfig]],
 ) -> None:  # fmt: skip
-    """Search some problems of a tuned table once more; of the old kernel and the new one the better is kept.
+    """Search some problems of a tuned table once more and keep the better of the old and the new kernel.
 
     Args:
-        step: name of the run in the table's store. offered: a problem's candidates.
+        work: directory of the build.
+        table: the table.
+        step: name of the run in the table's store.
+        problems: problems to search.
+        agent: proposes candidates.
+        budget: measurements per problem.
+        offered: returns a problem's candidates.
     """
     progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
     with (
@@ -209,13 +215,13 @@ def second_search(
 
 
 def failure_counts(evaluations: Iterable[Evaluation]) -> str:
-    """How many candidates failed, and how: a family that fails as a whole is a bug, not a slow kernel."""
+    """Return the number of failed candidates by kind, in words. If a whole family fails, it has a bug."""
     counts = Counter(e.status.value for e in evaluations if e.status is not Status.PASSED)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no candidate failed"
 
 
 def seconds_spent(evaluator: LiveEvaluator) -> str:
-    """Where the seconds of a search went (outblas.core.phase_times), the longest phases first."""
+    """Return the seconds of a search by phase (outblas.core.phase_times), in words, longest first."""
     lines = []
     for process, account in evaluator.accounts().items():
         seconds = account.to_json()["seconds"]

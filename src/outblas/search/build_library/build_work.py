@@ -90,7 +90,7 @@ class BuildFolder:
 
 
 def built_by() -> dict[str, str | None]:
-    """What equal cubins come of: kernel sources and compiler."""
+    """Return the kernel sources' hash and the compiler's version: equal values give equal cubins."""
     return {"kernels": kernels_sha(), "nvrtc": toolchain()["nvrtc"]}
 
 
@@ -126,13 +126,13 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
 
 
 def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table]) -> None:
-    """Where a row of these tables falls back, take the kernel that another library has for it (once per table).
+    """Fill rows that fall back with the kernel of another library, once per table.
 
-    Two searches of the same shapes end with different kernels, where these are level. A bench and ``settle`` of the
-    table have to follow: they decide what stays.
+    Two searches of the same shapes end with different kernels, if these are level. A bench and ``settle`` of the table
+    must follow: they decide which kernels stay.
 
     Raises:
-        UsageError: one of the two is without these tables, or they are of different kernels or kinds of GPU.
+        UsageError: a library lacks these tables, or the libraries are of different kernels or kinds of GPU.
     """
     for file in files:
         library, other = work.load(), Library.load(file)

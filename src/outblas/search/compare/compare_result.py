@@ -18,8 +18,8 @@ from outblas.core.problem import Problem
 from outblas.records.results import FORMAT, PROVENANCE_FIELDS, read_meta
 
 KIND = "compare"
-#: Column -> Arrow type. ``quality``: best recorded time of the task / best time found after ``budget`` measurements
-#: (0: of the first proposal, taken unmeasured); ``found``: whether anything had passed by then. While nothing has,
+#: Column -> Arrow type. ``quality``: best recorded time of the task / best time found after ``budget`` measurements.
+#: Budget 0 is the first proposal, unmeasured. ``found``: whether any candidate had passed by then. While none has, the
 #: quality is that of the slowest recorded candidate.
 COLUMNS = {
     "split": "string",
@@ -40,9 +40,19 @@ class Comparison:
     """A comparison, read and checked: in every split all agents searched the same tasks, with the same budgets.
 
     Attributes:
-        splits, agents, launches, budgets, problems: what the codes of the rows are indices into.
-        split, agent, launch, problem, budget: int[rows]. seed: int[rows]. quality: float64[rows], in (0, 1].
-        found: bool[rows].
+        splits: names of the splits; ``split`` holds indices of it.
+        agents: names of the agents; ``agent`` holds indices of it.
+        launches: names of the launch options; ``launch`` holds indices of it.
+        budgets: measurements; ``budget`` holds indices of it.
+        problems: keys of the problems; ``problem`` holds indices of it.
+        split: int[rows].
+        agent: int[rows].
+        launch: int[rows].
+        problem: int[rows].
+        budget: int[rows].
+        seed: int[rows], the agent's seed.
+        quality: float64[rows], in (0, 1]: best recorded time of the task over the best time found.
+        found: bool[rows], whether any candidate had passed within the budget.
     """
 
     path: Path
@@ -149,7 +159,7 @@ def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
 
 
 def _fault(c: Comparison) -> str | None:
-    """What is wrong with the rows, if anything is."""
+    """Return one line on the first contradiction of the rows; None if they are consistent."""
     if not ((c.quality > 0) & (c.quality <= 1)).all():
         return "a quality outside (0, 1]"
     cells = (c.problem * len(c.launches) + c.launch) * len(c.budgets) + c.budget

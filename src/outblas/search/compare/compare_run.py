@@ -22,23 +22,23 @@ from outblas.search.tune import Interrupted
 
 #: What a result file has room for, and more runs of an agent than any interval needs.
 MAX_BUDGET, MAX_SEEDS = 1_000_000, 1000
-#: Called as (tasks done, of how many, what was finished last).
+#: Called as (tasks done, all tasks, name of the last finished task).
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """One run of :func:`run_compare`.
+    """Arguments of :func:`run_compare`.
 
     Attributes:
-        plan: the recording, what is held out and the budgets.
+        plan: the recording, the held-out share and the budgets.
         splits: names of the splits.
         agents: names of the agents.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that does not draw, with 0 only.
         out_path: the result file to write.
         command: the command line, for provenance.
         jobs: processes that search side by side.
-        resume: False begins anew, and replaces whatever is there.
+        resume: False starts anew and replaces an existing result.
     """
 
     plan: Plan
@@ -56,12 +56,12 @@ def run_compare(
 ) -> Path:
     """Compare agents on the held-out problems of every split and write the result file.
 
-    A killed run resumes from the journal ``<out_path>.jsonl``, also with other agents, splits, seeds or sample: what
-    is asked for and not there yet is run, what is there and not asked for is left out. A finished result is replaced
-    by one of the same settings only.
+    A killed run resumes from the journal ``<out_path>.jsonl``. Agents, splits, seeds and sample may then differ:
+    missing tasks are run, and recorded tasks outside the request are left out. A finished result is replaced only by
+    one of the same settings.
 
     Args:
-        request: what to compare and how.
+        request: settings of the comparison.
         progress: called after every unit of work.
         say: called with one line on what a resumed run kept, what an agent prepares, and, each 30 s without an
             answer, how long the run has waited.
@@ -70,11 +70,11 @@ def run_compare(
         The result file.
 
     Raises:
-        UsageError: unknown or repeated names, budgets that are not ascending, a recording that cannot be split so, a
-            journal or result of other settings or something else at ``out_path``, or an agent that breaks its contract.
+        UsageError: names are unknown or repeated, budgets do not ascend, or the recording cannot be split so. Also if
+            ``out_path`` or the journal holds other settings or another kind of file, or an agent breaks its contract.
         RecordError: the recording or the journal cannot be read, or the disk refuses.
         DeviceError: a process died.
-        ToolchainMissing: an agent needs a package that is not there.
+        ToolchainMissing: an agent needs a package that is not installed.
         Interrupted: Ctrl-C.
     """
     plan, out_path = request.plan, request.out_path
@@ -150,7 +150,7 @@ def _units(request: CompareRequest, gpu: Gpu) -> list[CompareUnit]:
 
 
 class _Answers:
-    """What the journal holds of the units that are asked for."""
+    """The journal's entries of the requested units."""
 
     def __init__(self, units: Sequence[CompareUnit], keys: Mapping[str, list[tuple[str, str]]]) -> None:
         self._keys = keys
@@ -184,7 +184,7 @@ class _Answers:
 
 
 def _differs(name: str, gpu: Gpu) -> bool:
-    """Whether runs of an agent with different seeds differ."""
+    """Return whether runs of an agent with different seeds differ."""
     agent = make_agent(name, 0, gpu)
     return agent.draws or agent.learns
 
@@ -236,7 +236,7 @@ def _check_replaced(request: CompareRequest, recording: Recording) -> None:
 
 
 def _settings(plan: Plan, recording: Recording) -> dict[str, Any]:
-    """What the answer of a task depends on, besides its agent and seed."""
+    """Return the settings that decide the answer of a task, besides its agent and seed."""
     return {
         "recording": recording.provenance,
         "problems": [p.key for p in recording.problems],
@@ -253,7 +253,7 @@ def _meta(
     entries: Sequence[Mapping[str, Any]],
     sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
 ) -> dict[str, Any]:
-    """Where the figures come from, what was compared on, and what the agents' thinking took."""
+    """Return provenance, the compared problems and the agents' CPU seconds, for the result file."""
     measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
     run = collect_provenance(command)
     commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))

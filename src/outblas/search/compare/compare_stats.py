@@ -1,9 +1,9 @@
-"""Statistics of a comparison: how good each agent is after so many measurements, and how sure that is.
+"""Statistics of a comparison: the quality of each agent after each budget, with intervals.
 
-The figure is the geometric mean of quality over problems, launch options and seeds; regret is 1 / that mean - 1, how
-much slower than the best recorded what the agent found is. Intervals are percentile bootstraps over problems (Efron &
-Tibshirani, An Introduction to the Bootstrap, section 13.3): launch options and seeds of a problem are drawn together,
-for they are no independent evidence, and all agents are drawn the same problems.
+Quality is averaged by the geometric mean over problems, launch options and seeds. Regret is 1 / mean - 1: how much
+slower the found candidate is than the best recorded one. Intervals are percentile bootstraps over problems (Efron &
+Tibshirani, An Introduction to the Bootstrap, section 13.3). Launch options and seeds of a problem are drawn together,
+since they are not independent. All agents share the drawn problems.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figur
 
 
 def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
-    """Mean regret over the budgets within :data:`OVERALL_BUDGETS`; over all, where there is none."""
+    """Return the mean regret over the budgets within :data:`OVERALL_BUDGETS`, or over all budgets if none is within."""
     mine = [f for f in made.values() if f.agent == agent]
     within = [f for f in mine if OVERALL_BUDGETS[0] <= f.budget <= OVERALL_BUDGETS[1]] or mine
     return sum(f.regret for f in within) / len(within)

@@ -1,8 +1,8 @@
-"""What a comparison of agents does: held-out tasks searched one measurement at a time, on a recording.
+"""Tasks of a comparison of agents: held-out problems of a recording, searched one measurement at a time.
 
-A task is a problem and a launch option. Every task starts from the agent as it was prepared: what an agent is told
-in one task helps it in no other, so that its quality after b measurements is due to b measurements, and the result
-depends neither on the order of the tasks nor on where a run was killed.
+A task is a problem and a launch option. Every task starts from the prepared agent; answers of one task do not help in
+another. So the quality after b measurements is due to b measurements. The result depends neither on the order of the
+tasks nor on interruptions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.compare.splits import Split, make_split
 
-#: Launch options that recordings have candidates of.
+#: Launch options that recordings have.
 LAUNCHES: tuple[Launch, ...] = ("plain", "pdl")
 #: Agents that read the answers from a recording of the very problems.
 READS_THE_ANSWERS = ("recorded", "transfer")
@@ -35,9 +35,11 @@ ENTRY_S = 1.0
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """One search: the candidates of one launch option that a recording has of a problem.
+    """A search among the recorded candidates of one problem and one launch option.
 
-    ``best_us`` and ``worst_us``: the fastest and the slowest of them that passed, microseconds.
+    Attributes:
+        best_us: time of the fastest candidate that passed, microseconds.
+        worst_us: time of the slowest candidate that passed, microseconds.
     """
 
     problem: Problem
@@ -63,13 +65,14 @@ class CompareUnit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the tasks of a comparison and their answers follow from.
+    """Settings that decide the tasks of a comparison and their answers.
 
     Attributes:
         recording: name or path.
-        budgets: measurements after which quality is asked for, ascending; 0: the first proposal, unmeasured.
-        share, split_seed: see :func:`outblas.search.compare.splits.make_split`.
-        sample: only so many held-out problems of each split, stratified by regime; None: all. Training is the same.
+        budgets: numbers of measurements, ascending; the quality is noted after each. 0: the first proposal, unmeasured.
+        share: held-out share of the groups, see :func:`outblas.search.compare.splits.make_split`.
+        split_seed: seed of the splits.
+        sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
     """
 
     recording: str
@@ -173,7 +176,7 @@ def run_unit(unit: CompareUnit, plan: Plan, recording: Recording) -> Iterator[di
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     agent, evaluator = make_agent(unit.agent, unit.seed, recording.gpu), ReplayEvaluator(recording)
-    training = recording.restricted_to(split.training)  # what is held out is not even there to be looked at
+    training = recording.restricted_to(split.training)  # the agent cannot read held-out cells
     start = time.process_time()
     agent.prepare(training, split.training)
     cpu = time.process_time()

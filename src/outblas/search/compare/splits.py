@@ -1,4 +1,4 @@
-"""Which problems of a recording agents may learn from, and which are held out to compare them on."""
+"""Splits of a recording's problems: agents learn from one part and are compared on the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 SPLITS = {"shapes": "(M, N, K) shapes", "families": "(N, K) pairs", "layout": "layouts other than TN"}
 TRAINING_LAYOUT = "TN"
 
-#: What is held out as a whole: problems of one group are never on both sides.
+#: split -> group of a problem; a group is never on both sides.
 _GROUP: dict[str, Callable[[Problem], Hashable]] = {
     "shapes": lambda p: (p.m, p.n, p.k),
     "families": lambda p: (p.n, p.k),
@@ -30,14 +30,20 @@ class Split:
 
 
 def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed: int = 0) -> Split:
-    """Split problems for a comparison on what no agent has learned from.
+    """Split problems for a comparison on problems that no agent has learned from before.
 
-    ``shapes`` holds out a seeded ``share`` of the (M, N, K), each in all its layouts, dtypes and accumulators;
-    ``families`` a seeded ``share`` of the (N, K), each with all its M; ``layout`` all that is not TN. The draw depends
-    on the seed and on which shapes there are, not on their order.
+    ``shapes`` holds out a seeded ``share`` of the (M, N, K), each in all its layouts, dtypes and accumulators.
+    ``families`` holds out a seeded ``share`` of the (N, K), each with all its M. ``layout`` holds out every layout but
+    TN. The draw depends on the seed and the set of shapes, not on their order.
+
+    Args:
+        name: ``shapes``, ``families`` or ``layout``.
+        problems: all problems of the recording.
+        share: held-out share of the groups, between 0 and 1; unused by ``layout``.
+        seed: seed of the draw; unused by ``layout``.
 
     Raises:
-        UsageError: an unknown split, a share that is not between 0 and 1, or nothing to hold out or to learn from.
+        UsageError: the split is unknown, the share is not between 0 and 1, or one side would be empty.
     """
     if name not in SPLITS:
         raise unknown_name("split", name, SPLITS, "pass some of them as --splits")

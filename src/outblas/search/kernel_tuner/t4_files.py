@@ -62,11 +62,12 @@ _UNKNOWN_TIMES = dict.fromkeys(
 
 @dataclass(frozen=True)
 class T4Entry:
-    """What was measured of one config, as in :class:`Recording`; the figures exist only when it passed.
+    """Measurement of one config, as in :class:`Recording`; the figures exist only if it passed.
 
     Attributes:
-        median_us: GPU time per call, microseconds, a float32's value. spread: (p75 - p25) / median.
-        rounds: interleaved rounds that the median is over; 0 where it is not known.
+        median_us: GPU time per call, microseconds, a float32's value.
+        spread: (p75 - p25) / median.
+        rounds: interleaved rounds of the median; 0 if unknown.
     """
 
     status: Status
@@ -289,7 +290,7 @@ def _about(task: T4Task) -> dict[str, Any]:
 
 
 def _figures(cell: T4Entry) -> dict[str, Any]:
-    """What was measured, by the names that both formats get; the time in milliseconds."""
+    """Return the measurement under the names of both formats; the time is in milliseconds."""
     figures: dict[str, Any] = {"status": cell.status.value}
     if cell.median_us is not None:
         figures["time"] = cell.median_us / 1000
