@@ -147,6 +147,15 @@ def test_a_block_names_a_known_need_or_none(block: Block) -> None:
     assert block.needs in ("", *NEEDS)
 
 
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_a_block_that_runs_installs_and_fetches_nothing(page: Path) -> None:
+    for block in RUNNABLE[page]:
+        for command in block.commands() if block.language == "console" else ():
+            assert not re.search(r"(^|[;&|] *)(pip|git|docker|apt|curl|wget)\b|-m pip", command), (
+                f"{block.page}:{block.line}: `{command}` needs a mark such as <!-- needs: network -->"
+            )
+
+
 def _words(command: str) -> list[str]:
     """Words of a command without the environment variables before it."""
     words = shlex.split(command, comments=True)
