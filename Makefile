@@ -19,7 +19,7 @@ TORCH_CPU ?= torch==2.13.0+cpu
 
 help:
 	@echo "make demo    tune grid1000 on the recorded H200 measurements and write a report (no GPU needed)"
-	@echo "make test    lint, types and all tests; those that need a GPU are skipped where there is none"
+	@echo "make test    lint, types, documentation and all tests; those that need a GPU are skipped where there is none"
 	@echo "make imports import all modules under every Python from 3.10 to 3.13 that is here"
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
@@ -40,9 +40,9 @@ test: $(if $(PREPARED),,prepare)
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --no-loadscope-reorder \
 		--ignore tests/gpu tests
 
-# Installs all; lint, types and the other Pythons have their turn meanwhile. A failure of any is one of the whole.
+# Installs all; lint, types, the other Pythons and the site have their turn meanwhile. A failure of any is one of the whole.
 prepare: $(VENV)/.lint
-	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev check imports-others
+	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev check imports-others docs
 
 check: lint
 
