@@ -24,7 +24,8 @@ NEEDS = {
     "server": "a model server",
     "network": "package registries or a clone",
     "docker": "Docker",
-    "minutes": "minutes of compilation",
+    "minutes": "minutes of compilation or training",
+    "hours": "hours of a GPU",
     "itself": "the test run that this test is a part of",
     "template": "a name that the reader fills in",
 }
