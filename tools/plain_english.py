@@ -39,7 +39,7 @@ QUESTION_START = re.compile(r"^(What|Whether|How|Where|Who|Whose|Why|When|Which|
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes|Source|Sources):\s*$")
 SEVERAL_NAMES = re.compile(r"^\s+`{0,2}\w+`{0,2}(, `{0,2}\w+`{0,2})+( and `{0,2}\w+`{0,2})?:\s")
 #: An indented block after ``::``, and the launch block of a free kernel.
-LITERAL_BLOCK = re.compile(r"::\n[ \t]*\n(?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+|^\s*outblas-launch \{(?:.|\n)*")
+LITERAL_BLOCK = re.compile(r"::\n[ \t]*\n(?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+|^\s*outblas-launch\s*\{(?:.|\n)*")
 TEXT_OF_C = (".c", ".cpp", ".cu", ".cuh", ".h")
 SKIPPED = ("tests/support/golden", "tests/adversarial/exploits", "tests/adversarial/cheats", "tests/support/emulation")
 PATTERN_OF = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()}
@@ -97,6 +97,8 @@ def texts_of_c(source: str) -> Iterator[Text]:
     """Yield blocks of ``//`` comments and ``/* */`` comments of a C, C++ or CUDA file."""
     for found in re.finditer(r"/\*.*?\*/|(?:^[^\S\n]*//[^\n]*\n)+|//[^\n]*", source, re.S | re.M):
         words = re.sub(r"^\s*(//+[!<]*|/?\*+/?)|\*/", "", found.group(), flags=re.M)
+        if found.group().lstrip().startswith("//"):
+            words = re.sub(r"^ {2,}(?=\S)", "- ", words, flags=re.M)
         yield Text(source.count("\n", 0, found.start()) + 1, words)
 
 

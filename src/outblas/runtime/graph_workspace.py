@@ -3,7 +3,7 @@ it.
 
 A graph's kernels write to their workspace at every replay. So the workspace must be reserved for as long as the graph
 lives. Graphs that may run at the same time must not share one. torch guarantees this for memory that a capture
-allocates, even for tensors that were freed during the capture ("Graph memory management" in torch's notes on CUDA).
+allocates, even for tensors freed during the capture. See "Graph memory management" in torch's notes on CUDA.
 Such memory comes from the graph's pool. A pool's memory goes only to captures with the same pool, and their graphs
 never run at the same time.
 
