@@ -42,9 +42,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
+        """Return the process id. Raises ValueError after :meth:`end`."""
         return self._process.pid
 
     def is_alive(self) -> bool:
+        """Return whether the process still runs. Raises ValueError after :meth:`end`."""
         return self._process.is_alive()
 
     def exit_code(self) -> int | None:

@@ -107,10 +107,19 @@ class Problem:
         return all(x % unit == 0 for x in (self.k, self.b_shape[1], self.n))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values: ``{"m": ..., "n": ..., "k": ..., "layout": ..., "dtype": ..., "acc":
+        ...}``.
+        """
         return {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout, "dtype": self.dtype, "acc": self.acc}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
+        """Return the problem of :meth:`to_json`; further keys are ignored.
+
+        Raises:
+            KeyError: a key is missing.
+            ProblemError: the problem is invalid.
+        """
         return cls(**{f: data[f] for f in ("m", "n", "k", "layout", "dtype", "acc")})
 
     @classmethod

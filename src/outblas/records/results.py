@@ -92,10 +92,12 @@ class Result:
 
     @property
     def suite(self) -> str:
+        """Return the name of the suite."""
         return str(self.meta["suite"])
 
     @property
     def provenance(self) -> dict[str, Any]:
+        """Return a copy of the run's provenance: :data:`PROVENANCE_FIELDS` -> value."""
         return dict(self.meta["provenance"])
 
 

@@ -28,4 +28,5 @@ class RunDirectory:
 
     @property
     def report(self) -> Path:
+        """Return the path of the HTML report."""
         return self.path / "report.html"

@@ -220,6 +220,7 @@ class Store:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
+        """Close the file. The store cannot be used afterwards."""
         with self._guard("closed"):
             self._db.close()
 
