@@ -82,8 +82,7 @@ def compile_tuned(source: Source, arch: str = "sm_90a") -> Cubin:
     """Compile a kernel that a library installs, as :func:`compile_source` does, and check its machine code.
 
     Raises:
-        CompileError: it does not compile, or it fails :func:`outblas.runtime.sass.check_static`, unlike when it was
-            tuned.
+        CompileError: it does not compile, or fails :func:`outblas.runtime.sass.check_static`, unlike when it was tuned.
         ToolchainMissing: as :func:`compile_source`.
     """
     cubin = compile_source(source, arch)

@@ -1,11 +1,9 @@
 // sm90_wgmma_gemm: C[M, N] = A[M, K] B, warp-specialised TMA + wgmma for sm_90a.
 //
 // One producer thread feeds a ring of STAGES tiles by TMA; CONSUMERS warpgroups multiply out of it.
-//
 //   coop      the consumers share a tile (each BM / CONSUMERS rows);
 //   stagger   the same; the second starts LAG stages later, so that their epilogues do not coincide;
 //   pingpong  they alternate whole tiles, so one's epilogue overlaps the other's wgmma.
-//
 // A cluster has CLUSTER_SPLIT x CLUSTER_N x CLUSTER_M CTAs. Operand tiles are multicast along M and N. Along
 // CLUSTER_SPLIT, the CTAs share one tile's K and reduce through distributed shared memory. With SPLIT_WORKSPACE, the
 // SPLIT clusters of a tile meet in global memory instead, and the last one adds up.
@@ -217,9 +215,8 @@ __device__ __forceinline__ void produce(const Work& w, const TensorMap* map_a, c
   }
 }
 
-// Tells the producers of this stage that this warpgroup has finished reading it.
-// Its first warp signals for all four, because a warpgroup's wgmma complete together (CUTLASS' PipelineTmaAsync does
-// so, too).
+// Tells the producers of this stage that this warpgroup has read it. Its first warp signals for all four: a warpgroup's
+// wgmma complete together (CUTLASS' PipelineTmaAsync does so, too).
 __device__ __forceinline__ void release_stage(const Work& w, u32 smem, u32 stage, int wg_thread) {
   const u32 empty = smem + EMPTY_OFFSET + 8 * stage;
   if constexpr (MULTICAST == 1) {
