@@ -1,4 +1,4 @@
-// Warp-specialised: one thread of a ninth warp feeds a ring of five stages by TMA. Two warpgroups multiply out of it and
+// Warp-specialised: one thread of a ninth warp feeds a five-stage ring by TMA. Two warpgroups multiply out of it and
 // give stages back by mbarriers. One group of wgmma stays in flight. 128 x 128 x 64. TN only.
 /* outblas-launch
 {"form": "device", "entry": "gemm_wgmma_ring", "acc": "fp32", "grid": ["ceil(N, 128)", "ceil(M, 128)", 1],
