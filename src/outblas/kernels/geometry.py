@@ -41,7 +41,7 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
 
     Without ``even``, it is the amount that the kernel uses. With ``even``, it may be more: so much that an SM holds no
     more CTAs than an even distribution gives it. Otherwise, under PDL, CTAs that arrive while their predecessors run
-    pile up on the SMs with room. Source: measurements on an H200, docs/kernels.md, log entry 28.
+    pile up on the SMs with room. Source: measurements on an H200, docs/journal/pdl-and-early.md, entry 0028.
 
     Args:
         problem: the problem.

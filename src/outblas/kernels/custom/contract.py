@@ -16,7 +16,7 @@ from outblas.kernels.custom.cuda_text import comments
 from outblas.kernels.custom.expression import Expression, variables_of
 
 LAUNCH_MARK = "outblas-launch"
-#: Maximum workspace, bytes; baselines get the same (docs/design.md).
+#: Maximum workspace, bytes; baselines get the same (docs/develop/call-path.md).
 MAX_WORKSPACE_BYTES = 32 << 20
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
